@@ -51,7 +51,7 @@ COLUMNS = {
     "serve-page-growth": "hours heap_bytes nodes listeners rss_bytes browser_bytes",
     "serve-clients": "model requests clients rate reached fps_ratio",
     "watch": "policy append about rule events event_precision event_recall delay_frames flaps",
-    "watch-month": "hours append events event_precision event_recall delay_frames flaps kept lost file_bytes",
+    "watch-month": "hours kinds append about events event_precision event_recall delay_frames flaps kept lost file_bytes",
     "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",

@@ -21,6 +21,7 @@ SPREADS = {
 
 # what was measured, on what
 _TEXTS = {
+    "about": "What watches ask about: what is there now, or what left so many frames ago.",
     "against": "What a ratio or difference is to: a runtime or policy.",
     "against_kv": "Precision of that runtime's keys and values.",
     "append": "What enters the memory: all of each frame, or what changed.",
@@ -77,7 +78,6 @@ _NUMBERS = {
             "rule": "Fraction of the candidates that the policy's rule chose before any limit.",
         }.items()
     },
-    "about": "What watches ask about: what is there now, or what left so many frames ago.",
     "answers": "Answers compared.",
     "appended": "Fraction of the frames' tokens that entered the memory.",
     "arena_mb": "Size of the allocated KV cache.",
@@ -180,6 +180,7 @@ _NUMBERS = {
     "kl_most": "Its maximum.",
     "kv_heads": "KV heads.",
     "layer_mb": "The decoder's largest layer, as float32.",
+    "kinds": "Kinds of object that come.",
     "layers": "Layers.",
     "length": "Tokens held.",
     "lines": "Lines of the journal, a stream.",

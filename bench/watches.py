@@ -260,20 +260,22 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
 
 
 class HourlyWorld(World):
-    """Two objects in an hour of sixty frames, five frames each: WANTED in its first half, and another one in the second."""
+    """In each hour of sixty frames an object, five frames about its middle: so many kinds in turn, RED_SQUARE first."""
 
-    WANTED = COLORS.index("red"), SHAPES.index("square")
+    RED_SQUARE = COLORS.index("red"), SHAPES.index("square")
+
+    def __init__(self, seed: int, kinds: int) -> None:
+        super().__init__(seed)
+        others = [pair for pair in self._pairs() if pair != self.RED_SQUARE]
+        self._kinds = [self.RED_SQUARE, *np.random.default_rng(seed).permutation(others).tolist()][:kinds]
 
     def _happen(self) -> None:
         hour, minute = divmod(self.history.now, 60)
-        rng = np.random.default_rng(hour)
-        for start, kind in ((0, self.WANTED), (30, (int(rng.integers(len(COLORS))), 1 + int(rng.integers(len(SHAPES) - 1))))):
-            comes = start + int(rng.integers(25))
-            if minute == comes:
-                self._show(*kind)
-            for thing in self.history.present:
-                if minute == comes + 5 and (thing.color, thing.shape) == kind:
-                    thing.left = self.history.now
+        comes = int(np.random.default_rng(hour).integers(15, 40))
+        if minute == comes:
+            self._show(*self._kinds[hour % len(self._kinds)])
+        elif minute == comes + 5:
+            self.history.present[0].left = self.history.now
 
 
 class CountedSink(Sink):
@@ -288,17 +290,24 @@ class CountedSink(Sink):
 
 def month(
     hours: float = 720,
+    kinds: int = 64,
     append: Sequence[str] = ("auto",),
     threads: int | None = None,
     progress: Progress = lambda words: None,
 ) -> Iterator[Line]:
-    """A demo camera of a frame a minute, to which what is watched for comes once an hour: openings and closings beside the
-    truth, how many a sink did not get, and bytes of the events' file.
+    """A demo camera of a frame a minute, to which an object comes once an hour, so many kinds in turn. A line for each of two
+    watches, of any object and of a red square: openings and closings beside the truth, how many a sink did not get, and bytes
+    of the events' file.
     """
-    name, frames, sink = "red square", round(60 * hours), CountedSink()
-    world, truth, is_open, opened_at = HourlyWorld(0), list[bool](), list[bool](), 0.0
-    watch = Watch(question=f"is there {a(name)} now?", every=60)
-    state, began = WatchState(watch), time.time() - 60 * frames
+    frames, sink, world = round(60 * hours), CountedSink(), HourlyWorld(0, kinds)
+    counts: dict[str, Any] = {"choices": ["0", "1", "2", "3"], "answer": ["1", "2", "3"]}
+    watches = {
+        "any object": Watch(question="how many objects are there now?", every=60, **counts),
+        "red square": Watch(question="is there a red square now?", every=60),
+    }
+    states = {about: WatchState(watch) for about, watch in watches.items()}
+    truth, is_open = {about: list[bool]() for about in watches}, {about: list[bool]() for about in watches}
+    opened_at, began = dict.fromkeys(watches, 0.0), time.time() - 60 * frames
     with (
         TemporaryDirectory(prefix="edgevlm-bench-") as folder,
         Session.open(Model.load("demo", threads=threads), append=append[0]) as session,
@@ -310,25 +319,29 @@ def month(
                 progress(f"hour {frame // 60} of {hours:g}")
             picture = world.step()
             session.watch(picture, 60.0 * frame)
-            (found,) = session.classify([(watch.question, watch.choices)])
-            if state.observe(found.time_s, found.probabilities["yes"]):
-                at = began + found.time_s
-                opened_at = at if state.is_open else opened_at
-                word: Literal["open", "close"] = "open" if state.is_open else "close"
-                moments: Any = evidence_fields(found.looked.evidence(), began)["evidence"]
-                event = WatchEvent("demo", watch.name, word, at, found.probabilities["yes"], opened_at, moments, watch.question)
-                delivery.record(event, [as_jpeg(picture)] * len(moments))
-            truth.append(any(thing.name == name for thing in world.history.present))
-            is_open.append(state.is_open)
+            answers = session.classify([(watch.question, watch.choices) for watch in watches.values()])
+            present = [thing.name for thing in world.history.present]
+            for (about, watch), found in zip(watches.items(), answers, strict=True):
+                state, probability = states[about], sum(found.probabilities[choice] for choice in watch.answers)
+                if state.observe(found.time_s, probability):
+                    at = began + found.time_s
+                    opened_at[about] = at if state.is_open else opened_at[about]
+                    word: Literal["open", "close"] = "open" if state.is_open else "close"
+                    moments: Any = evidence_fields(found.looked.evidence(), began)["evidence"]
+                    event = WatchEvent("demo", watch.name, word, at, probability, opened_at[about], moments, watch.in_words)
+                    delivery.record(event, [as_jpeg(picture)] * len(moments))
+                truth[about].append(about in present or (about == "any object" and bool(present)))
+                is_open[about].append(state.is_open)
         delivery.close()
-        kept = {event.id for event in store.query(limit=2 * frames)}
+        kept = {about: {event.id for event in store.query(watch=watch.name, limit=frames)} for about, watch in watches.items()}
         file_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
-    score = Score()
-    score.add(truth, is_open)
-    yield {
-        "bench": "watch-month", "hours": hours, "append": append[0], **summed([score]), "kept": len(kept),
-        "lost": len(kept - sink.got.keys()), "file_bytes": file_bytes,
-    }  # fmt: skip
+    for about, ids in kept.items():
+        score = Score()
+        score.add(truth[about], is_open[about])
+        yield {
+            "bench": "watch-month", "hours": hours, "kinds": kinds, "append": append[0], "about": about, **summed([score]),
+            "kept": len(ids), "lost": len(ids - sink.got.keys()), "file_bytes": file_bytes,
+        }  # fmt: skip
 
 
 def cost(

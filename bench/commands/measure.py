@@ -230,6 +230,7 @@ def watch(
     model: Annotated[str | None, option("demo|BUNDLE", "Run this model, for cost.")] = None,
     watches: Annotated[int | None, option("N", "Ask so many.", "12", min=0, max=64)] = None,
     hours: Annotated[float | None, option("H", "Watch for so many hours, for month.", "720", min=1)] = None,
+    kinds: Annotated[int | None, option("N", "Let so many kinds come in turn, for month.", "64", min=1, max=64)] = None,
     rounds: Rounds = None,
     out: Annotated[Path | None, option("FILE", "Keep finished streams here, and go on there.")] = None,
     workers: Annotated[int | None, option("N", "Work in this many processes.", min=1, max=256)] = None,
@@ -240,8 +241,8 @@ def watch(
 
     quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes
     again while nothing changed, by rule, of what is there now and of what left a while ago; beside a plain window, and each
-    frame asked about alone. month is a camera of a frame a minute to which what is watched for comes once an hour. cost is
-    frames a second with a dozen watches over those without, and what asking them together saves.
+    frame asked about alone. month is a camera of a frame a minute to which an object comes once an hour. cost is frames a
+    second with a dozen watches over those without, and what asking them together saves.
     """
     _measure("watch", WATCH, locals())
 
