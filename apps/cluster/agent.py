@@ -29,6 +29,7 @@ ASK_S = 2.0  # from one question to the head to the next
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
 EPOCH = "epoch-"  # begins the folder of a camera's placement
+MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
 Call = Callable[..., Any]  # of a head's method by its name
 
 
@@ -65,6 +66,8 @@ class NodeAgent:
         self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
         self.view: dict[str, Any] = {"nodes": {}, "cameras": {}}  # the head's last answer
         self._events: dict[str, MovingEvents] = {}
+        self.reserve: Callable[[str, Mapping[str, float]], object] = lambda name, amounts: None  # raises UserError
+        self.release: Callable[[str], object] = lambda name: None
         self._retry: dict[str, float] = {}
         self._needs: dict[str, tuple[int, int, float]] = {}
         self._joined, self._told, self._asking = False, "", threading.Lock()
@@ -125,7 +128,7 @@ class NodeAgent:
             self._lease.renew(asked, told["orders"])
             self.view = told
             for model in told["unknown"]:
-                self._needs.setdefault(model, self._need(model))
+                self._needs[model] = self._need(model)
         self._wake.set()
 
     def _join(self) -> None:
@@ -199,17 +202,28 @@ class NodeAgent:
             self._begin_folder(name, epoch)
             self._events[name] = MovingEvents(self._folder(name))
             self._tell_again(name)
+            self._reserve(name, given["model"], given["fps"])
             self._service.add(name, CameraSettings(**given["settings"]), given["by_client"])
-        except (UserError, OSError) as error:
+        except (UserError, OSError, HeadAway) as error:
             self.problems[name] = mask_credentials(str(error))
             self._retry[name] = time.monotonic() + RETRY_S
             self.epochs.pop(name, None)
+            self.release(name)
             self._notice(f"{name}: {self.problems[name]}")
             return
         self.problems.pop(name, None)
         resumed = self._service.stream(name).resumed_at
         if epoch > 1:
             self.moves[name] = {"from_time": resumed, "lost_s": None}
+
+    def _reserve(self, name: str, model: str, fps: float) -> None:
+        """Have the transport know what a camera takes, and a model's weights with its first. Raises UserError, HeadAway."""
+        if model not in self._needs:  # the head knows them of an earlier process
+            self._needs[model] = self._need(model)
+        weights, camera, rate = self._needs[model]
+        if not any(stream.settings.model == model for stream in self._service.streams.values()):
+            self.reserve(f"model {model}", {MEMORY: weights // 1_000_000})
+        self.reserve(name, {MEMORY: camera // 1_000_000, TIME: int(1e4 * fps / rate) / 1e4})
 
     def _say_lost(self, name: str) -> None:
         since = self.moves[name]["from_time"]
@@ -224,6 +238,7 @@ class NodeAgent:
     def _close(self, name: str) -> None:
         if name in self._service.streams:
             self._service.remove(name)
+            self.release(name)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)
 

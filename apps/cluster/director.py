@@ -57,6 +57,10 @@ class Director:
     def join(self, node: Node, now: float) -> None:
         """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
         self.members[node.name] = Member(node, now)
+        self.spread(now)
+
+    def spread(self, now: float) -> None:
+        """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
         self._place(now)
         self._move(rebalance(self._watched(), self._open_nodes(), self.needs, self.placed()), now)
         self.save(self.state())

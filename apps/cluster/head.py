@@ -79,7 +79,7 @@ class Head:
         orders = self._director.orders(name, open, now)
         if new := {(name, model): Need(*need) for model, need in needs.items()}:
             self._needs.update(new)
-            self._director.add((), now)
+            self._director.spread(now)
             orders = self._director.orders(name, open, now)
         self._tick()
         models = {each.camera.model for each in self._director.cameras.values()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from edgevlm.apps.cluster.agent import NodeAgent
+from edgevlm.apps.cluster.agent import MEMORY, TIME, NodeAgent
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.planning.this_machine import this_machine
@@ -20,6 +20,7 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
 
+CONNECT_S = 5.0
 NAME = re.compile(r"[^a-z0-9_-]+")
 
 
@@ -48,24 +49,37 @@ class ClusterMember:
 def join(service: Service, port: int, notice: Callable[[str], object]) -> ClusterMember:
     """What makes a service a node. Raises UserError for settings that are no node's."""
     config, wanted = service.config, service.config.cluster
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
     if service.key is None:
         raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
     if wanted.snapshots is None:
         raise UserError("--cluster: where do snapshots go? give a folder that all nodes share: --set cluster.snapshots=DIR")
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
     host, _, ray_port = (wanted.join or "").partition(":")
     is_head = host == "head"
     ip = wanted.address or address_of(config.server.host, "" if is_head else host)
     address = f"{ip if is_head else host}:{ray_port or PORT}"
+    if not is_head:
+        check_answers(host, int(ray_port or PORT))
     name = wanted.node or NAME.sub("-", socket.gethostname().lower()).strip("-_")[:64] or "node"
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
     shared, shown = Path(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
-    resources = {"edgevlm_memory": memory // 1_000_000, "edgevlm_time": 1.0, f"edgevlm_{name}": 1.0}
-    link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key))
+    own = f"edgevlm_{name}"
+    resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
+    link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key, own))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notice)
+    agent.reserve, agent.release = link.reserve, link.release
     return ClusterMember(service, link, agent)
+
+
+def check_answers(host: str, port: int) -> None:
+    """Raise UserError where nothing listens at the head's address."""
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(f"--cluster {host}:{port}: no cluster answers there ({why}); start one with --cluster head") from None
 
 
 def address_of(host: str, other: str) -> str:

@@ -24,6 +24,7 @@ NAMESPACE = "edgevlm"
 PORT = 6379
 OBJECTS = 80_000_000  # bytes of Ray's object store, the least it takes: no frames go through it
 ANSWER_S = 10.0  # that the head may take
+RESERVE_S = 5.0  # that Ray may take to reserve resources
 START_S = 120.0  # that Ray may take to start and to find its head
 BACKOFF_S = 5.0
 PR_SET_PDEATHSIG = 1
@@ -42,6 +43,7 @@ class Joining:
     folder: str
     resources: Mapping[str, float]
     secret: str
+    own: str  # among them: the one that no other node has
 
 
 class RayLink:
@@ -73,6 +75,14 @@ class RayLink:
         if kind == "away":
             raise HeadAway(answer)
         return answer
+
+    def reserve(self, name: str, amounts: Mapping[str, float]) -> None:
+        """Take custom resources of this node, until :meth:`release`. Raises UserError where they are not left, HeadAway."""
+        self.call("reserve", name, {**amounts, self._joining.own: 0.001})
+
+    def release(self, name: str) -> None:
+        with contextlib.suppress(HeadAway):
+            self.call("release", name)
 
     def wait(self) -> None:
         """Return once the head answers. Raises UserError where it does not within START_S."""
@@ -150,9 +160,11 @@ def _serve(pipe: Connection, joining: Joining) -> None:
             pipe.send(("away", " ".join(str(error).split())[:300] or type(error).__name__))
             return
         pipe.send(("ready", ""))
+        reserved: dict[str, Any] = {}
         while True:
             method, arguments = pipe.recv()
-            pipe.send(_answer(head, method, arguments))
+            own = {"reserve": _reserve, "release": _release}.get(method)
+            pipe.send(_answer(head, method, arguments) if own is None else own(reserved, *arguments))
 
 
 def _answer(head: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
@@ -164,6 +176,27 @@ def _answer(head: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, An
         return "user", str(getattr(error, "cause", error))
     except Exception as error:
         return "away", type(error).__name__
+
+
+def _reserve(reserved: dict[str, Any], name: str, amounts: Mapping[str, float]) -> tuple[str, str]:
+    """A placement group takes resources, and no process; Ray gives them back when this process ends."""
+    from ray.util.placement_group import placement_group
+
+    _release(reserved, name)
+    reserved[name] = placement_group([dict(amounts)])
+    if reserved[name].wait(RESERVE_S):
+        return "answer", ""
+    _release(reserved, name)
+    asked = ", ".join(f"{key} {amount:g}" for key, amount in amounts.items())
+    return "user", f"{name}: Ray has not enough resources left on this node ({asked})"
+
+
+def _release(reserved: dict[str, Any], name: str) -> tuple[str, str]:
+    from ray.util.placement_group import remove_placement_group
+
+    if name in reserved:
+        remove_placement_group(reserved.pop(name))
+    return "answer", ""
 
 
 @contextlib.contextmanager

@@ -1,0 +1,77 @@
+"""One real Ray on loopback: the head's actor, killed and back; resources that a node reserves."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+from served import eventually
+
+pytest.importorskip("ray")
+pytest.importorskip("fastapi")
+
+from edgevlm.apps.cluster.agent import HeadAway
+from edgevlm.apps.cluster.ray_link import Joining, RayLink
+from edgevlm.errors import UserError
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def answer(link, method, *arguments):
+    """What the head answers, once it does."""
+
+    def once():
+        try:
+            return [link.call(method, *arguments)]
+        except HeadAway:
+            return None
+
+    return eventually(once)[0]
+
+
+def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
+    resources = {"edgevlm_memory": 100, "edgevlm_own": 1}
+    link = RayLink(Joining(f"127.0.0.1:{free_port()}", "127.0.0.1", True, str(tmp_path), resources, "secret", "edgevlm_own"))
+    try:
+        given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
+        answer(link, "join", {"name": "a", "memory_bytes": 10**9}, "first", "http://127.0.0.1:1", {"one": given}, {})
+        assert answer(link, "ask", "a", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
+        with pytest.raises(UserError, match="there is a stream one already"):
+            answer(link, "add", "one", given)
+        link.reserve("one", {"edgevlm_memory": 60})
+        with pytest.raises(UserError, match="two: Ray has not enough resources left on this node"):
+            link.reserve("two", {"edgevlm_memory": 60})
+        link.release("one")
+        link.reserve("two", {"edgevlm_memory": 60})
+        mine = psutil.Process().children(recursive=True)
+        head = next(each for each in mine if each.cmdline()[:1] == ["ray::Head"])
+        head.kill()
+        assert answer(link, "view")["cameras"]["one"]["epoch"] == 1
+        assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
+    finally:
+        link.close()
+    eventually(lambda: not [each for each in mine if each.is_running() and each.status() != psutil.STATUS_ZOMBIE])
+
+
+def test_a_node_that_finds_no_head_says_so_in_one_line(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("correct-horse-battery")
+    command = [sys.executable, "-m", "edgevlm", "serve", "--cluster", f"127.0.0.1:{free_port()}", "--port", "0"]
+
+    def errors(*more):
+        ended = subprocess.run(
+            [*command, *more], capture_output=True, text=True, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+        )
+        assert ended.returncode == 2
+        return ended.stderr.strip().splitlines()
+
+    assert errors()[-1].endswith("give all nodes the same key with --key-file")
+    assert errors("--key-file", str(key))[-1].endswith("give a folder that all nodes share: --set cluster.snapshots=DIR")
+    last = errors("--key-file", str(key), "--set", f"cluster.snapshots={tmp_path}")[-1]
+    assert "no cluster answers there (Connection refused); start one with --cluster head" in last
