@@ -27,6 +27,7 @@ ANSWER_S = 10.0  # that the head may take
 RESERVE_S = 5.0  # that Ray may take to reserve resources
 START_S = 120.0  # that Ray may take to start and to find its head
 BACKOFF_S = 5.0
+AWAY_S = 30.0  # without an answer after which Ray is started anew
 PR_SET_PDEATHSIG = 1
 
 
@@ -54,7 +55,7 @@ class RayLink:
         self._thread = ThreadPoolExecutor(1, "edgevlm-ray")  # one: its end would end the helper, by _end_with_parent
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
-        self._began, self._ready = 0.0, False
+        self._began, self._heard, self._ready = 0.0, 0.0, False
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What the head answers. Raises HeadAway, and UserError as the head does."""
@@ -70,10 +71,13 @@ class RayLink:
         except (OSError, EOFError):
             self._end()
             raise HeadAway("the link to it has ended") from None
+        if kind == "away":
+            if time.monotonic() > self._heard + AWAY_S:  # it may be another cluster by now
+                self._end()
+            raise HeadAway(answer)
+        self._heard = time.monotonic()
         if kind == "user":
             raise UserError(answer)
-        if kind == "away":
-            raise HeadAway(answer)
         return answer
 
     def reserve(self, name: str, amounts: Mapping[str, float]) -> None:
@@ -125,7 +129,7 @@ class RayLink:
             if kind != "ready":
                 self._end()
                 raise HeadAway(why)
-            self._ready = True
+            self._ready, self._heard = True, time.monotonic()
         return self._pipe
 
     def _end(self) -> None:

@@ -126,6 +126,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default="kill,freeze")
+    parser.add_argument("--head", action="store_true", help="kill the head at the end, and start it again")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     draw, wrong = random.Random(given.seed), []
@@ -186,6 +187,18 @@ def main():
             if found := twice(nodes):
                 say(f"watched twice: {found}", True)
             time.sleep(max(0.0, 60 - (time.monotonic() - began)))
+        if given.head:
+            nodes[0].send(signal.SIGKILL)
+            nodes[0].process.wait()
+            began = time.monotonic()
+            while time.monotonic() < began + LEASE_S + GRACE_S:
+                if found := twice(nodes[1:]):
+                    say(f"watched twice while the head was away: {found}", True)
+            nodes[0].start()
+            if until(lambda: watched(nodes, None) and len(nodes[1].get("/v1/nodes")["data"]) == 3, 300) is None:
+                say("not well again 300 s after the head came back", True)
+            else:
+                say(f"head killed, and started again: all is well {time.monotonic() - began:.0f} s after the kill")
         unlike, count = event_problems(nodes)
         for line in unlike:
             say(f"events do not take turns: {line}", True)
