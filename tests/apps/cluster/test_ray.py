@@ -1,9 +1,6 @@
 """One real Ray on loopback: the head's actor, killed and back; resources that a node reserves."""
 
-import os
 import socket
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -13,7 +10,10 @@ pytest.importorskip("ray")
 pytest.importorskip("fastapi")
 
 from edgevlm.apps.cluster.agent import HeadAway
+from edgevlm.apps.cluster.member import join
 from edgevlm.apps.cluster.ray_link import Joining, RayLink
+from edgevlm.apps.serve.config import check_config
+from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 
 
@@ -59,19 +59,18 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
     eventually(lambda: not [each for each in mine if each.is_running() and each.status() != psutil.STATUS_ZOMBIE])
 
 
-def test_a_node_that_finds_no_head_says_so_in_one_line(tmp_path):
-    key = tmp_path / "key"
-    key.write_text("correct-horse-battery")
-    command = [sys.executable, "-m", "edgevlm", "serve", "--cluster", f"127.0.0.1:{free_port()}", "--port", "0"]
-
-    def errors(*more):
-        ended = subprocess.run(
-            [*command, *more], capture_output=True, text=True, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-        )
-        assert ended.returncode == 2
-        return ended.stderr.strip().splitlines()
-
-    assert errors()[-1].endswith("give all nodes the same key with --key-file")
-    assert errors("--key-file", str(key))[-1].endswith("give a folder that all nodes share: --set cluster.snapshots=DIR")
-    last = errors("--key-file", str(key), "--set", f"cluster.snapshots={tmp_path}")[-1]
-    assert "no cluster answers there (Connection refused); start one with --cluster head" in last
+def test_what_a_node_needs_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEVLM_KEY", "correct-horse-battery")
+    cluster, keyed = {"join": f"127.0.0.1:{free_port()}"}, {"key": "env:EDGEVLM_KEY"}
+    at = {**cluster, "snapshots": str(tmp_path)}
+    for server, wanted, said in (
+        ({}, cluster, "give all nodes the same key with --key-file"),
+        (keyed, cluster, "give a folder that all nodes share: --set cluster.snapshots=DIR"),
+        (keyed, at, r"no cluster answers there \(Connection refused\); start one with --cluster head"),
+    ):
+        config = check_config({"state": str(tmp_path), "server": server, "cluster": wanted}, "test")
+        with pytest.raises(UserError, match=said):
+            join(Service(config, print), 8000, print)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--cluster needs the package ray, which is not installed: pip install"):
+        join(Service(config, print), 8000, print)
