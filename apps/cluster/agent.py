@@ -121,7 +121,8 @@ class NodeAgent:
             try:
                 if not self._joined:
                     self._join()
-                told = self.call("ask", self.name, self.instance, list(self.epochs), self._needs)
+                open = {*self.epochs, *self._lease.orders}  # or about to be
+                told = self.call("ask", self.name, self.instance, sorted(open), self._needs)
             except UserError:  # this node was given up: nothing of before counts
                 self._joined, self._lease = False, Lease()
                 raise
@@ -188,6 +189,8 @@ class NodeAgent:
         for name, epoch in held.items():
             if self._done.is_set():
                 return
+            if self._lease.held(self._clock()).get(name) != epoch:  # no longer, while others were opened
+                continue
             if name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]:
                 self._open(name, epoch, view["cameras"][name])
         for name, stream in list(self._service.streams.items()):
@@ -204,7 +207,7 @@ class NodeAgent:
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
             self._service.add(name, CameraSettings(**given["settings"]), given["by_client"])
-        except (UserError, OSError, HeadAway) as error:
+        except (UserError, OSError) as error:
             self.problems[name] = mask_credentials(str(error))
             self._retry[name] = time.monotonic() + RETRY_S
             self.epochs.pop(name, None)
@@ -217,13 +220,14 @@ class NodeAgent:
             self.moves[name] = {"from_time": resumed, "lost_s": None}
 
     def _reserve(self, name: str, model: str, fps: float) -> None:
-        """Have the transport know what a camera takes, and a model's weights with its first. Raises UserError, HeadAway."""
+        """Have Ray know what a camera takes, and a model's weights with its first, if it answers. Raises UserError."""
         if model not in self._needs:  # the head knows them of an earlier process
             self._needs[model] = self._need(model)
         weights, camera, rate = self._needs[model]
-        if not any(stream.settings.model == model for stream in self._service.streams.values()):
-            self.reserve(f"model {model}", {MEMORY: weights // 1_000_000})
-        self.reserve(name, {MEMORY: camera // 1_000_000, TIME: int(1e4 * fps / rate) / 1e4})
+        with suppress(HeadAway):
+            if not any(stream.settings.model == model for stream in self._service.streams.values()):
+                self.reserve(f"model {model}", {MEMORY: weights // 1_000_000})
+            self.reserve(name, {MEMORY: camera // 1_000_000, TIME: int(1e4 * fps / rate) / 1e4})
 
     def _say_lost(self, name: str) -> None:
         since = self.moves[name]["from_time"]

@@ -23,11 +23,12 @@ from edgevlm.errors import UserError
 NAMESPACE = "edgevlm"
 PORT = 6379
 OBJECTS = 80_000_000  # bytes of Ray's object store, the least it takes: no frames go through it
+HUNG_S = 60.0  # that the helper process may take, on a machine that does much else
 ANSWER_S = 10.0  # that the head may take
 RESERVE_S = 5.0  # that Ray may take to reserve resources
 START_S = 120.0  # that Ray may take to start and to find its head
 BACKOFF_S = 5.0
-AWAY_S = 30.0  # without an answer after which Ray is started anew
+AWAY_S = 60.0  # without an answer after which Ray is started anew
 PR_SET_PDEATHSIG = 1
 
 
@@ -65,14 +66,14 @@ class RayLink:
         pipe = self._started()
         try:
             pipe.send((method, arguments))
-            if not pipe.poll(2 * ANSWER_S):
+            if not pipe.poll(HUNG_S):
                 raise EOFError
             kind, answer = pipe.recv()
         except (OSError, EOFError):
             self._end()
             raise HeadAway("the link to it has ended") from None
         if kind == "away":
-            if time.monotonic() > self._heard + AWAY_S:  # it may be another cluster by now
+            if not self._joining.is_head and time.monotonic() > self._heard + AWAY_S:  # it may be another cluster by now
                 self._end()
             raise HeadAway(answer)
         self._heard = time.monotonic()
@@ -167,8 +168,12 @@ def _serve(pipe: Connection, joining: Joining) -> None:
         reserved: dict[str, Any] = {}
         while True:
             method, arguments = pipe.recv()
-            own = {"reserve": _reserve, "release": _release}.get(method)
-            pipe.send(_answer(head, method, arguments) if own is None else own(reserved, *arguments))
+            if method == "reserve":
+                pipe.send(_reserve(reserved, *arguments))
+            elif method == "release":
+                pipe.send(_release(reserved, *arguments))
+            else:
+                pipe.send(_answer(head, method, arguments))
 
 
 def _answer(head: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:

@@ -195,6 +195,19 @@ def test_cameras_move_when_their_node_ends_and_the_head_goes_on_where_it_was(clu
     assert list(cluster.head.view()["nodes"]) == ["b"]
 
 
+def test_a_camera_that_is_about_to_be_opened_is_not_given_away(cluster):
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    for node in (a, b, a):  # the last answer orders it; nothing has been opened yet
+        node.agent.ask()
+    assert a.agent._lease.orders == {"one": 1}
+    b.agent.ask()
+    cluster.head.leave("a", a.agent.instance)
+    a.agent.ask()
+    assert cluster.head.view()["cameras"]["one"]["node"] == "a"
+    a.agent.ask()  # by now it knows
+    assert cluster.head.view()["cameras"]["one"]["node"] == "b"
+
+
 def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
     a = cluster.start("a", ["one"])
     cluster.settle()

@@ -4,7 +4,7 @@ import socket
 
 import psutil
 import pytest
-from served import eventually
+from served import WAIT_S, eventually
 
 pytest.importorskip("ray")
 pytest.importorskip("fastapi")
@@ -35,6 +35,7 @@ def answer(link, method, *arguments):
     return eventually(once)[0]
 
 
+@pytest.mark.slow
 def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
     resources = {"edgevlm_memory": 100, "edgevlm_own": 1}
     link = RayLink(Joining(f"127.0.0.1:{free_port()}", "127.0.0.1", True, str(tmp_path), resources, "secret", "edgevlm_own"))
@@ -56,7 +57,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
         assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
     finally:
         link.close()
-    eventually(lambda: not [each for each in mine if each.is_running() and each.status() != psutil.STATUS_ZOMBIE])
+    assert not psutil.wait_procs(mine, WAIT_S)[1]
 
 
 def test_what_a_node_needs_is_said_in_one_line(tmp_path, monkeypatch):
