@@ -119,7 +119,7 @@ def frames(node, camera):
 def test_any_node_answers_for_all_cameras(cluster):
     a, b = cluster.start("a", ["one", "two"]), cluster.start("b")
     weights, camera, _ = a.agent._need("demo")
-    a.agent._memory = weights + int(1.5 * camera)
+    a.agent._memory = b.agent._memory = weights + int(1.5 * camera)
     assert len(cluster.settle("a")) == 1
     where = cluster.settle()
     assert sorted(where.values()) == ["a", "b"]  # one fits on the first node, one on the node that came
