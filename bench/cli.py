@@ -13,6 +13,7 @@ COMMANDS = {  # in the order of --help
     "camera": ("edgevlm.bench.commands.measure:camera", "Time a frame from camera to answer."),
     "serve": ("edgevlm.bench.commands.measure:serve", "Time serve's answers, cameras and clients."),
     "watch": ("edgevlm.bench.commands.measure:watch", "Measure how well watches open, and their cost."),
+    "cluster": ("edgevlm.bench.commands.measure:cluster", "Simulate nodes that fail, over the real placement."),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
     "vrex": ("edgevlm.bench.commands.measure:vrex", "Model V-Rex's accelerator beside its paper."),
     "all": ("edgevlm.bench.commands.results:all_benches", "Run the benchmarks and keep their results."),

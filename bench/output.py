@@ -53,6 +53,7 @@ COLUMNS = {
     "watch": "policy append about rule events event_precision event_recall delay_frames flaps",
     "watch-month": "hours kinds append about events event_precision event_recall delay_frames flaps kept lost file_bytes",
     "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
+    "cluster": "nodes cameras days faults availability moves recover_s_p50 recover_s_p95 recover_s_p99 head_cpu head_bytes",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",
     "change": "times_worse field new old verdict subject",

@@ -247,6 +247,21 @@ def watch(
     _measure("watch", WATCH, locals())
 
 
+def cluster(
+    nodes: Annotated[int | None, option("N", "Simulate so many nodes.", "1000", min=1, max=10_000)] = None,
+    cameras: Annotated[int | None, option("N", "Simulate so many cameras.", "10000", min=1, max=1_000_000)] = None,
+    days: Annotated[float | None, option("N", "Simulate so many days.", "30", min=0.01, max=3650)] = None,
+    seed: Annotated[int | None, option("N", "Draw the faults by this.", "0", min=0)] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate nodes that fail, over the real placement.
+
+    Without video or network: the code that serve --cluster places and moves cameras with, over simulated nodes and clocks. A
+    node is killed once in 30 days on average, frozen once in 30, cut off once in 15 and replaced once in 1,000.
+    """
+    _measure("cluster", {"": "cluster:cluster"}, locals())
+
+
 def vrex(
     prefill_ratio: Annotated[
         float | None, option(None, "Set the fraction of rows ReSV fetches for a frame.", min=0, max=1)

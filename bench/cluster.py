@@ -1,0 +1,270 @@
+"""``edgevlm bench cluster``: a cluster's own placement and failover over simulated nodes, cameras and clocks, without video."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import json
+import random
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
+from edgevlm.apps.cluster.placement import Camera, Need, Needs, Node
+from edgevlm.bench.output import Line
+from edgevlm.runtime.bundle import Progress
+
+DAY_S = 86_400.0
+ASK_S = 5.0  # from one asking for orders to the next
+SNAPSHOT_S = 30.0  # from one snapshot to the next
+CLOSE_S, OPEN_S, LOAD_S = 1.0, 2.0, 20.0  # to write a last snapshot, to read it, to load weights that a node does not have yet
+FAULTS = {  # of a node: days from one to the next on average, seconds that it lasts
+    "killed": (30.0, (60.0, 600.0)),
+    "cut off": (15.0, (2.0, 600.0)),
+    "frozen": (30.0, (2.0, 120.0)),
+    "replaced": (1000.0, (2 * DAY_S, 5 * DAY_S)),
+}
+GB = 1 << 30
+KINDS = {"small": 8 * GB, "large": 16 * GB}  # memory of a node; half of the nodes are of each
+NEEDS = {("small", "model"): Need(2 * GB, GB // 4, 24.0), ("large", "model"): Need(2 * GB, GB // 4, 60.0)}
+FPS = 2.0  # of a camera
+HEAD = (5.0, (5.0, 60.0))  # days from one death of the head to the next, seconds until it is back
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation counted. Seconds are of cameras, but for the head's."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    gaps: list[float] = field(default_factory=list)  # each time that a camera was not watched, after a fault
+    gaps_waiting: list[float] = field(default_factory=list)  # those while it fitted nowhere
+    gaps_moved: list[float] = field(default_factory=list)  # those of a camera that was moved
+    forgotten_s: float = 0.0  # watched after the last snapshot of a memory that was lost
+    twice: int = 0  # cameras that two nodes watched at the same time
+    head_s: float = 0.0  # of processor time, but for what follows
+    asked: int = 0  # how often nodes asked in the play
+    saved: int = 0  # how often the head wrote its state
+
+
+@dataclass(slots=True)
+class Machine:
+    """A simulated node. away: None, or the fault that keeps it from asking; watched: epochs; models: whose weights it holds."""
+
+    node: Node
+    away: str | None = None
+    asked: float = 0.0
+    watched: dict[str, int] = field(default_factory=dict)
+    models: set[str] = field(default_factory=set)
+
+
+class Simulation:
+    """Nodes and a head that fail at random, and a head's own code.
+
+    Nothing is played of the time between two faults: nodes that can ask are taken to have asked every ASK_S, and ask in the
+    play where there is something new for them. What those many askings take of the head is measured once and multiplied.
+    """
+
+    def __init__(self, nodes: list[Node], cameras: list[Camera], needs: Needs, days: float, seed: int) -> None:
+        self.end, self.random, self.outcome = days * DAY_S, random.Random(seed), Outcome()
+        self.now, self._number = 0.0, count()
+        self._events: list[tuple[float, int, str, str]] = []
+        self._watching: set[str] = set()
+        self._gap: dict[str, tuple[float, str]] = {}  # since when a camera is not watched, and why
+        self.machines = {node.name: Machine(node) for node in nodes}
+        self.models = {camera.name: camera.model for camera in cameras}
+        self.needs, self.head_is_up = needs, True
+        self.director = Director(needs, self._saved)
+        for node in nodes:
+            self.director.join(node, 0.0)
+        self.director.add(cameras, 0.0)
+        for name in self.machines:
+            self._ask(name)
+            for fault, (every, _) in FAULTS.items():
+                self._later(self.random.expovariate(1 / (every * DAY_S)), fault, name)
+        self._gap.clear()  # of the beginning
+        self.outcome = Outcome()
+        self._later(self.random.expovariate(1 / (HEAD[0] * DAY_S)), "head dies", "")
+
+    def run(self, progress: Progress) -> Outcome:
+        """Play it to its end."""
+        while self._events and self._events[0][0] < self.end:
+            self.now, _, what, name = heapq.heappop(self._events)
+            progress(f"day {self.now / DAY_S:.1f} of {self.end / DAY_S:g}")
+            self._happens(what, name)
+        for since, why in self._gap.values():
+            self._count(self.end - since, why)
+        return self.outcome
+
+    def _saved(self, state: object) -> None:
+        self.outcome.saved += 1
+
+    def _happens(self, what: str, name: str) -> None:
+        machine = self.machines.get(name)
+        if what == "head dies":
+            self.outcome.faults["head"] += 1
+            self.head_is_up, self._kept = False, copy.deepcopy(self.director.state())
+            self._later(down := self.random.uniform(*HEAD[1]), "head is back", "")
+            for each in self.machines.values():
+                if each.away is None and down > LEASE_S:
+                    self._stop(each, self.now + LEASE_S, "fault")
+        elif what == "head is back":
+            self.director, self.head_is_up = Director(self.needs, self._saved), True
+            self.director.restore(self._kept, self.now)
+            for each in self.machines:
+                self._later(self.random.uniform(0, ASK_S), "asks", each)
+            self._later(LEASE_S + GRACE_S + 0.1, "looks", "")
+            self._later(self.random.expovariate(1 / (HEAD[0] * DAY_S)), "head dies", "")
+        elif what == "looks" and self.head_is_up:
+            self._look()
+        elif machine is not None and what in FAULTS:
+            every, lasts = FAULTS[what]
+            self._later(self.random.expovariate(1 / (every * DAY_S)), what, name)
+            if machine.away is None:
+                self._fails(machine, what, self.random.uniform(*lasts))
+        elif machine is not None and what == "mended":
+            gone, machine.away = machine.away, None
+            if gone in ("killed", "replaced"):
+                machine.watched, machine.models = {}, set()
+            self._later(0.0, "asks", name)
+        elif machine is not None and what == "asks" and self.head_is_up and machine.away is None:
+            self._ask(name)
+
+    def _fails(self, machine: Machine, fault: str, seconds: float) -> None:
+        self.outcome.faults[fault] += 1
+        machine.away, machine.asked = fault, self.now - self.random.uniform(0, ASK_S)
+        if fault == "cut off":
+            if seconds > LEASE_S:
+                self._stop(machine, machine.asked + LEASE_S, "fault")
+        else:
+            self._stop(machine, self.now, "fault", forget=fault != "frozen")
+        if machine.node.name in self.director.members:
+            self.director.members[machine.node.name].seen = machine.asked
+        self._later(machine.asked + LEASE_S + GRACE_S + 0.1 - self.now, "looks", "")
+        self._later(seconds, "mended", machine.node.name)
+
+    def _stop(self, machine: Machine, at: float, why: str, forget: bool = False) -> None:
+        """A node watches its cameras no longer from then on."""
+        self._watching -= machine.watched.keys()
+        for camera in machine.watched:
+            if camera not in self._gap:
+                self._gap[camera] = at, why
+                self.outcome.forgotten_s += self.random.uniform(0, SNAPSHOT_S) if forget else 0.0
+        machine.watched = {}
+
+    def _look(self) -> None:
+        """The head gives what lost nodes had to others; all that can ask have just asked."""
+        for name, machine in self.machines.items():
+            if machine.away is None and name in self.director.members:
+                self.director.members[name].seen = self.now
+        began = time.process_time()
+        lost = self.director.tick(self.now)
+        self.outcome.head_s += time.process_time() - began
+        if lost:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Nodes whose cameras are no longer those that they watch ask within ASK_S."""
+        for name, each in self.director.cameras.items():
+            if each.problem is not None and name in self._gap:
+                self._gap[name] = self._gap[name][0], "no room"
+            node = each.node
+            if node is not None and self.machines[node].watched.get(name) != (None if each.going else each.epoch):
+                self._later(self.random.uniform(0, ASK_S), "asks", node)
+
+    def _ask(self, name: str) -> None:
+        self.outcome.asked += 1
+        machine, began = self.machines[name], time.process_time()
+        is_back = name not in self.director.members
+        if is_back:
+            self._stop(machine, self.now, "fault")
+            self.director.join(machine.node, self.now)
+        orders = self.director.orders(name, machine.watched, self.now)
+        self.outcome.head_s += time.process_time() - began
+        machine.asked = self.now
+        if is_back:
+            self._tell()
+        closed = machine.watched.keys() - orders.keys()
+        for camera in closed:
+            self._gap.setdefault(camera, (self.now, "moved"))
+            del machine.watched[camera]
+            self._watching.discard(camera)
+            if going := self.director.cameras[camera].going:
+                self._later(CLOSE_S + self.random.uniform(0, ASK_S), "asks", going)
+        if closed:  # it says so as soon as their last snapshots are written
+            self._later(CLOSE_S, "asks", name)
+        for camera in orders.keys() - machine.watched.keys():
+            self.outcome.twice += camera in self._watching
+            self._watching.add(camera)
+            model = self.models[camera]
+            since, why = self._gap.pop(camera, (self.now, "begun"))
+            if why != "begun":
+                self._count(max(0.0, self.now + OPEN_S + LOAD_S * (model not in machine.models) - since), why)
+            machine.models.add(model)
+            machine.watched[camera] = orders[camera]
+
+    def _count(self, seconds: float, why: str) -> None:
+        outcome = self.outcome
+        {"fault": outcome.gaps, "no room": outcome.gaps_waiting, "moved": outcome.gaps_moved}[why].append(seconds)
+
+    def _later(self, seconds: float, what: str, name: str) -> None:
+        heapq.heappush(self._events, (self.now + max(0.0, seconds), next(self._number), what, name))
+
+
+def cluster(
+    nodes: int = 1000,
+    cameras: int = 10_000,
+    days: float = 30.0,
+    seed: int = 0,
+    progress: Progress = lambda words: None,
+) -> Iterator[Line]:
+    """Nodes that are killed, frozen, cut off and replaced at random, and a head that dies: how long cameras were not watched,
+    how often they moved, and what the head takes.
+    """
+    machines = [
+        Node(f"node{i:04d}", kind, KINDS[kind]) for i, kind in zip(range(nodes), ("small", "large") * nodes, strict=False)
+    ]
+    progress("placing the cameras")
+    play = Simulation(machines, [Camera(f"camera{i:05d}", "model", FPS) for i in range(cameras)], NEEDS, days, seed)
+    placed = sum(each.epoch for each in play.director.cameras.values())
+    told = play.run(progress)
+    gaps = np.array([*told.gaps, *told.gaps_waiting] or [0.0])
+    ask_s, save_s, state = _costs(play.director)
+    unplayed = nodes * days * DAY_S / ASK_S - told.asked
+    yield {
+        "bench": "cluster", "nodes": nodes, "cameras": cameras, "days": days, "faults": sum(told.faults.values()),
+        "availability": 1 - (gaps.sum() + sum(told.gaps_moved)) / (cameras * days * DAY_S),
+        "moves": sum(each.epoch for each in play.director.cameras.values()) - placed,
+        **{f"recover_s_p{part}": round(float(np.percentile(gaps, part)), 1) for part in (50, 95, 99)},
+        "refused": len(told.gaps_waiting), "twice": told.twice, "forgotten_s": round(told.forgotten_s, 1),
+        "head_cpu": (told.head_s + told.saved * save_s + unplayed * ask_s) / (days * DAY_S),
+        "head_bytes": _head_bytes(state), "file_bytes": len(state),
+    }  # fmt: skip
+
+
+def _costs(director: Director) -> tuple[float, float, str]:
+    """Processor seconds of one asking of a node that has nothing new, and of writing one state as JSON; that JSON."""
+    began = time.process_time()
+    for name in list(director.members):
+        director.orders(name, director.orders(name, (), 0.0), 0.0)
+    asked = time.process_time()
+    known = director.state()
+    made = time.process_time()
+    state = json.dumps(known)
+    return (asked - began) / (2 * max(1, len(director.members))), time.process_time() - made, state
+
+
+def _head_bytes(state: str) -> int:
+    """What a head's nodes and cameras take of its memory."""
+    known = json.loads(state)
+    tracemalloc.start()
+    director = Director(NEEDS)
+    director.restore(known, 0.0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held
