@@ -22,6 +22,7 @@ from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.runtime.snapshots.places import is_address
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -186,6 +187,13 @@ class ServeConfig(Section):
     sinks: Annotated[list[SinkSettings], Field(max_length=64)] = []
     cameras: dict[Name, CameraSettings] = {}
     watches: Annotated[list[Watch], Field(max_length=256)] = []
+
+    @field_validator("state")
+    @classmethod
+    def _state(cls, value: str | None) -> str | None:
+        if value is not None and is_address(value):
+            raise ValueError("a server keeps its state in a folder; run alone takes an address")
+        return value
 
     @field_validator("watches")
     @classmethod

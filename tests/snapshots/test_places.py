@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgevlm import __version__
+from edgevlm.apps.serve.config import check_config
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
@@ -258,3 +259,8 @@ def test_a_snapshot_in_memory_is_let_go_of(memory):
             assert not isinstance(found, SnapshotError)
         del found
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_server_keeps_its_state_in_a_folder():
+    with pytest.raises(UserError, match="run alone takes an address"):
+        check_config({"state": "s3://cameras/front"}, "here")
