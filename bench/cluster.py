@@ -116,8 +116,8 @@ class Simulation:
         elif what == "head is back":
             self.director, self.head_is_up = Director(self.needs, self._saved), True
             self.director.restore(self._kept, self.now)
-            for each in self.machines:
-                self._later(self.random.uniform(0, ASK_S), "asks", each)
+            for other in self.machines:
+                self._later(self.random.uniform(0, ASK_S), "asks", other)
             self._later(LEASE_S + GRACE_S + 0.1, "looks", "")
             self._later(self.random.expovariate(1 / (HEAD[0] * DAY_S)), "head dies", "")
         elif what == "looks" and self.head_is_up:
