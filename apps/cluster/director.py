@@ -45,11 +45,11 @@ class Director:
     A node asks for its :meth:`orders` every few seconds and watches those cameras, with those epochs, until LEASE_S after it
     asked. A camera that moves is nobody's until the node that had it says that it is closed. A node that has not asked for
     LEASE_S + GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
-    save: called with the whole state after each change, before anybody is told of it.
+    save: called after each change of :meth:`state`, before anybody is told of it.
     """
 
     needs: Needs
-    save: Callable[[dict[str, Any]], object] = lambda state: None
+    save: Callable[[], object] = lambda: None
     members: dict[str, Member] = field(default_factory=dict)
     cameras: dict[str, Watched] = field(default_factory=dict)
     _of: dict[str, dict[str, Watched]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
@@ -63,7 +63,7 @@ class Director:
         """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
         self._place(now)
         self._move(rebalance(self._watched(), self._open_nodes(), self.needs, self.placed()), now)
-        self.save(self.state())
+        self.save()
 
     def leave(self, name: str, now: float) -> None:
         """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
@@ -71,7 +71,7 @@ class Director:
         held = self.placed()
         elsewhere = place(self._watched(), self._open_nodes(), self.needs, held)
         self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name}, now)
-        self.save(self.state())
+        self.save()
 
     def add(self, cameras: Iterable[Camera], now: float) -> None:
         """Watch cameras from now on; their ``problem`` says why they fit on no node. Raises UserError for a name in use."""
@@ -80,7 +80,7 @@ class Director:
                 raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
             self.cameras[camera.name] = Watched(camera)
         self._place(now)
-        self.save(self.state())
+        self.save()
 
     def remove(self, name: str, now: float) -> None:
         """Watch a camera no longer. Raises UserError."""
@@ -88,7 +88,7 @@ class Director:
             raise UserError(f"there is no stream {name!r}; {nearest(name, self.cameras)}")
         self._take(self.cameras.pop(name))
         self._place(now)
-        self.save(self.state())
+        self.save()
 
     def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
         """The cameras that a node watches until LEASE_S from when it asked, with their epochs. Raises UserError for a lost one.
@@ -100,7 +100,7 @@ class Director:
         for each, node in closed:
             self._give(each, node, now)
         if closed:
-            self.save(self.state())
+            self.save()
         return {camera: each.epoch for camera, each in self._of[name].items() if not each.going}
 
     def tick(self, now: float) -> list[str]:
@@ -116,7 +116,7 @@ class Director:
                 elif each.node in lost:
                     self._take(each)
             self._place(now)
-            self.save(self.state())
+            self.save()
         return lost
 
     def placed(self) -> dict[str, str]:

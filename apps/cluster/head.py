@@ -130,7 +130,7 @@ class Head:
         """Watch a camera no longer. Raises UserError."""
         self._director.remove(name, self._clock())
         del self._given[name]
-        self._save(self._director.state())
+        self._save()
 
     def watch(self, name: str, fields: Mapping[str, Any] | None) -> None:
         """A watch of all nodes; None removes it."""
@@ -138,7 +138,7 @@ class Head:
             self._watches.pop(name, None)
         else:
             self._watches[name] = dict(fields)
-        self._save(self._director.state())
+        self._save()
 
     def leave(self, name: str, instance: str) -> None:
         """Empty a node, which goes on asking until it has nothing open."""
@@ -155,11 +155,11 @@ class Head:
         for name in self._director.tick(self._clock()):
             del self._instances[name], self._urls[name]
 
-    def _save(self, state: Mapping[str, Any]) -> None:
+    def _save(self) -> None:
         """In one step, before anybody is told. Raises OSError, and nothing is told."""
         needs = [[*key, *asdict(need).values()] for key, need in self._needs.items()]
         known = {
-            "director": state, "given": self._given, "instances": self._instances, "urls": self._urls,
+            "director": self._director.state(), "given": self._given, "instances": self._instances, "urls": self._urls,
             "watches": self._watches, "needs": needs,
         }  # fmt: skip
         unfinished = self._path.with_suffix(".unfinished")

@@ -51,8 +51,8 @@ class Cluster(RuleBasedStateMachine):
         for node in NODES[:2]:
             self.director.join(node, self.now)
 
-    def keep(self, state):
-        self.kept = copy.deepcopy(state)
+    def keep(self):
+        self.kept = copy.deepcopy(self.director.state())
 
     @rule(fps=st.sampled_from([0.5, 1.0, 2.0]), at=st.none() | NAMES)
     def add(self, fps, at):
