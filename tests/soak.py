@@ -100,7 +100,8 @@ def soak(policy, out, frames, hours, rate, budget, folder):
                 reached, seconds = server.get("/v1/streams/demo")["frames_watched"], time.monotonic() - began
                 if reached >= asked + ASK_EVERY:
                     messages = [{"role": "user", "content": question(drawn)}]
-                    server.client.chat.completions.create(model="demo", messages=messages)
+                    asking = server.client.with_options(max_retries=5)  # a connection may be closed as idle just then
+                    asking.chat.completions.create(model="demo", messages=messages)
                     asked = reached
                 if time.monotonic() > next_fail:
                     camera.tell(FAULTS[fails % len(FAULTS)])
