@@ -13,8 +13,6 @@ from edgevlm.runtime.snapshots.encryption import SnapshotKey, read_at
 from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, write
 from edgevlm.runtime.snapshots.places import SUFFIX, Folder, ObjectStore, place_of
 
-EPOCH = 10**8  # snapshots of one
-
 
 def snapshots(where: str | Path) -> list[Any]:
     """The snapshots in a folder or at an address, newest first. Raises OSError."""
@@ -39,18 +37,16 @@ def _verified(place: Folder | ObjectStore, key: SnapshotKey | None) -> Iterator[
 class SnapshotDirectory:
     """A folder that this process alone writes to, until :meth:`close`, or an address of an object store.
 
-    key: encrypts what is written. epoch: counts the processes that may write here, where a lock cannot keep them apart: what a
-    later one has written is newer, and an earlier one writes no more. Raises UserError, one line, when it cannot be made or
-    written, or when another process has it.
+    key: encrypts what is written. Raises UserError, one line, when it cannot be made or written, or another process has it.
     """
 
-    def __init__(self, path: str | Path, key: SnapshotKey | None = None, epoch: int = 0) -> None:
+    def __init__(self, path: str | Path, key: SnapshotKey | None = None) -> None:
         if not str(path).strip():
             raise UserError("--state '': give a folder")
         self.place, self._key = place_of(path), key
         try:
             self.place.take()
-            self._number = max([epoch * EPOCH, *map(_number, self.place.snapshots()[:1])])
+            self._number = max(map(_number, self.place.snapshots()[:1]), default=0)
         except BlockingIOError:
             self.close()
             raise UserError(f"--state {path}: another process uses it; end that one, or choose another folder") from None

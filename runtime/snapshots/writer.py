@@ -39,7 +39,7 @@ class SnapshotWriter:
 
     every: seconds from one to the next; where nothing has changed since the last, none is taken. notify: is told, from any
     thread, in one line, what was resumed or refused, that a snapshot could not be written, and that it can again; the logger
-    ``edgevlm`` unless given. source: what is watched, for people; give no secrets. key and epoch: of a SnapshotDirectory.
+    ``edgevlm`` unless given. source: what is watched, for people; give no secrets. key: of a SnapshotDirectory.
 
     Raises UserError for a directory that cannot be used, before anything is loaded.
     """
@@ -51,7 +51,6 @@ class SnapshotWriter:
         notify: Notify | None = None,
         source: str = "",
         key: SnapshotKey | None = None,
-        epoch: int = 0,
     ) -> None:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise UserError(f"--state-every {every:g}: give a number of seconds above 0")
@@ -60,7 +59,7 @@ class SnapshotWriter:
         self.resumed: Snapshot | None = None
         self.written = 0  # snapshots, by this process
         self.longest_ms = 0.0  # that the session was held for one
-        self._directory = SnapshotDirectory(directory, key, epoch)
+        self._directory = SnapshotDirectory(directory, key)
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot
