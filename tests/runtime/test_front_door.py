@@ -66,7 +66,7 @@ def test_help_lists_what_a_user_calls_and_nothing_else():
     listed = {name for name in vars(Session) if not name.startswith("_")}
     assert listed == {
         "ask", "basis", "budget", "cancel", "check", "check_window", "chunk", "classify", "close", "flush", "forget", "is_torn",
-        "open", "policy", "prepare", "skip", "stats", "time_s", "watch",
+        "open", "policy", "prepare", "skip", "stats", "time_s", "waiting", "watch",
     }  # fmt: skip
     text = pydoc.plain(pydoc.render_doc(Session))
     assert not re.search(r"\b_[a-z]\w+\(", text)
