@@ -185,7 +185,7 @@ def _medians(score: Float32) -> Float32:
 def _certainty(logits: Float32) -> Float64:
     """The best logit, its log probability, and the entropy in nats."""
     best = float(logits.max())
-    shifted = logits.astype(np.float64) - best
+    shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # where a token is ruled out: zero times infinity is none
     shares = np.exp(shifted)
     total = shares.sum()
     return np.array([best, -np.log(total), np.log(total) - shares @ shifted / total])
