@@ -99,7 +99,8 @@ class Director:
         closed = [(each, each.going) for camera, each in self._of[name].items() if each.going and camera not in open]
         for each, node in closed:
             self._give(each, node, now)
-        if closed:
+        if closed:  # there is room here
+            self._place(now)
             self.save()
         return {camera: each.epoch for camera, each in self._of[name].items() if not each.going}
 
@@ -158,8 +159,9 @@ class Director:
         if not waiting:
             return
         leaving = {name for name, member in self.members.items() if member.leaving}
-        staying = [each.camera for each in self.cameras.values() if each.node not in leaving]
-        found = place(staying, self._open_nodes(), self.needs, self.placed())
+        held = self.placed()
+        staying = [each.camera for name, each in self.cameras.items() if held.get(name) not in leaving]
+        found = place(staying, self._open_nodes(), self.needs, held)
         self._move({name: found.placed[name] for name in waiting if name in found.placed}, now)
         for name in waiting:
             self.cameras[name].problem = found.refused.get(name)

@@ -160,3 +160,19 @@ def test_a_new_node_takes_from_the_fullest_and_nothing_moves_between_equals():
     assert rebalance(cameras, NODES[:2], NEEDS, settled) == {}
     with pytest.raises(UserError, match="there is no node 'e'"):
         Director(NEEDS).leave("e", 0.0)
+
+
+def test_what_moves_has_its_room_where_it_goes_and_leaves_some_behind():
+    director = Director(NEEDS)
+    director.join(NODES[2], 0.0)
+    director.add([Camera("large", "demo", 2.0), Camera("here", "demo", 0.5, "c")], 0.0)
+    assert director.placed() == {"large": "c"}
+    director.join(NODES[0], 1.0)
+    director.orders("c", (), 2.0)
+    assert director.placed() == {"large": "a", "here": "c"}
+    director.leave("c", 3.0)
+    director.join(NODES[1], 3.0)
+    director.leave("a", 4.0)
+    director.add([Camera("another", "demo", 4.0)], 4.0)
+    assert director.placed() == {"large": "b", "here": "c"}
+    assert "2.0 frames a second" in director.cameras["another"].problem
