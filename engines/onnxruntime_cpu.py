@@ -44,9 +44,12 @@ READ_ERROR = re.compile(rf"system ?error(?: number| :) {errno.EIO}\b", re.IGNORE
 
 def _is_readable(path: Path) -> bool:
     try:
-        return bool(path.read_bytes())
+        with path.open("rb") as stream:
+            while stream.read(1 << 20):
+                pass
     except OSError:
         return False
+    return True
 
 
 class Calls:

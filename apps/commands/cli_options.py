@@ -48,7 +48,7 @@ Budget = Annotated[str | None, option("N|6k", "Keep this many vision tokens per 
 Device = Annotated[str | None, option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine")]
 Json = Annotated[bool, flag("--json", "Print one JSON object a line.")]
 KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this file.")]
-StateKeyFile = Annotated[Path | None, typer.Option("--state-key-file", metavar="FILE", help="Encrypt snapshots with this key.")]
+StateKeyFile = Annotated[Path | None, option("FILE", "Read encrypted snapshots with this key.")]
 KV = Annotated[
     str | None, option("fp32|fp16|int8", "Store keys and values as this.", "fp16 on GPUs, else fp32", callback=check_kv)
 ]

@@ -69,7 +69,7 @@ state = lazy_app(
 
 def show(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Read what run --state kept there.")],
-    key_file: StateKeyFile = None,
+    state_key_file: StateKeyFile = None,
     json: Json = False,
 ) -> None:
     """Verify and describe a directory's snapshots.
@@ -79,7 +79,7 @@ def show(
     from edgevlm.apps.credentials import state_key
     from edgevlm.apps.run.snapshots import show_state
 
-    lines, usable = show_state(folder, json, state_key(None if key_file is None else f"file:{key_file}"))
+    lines, usable = show_state(folder, json, state_key(None if state_key_file is None else f"file:{state_key_file}"))
     typer.echo(lines)
     if not usable:
         raise typer.Exit(1)
