@@ -27,7 +27,7 @@ from edgevlm.apps.watches.sinks import Sink
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.journal import RunJournal
-from edgevlm.calib.accuracy.worker import map_workers
+from edgevlm.calib.accuracy.pools import Processes
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.calib.intervals import fraction_right
 from edgevlm.errors import UserError
@@ -130,13 +130,13 @@ def quality(
     shown = {"seed": seed, "frames": frames, "watches": watches}
     settings: dict[str, Any] = {**shown, "policy": list(policy), "append": list(append)}
     make = partial(WatchedStreams, **settings, threads=threads)
-    watched, batch = make(), 1 if workers == 1 else BATCH * workers
+    watched, batch, pool = make(), 1 if workers == 1 else BATCH * workers, Processes(workers)
     header = {"journal": "edgevlm bench watch", "edgevlm": __version__, **settings}
     records: list[dict[str, Any]] = []
     with RunJournal(out, header, resume=True, key=lambda record: (record["stream"],)) as journal:
         while sum(record["events"] for record in records) < events:
             streams = range(len(records), len(records) + batch)
-            for record in map_workers(watched, make, [each for each in streams if (each,) not in journal.records], workers):
+            for record in pool.map(watched, make, [each for each in streams if (each,) not in journal.records]):
                 journal.add(record)
                 progress(f"stream {len(journal.records)}")
             records += [journal.records[stream,] for stream in streams]

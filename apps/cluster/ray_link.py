@@ -154,9 +154,8 @@ def _serve(pipe: Connection, joining: Joining) -> None:
         os.dup2(nowhere.fileno(), 2)
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": hashlib.sha256(f"edgevlm cluster {joining.secret}".encode()).hexdigest(),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **token_of(joining.secret),
     }
     with _ray_of(joining) as running, contextlib.suppress(EOFError, OSError):
         try:
@@ -174,6 +173,11 @@ def _serve(pipe: Connection, joining: Joining) -> None:
                 pipe.send(_release(reserved, *arguments))
             else:
                 pipe.send(_answer(head, method, arguments))
+
+
+def token_of(key: str) -> dict[str, str]:
+    """Variables by which Ray lets in who has the key."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": hashlib.sha256(f"edgevlm cluster {key}".encode()).hexdigest()}
 
 
 def _answer(head: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:

@@ -15,6 +15,7 @@ from edgevlm.bench.accuracy.report import describe, describe_turns, make_report,
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
+from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_tokens, parse_variants, split
 from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
@@ -36,7 +37,7 @@ def run_demo_suite(
     against: str | None = None,
     out: Path | None = None,
     resume: bool = False,
-    workers: int = 1,
+    pool: Pool = HERE,
     plot: Path | None = None,
     as_json: bool = False,
 ) -> str:
@@ -51,7 +52,7 @@ def run_demo_suite(
     with progress("loading the model") as step, resume_hint(out), model_folder(settings) as folder:
         settings = replace(settings, model=folder)
         comparison = compare(
-            settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step, append=appends,
+            settings, variants, budgets, streams, out=out, resume=resume, pool=pool, progress=step, append=appends,
             encode=encodes,
         )  # fmt: skip
     if settings.turns:

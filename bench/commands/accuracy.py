@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, flag, note, option
+from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, note, option
 from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
+
+if TYPE_CHECKING:
+    from edgevlm.calib.accuracy.pools import Processes, RayActors
 
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
@@ -49,7 +52,11 @@ def accuracy(
     model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
     out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
-    workers: Annotated[int, option("N", "Work in this many processes.", min=1, max=256)] = 1,
+    workers: Annotated[
+        int | None, option("N", "Work in this many processes.", "1, or a cluster's processors", min=1, max=256)
+    ] = None,
+    cluster: Annotated[str | None, option("HOST[:PORT]|local", "Work on the machines of a Ray cluster.")] = None,
+    key_file: KeyFile = None,
     as_json: Json = False,
     frames: Annotated[int, option("N", "Show streams of this length.", panel=WORLD, min=4)] = 64,
     streams: Annotated[int, option("N", "Show this many streams.", panel=WORLD, min=1)] = 200,
@@ -74,11 +81,12 @@ def accuracy(
     policies, budget = policy or ["all"], budget or usual
     if resume and out is None:
         raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
+    pool = _pool(workers, cluster, key_file)
     if published:
         from edgevlm.bench.suites.command import job_of, judge_of, run_published
 
         judge = judge_of(judge_url, judge_model)
-        job = job_of(name, data, model, policies, budget, fps, out, resume, workers)
+        job = job_of(name, data, model, policies, budget, fps, out, resume, pool)
         typer.echo(run_published(job, judge, as_json))
         return
     from edgevlm.apps.bundles.resolve import resolve_model
@@ -96,9 +104,21 @@ def accuracy(
 
         typer.echo(run_journal(settings, policies, budget, streams, as_json))
         return
-    typer.echo(
-        run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, workers, plot, as_json)
-    )
+    typer.echo(run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, plot, as_json))
+
+
+def _pool(workers: int | None, cluster: str | None, key_file: Path | None) -> Processes | RayActors:
+    """Who does the work. key_file: of the ``edgevlm serve`` whose cluster it is. Raises UserError."""
+    from edgevlm.apps.cluster.ray_link import PORT, token_of
+    from edgevlm.apps.credentials import secret
+    from edgevlm.calib.accuracy.pools import LOCAL, Processes, RayActors
+
+    if cluster is None and key_file is None:
+        return Processes(workers or 1)
+    if cluster is None:
+        raise UserError("--key-file: is for --cluster HOST; leave it out")
+    address = cluster if cluster == LOCAL or ":" in cluster else f"{cluster}:{PORT}"
+    return RayActors(address, workers, environment={} if key_file is None else token_of(secret(f"file:{key_file}")))
 
 
 def _refuse(context: typer.Context, suite: str, names: tuple[str, ...]) -> None:

@@ -20,8 +20,9 @@ from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
 from edgevlm.calib.accuracy.compare import Progress
 from edgevlm.calib.accuracy.journal import Key, RunJournal
+from edgevlm.calib.accuracy.pools import HERE, Processes, RayActors
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, reason_of
-from edgevlm.calib.accuracy.worker import map_workers, model_identity
+from edgevlm.calib.accuracy.worker import check_same_model, model_identity
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat
@@ -45,7 +46,7 @@ class SuiteJob:
     full: bool = False
     out: Path | None = None
     resume: bool = False
-    workers: int = 1
+    pool: Processes | RayActors = HERE
     threads: int | None = 1
 
 
@@ -140,15 +141,17 @@ def _answer(
 ) -> None:  # fmt: skip
     tasks = tasks_of(asked, runs, journal.records)
     videos = len(dict.fromkeys(question.video for question in asked))
-    workers = job.workers
-    if workers > 1:
+    pool = job.pool
+    if pool != HERE:
         files = sum(path.stat().st_size for path in worker.model.bundle.path.iterdir() if path.is_file())
         of_a_worker = 2 * files + sum(run.allowed for run in runs)  # a model, mapped and packed, and sessions
-        workers = workers_that_fit(workers, of_a_worker)
-        if workers < job.workers:
-            note(f"{workers} of {job.workers} workers: the free memory has room for no more")
+        if isinstance(pool, RayActors):
+            pool = replace(pool, memory=of_a_worker)
+        elif (workers := workers_that_fit(wanted := pool.workers, of_a_worker)) < wanted:
+            pool = Processes(workers)
+            note(f"{workers} of {wanted} workers: the free memory has room for no more")
     progress("videos", videos - len(tasks), videos)
-    found = map_workers(worker.perform, partial(_perform_of_new_worker, worker.settings), tasks, workers)
+    found = pool.map(worker.perform, partial(_perform_of_new_worker, worker.settings, model_identity(worker.model)), tasks)
     for number, records in enumerate(found, 1):
         for record in records:
             if not is_answered(journal.records.get(key_of(record))):
@@ -156,8 +159,10 @@ def _answer(
         progress("videos", videos - len(tasks) + number, videos)
 
 
-def _perform_of_new_worker(settings: VideoSettings) -> Callable[[VideoTask], list[Record]]:
-    return VideoWorker(settings).perform
+def _perform_of_new_worker(settings: VideoSettings, identity: str) -> Callable[[VideoTask], list[Record]]:
+    worker = VideoWorker(settings)
+    check_same_model(worker.model, identity)
+    return worker.perform
 
 
 def workers_that_fit(wanted: int, bytes_each: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from edgevlm import __version__
 from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.oracle import ORACLES
+from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
@@ -53,7 +54,7 @@ def compare(
     *,
     out: Path | None = None,
     resume: bool = False,
-    workers: int = 1,
+    pool: Pool = HERE,
     progress: Progress = lambda what, done, total: None,
     model: Model | None = None,
     append: Sequence[str] = (ALL,),
@@ -61,7 +62,7 @@ def compare(
 ) -> Comparison:
     """Run every case, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError.
 
-    model: one that is loaded already, for one worker. append, encode: what enters the memory, and what goes through the
+    model: one that is loaded already, for this process alone. append, encode: what enters the memory, and what goes through the
     vision tower; each variant runs under each pair.
     """
     worker = Worker(settings, model)
@@ -79,7 +80,7 @@ def compare(
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
         todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
         progress("streams", len(tasks) - len(todo), len(tasks))
-        for number, record in enumerate(run_all(worker, todo, workers), 1):
+        for number, record in enumerate(run_all(worker, todo, pool), 1):
             journal.add(record)
             progress("streams", len(tasks) - len(todo) + number, len(tasks))
         of = journal.records

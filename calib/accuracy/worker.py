@@ -1,16 +1,13 @@
-"""A worker has one model watch the cases one by one under each run's policy; several work side by side in processes."""
+"""A worker has one model watch the cases one by one under each run's policy; several work side by side in a pool."""
 
 from __future__ import annotations
 
 import hashlib
-import signal
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import active_children, get_context
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +25,7 @@ from edgevlm.calib.accuracy.cases import (
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
+from edgevlm.calib.accuracy.pools import Pool
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
 from edgevlm.calib.demo.questions import OFFERED
@@ -51,9 +49,6 @@ MEASURED_TEXT = 16  # likewise, of a stream of text, whose budget is a few frame
 GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """What stands in for full KV where a stream is too long for it: the evidence is kept, and half of the positions are free."""
-
-Work = TypeVar("Work")
-Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,50 +399,18 @@ def _text_and_ids(session: Session, question: CaseQuestion) -> tuple[str, list[i
     return answer.text.strip(), answer.token_ids
 
 
-def run_all(worker: Worker, tasks: Iterable[CaseTask], workers: int) -> Iterator[Record]:
-    """Records as they are done, see :func:`map_workers`."""
-    yield from map_workers(worker.perform, partial(_perform_of_new_worker, worker.settings), tasks, workers)
+def run_all(worker: Worker, tasks: Iterable[CaseTask], pool: Pool) -> Iterator[Record]:
+    """Records as they are done, see :meth:`Pool.map`."""
+    yield from pool.map(worker.perform, partial(_perform_of_new_worker, worker.settings, worker.identity), tasks)
 
 
-def _perform_of_new_worker(settings: AccuracySettings) -> Callable[[CaseTask], Record]:
-    return Worker(settings).perform
+def _perform_of_new_worker(settings: AccuracySettings, identity: str) -> Callable[[CaseTask], Record]:
+    worker = Worker(settings)
+    check_same_model(worker.model, identity)
+    return worker.perform
 
 
-def map_workers(
-    perform: Callable[[Work], Done], make_perform: Callable[[], Callable[[Work], Done]], tasks: Iterable[Work], workers: int
-) -> Iterator[Done]:
-    """Results as they are done: by ``perform`` in this process, or in ``workers`` others, each with its own ``make_perform()``.
-
-    Raises UserError if a worker dies.
-    """
-    if workers == 1:
-        yield from map(perform, tasks)
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (make_perform,))
-    try:
-        for done in as_completed([pool.submit(_perform_in_process, task) for task in tasks]):
-            yield done.result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
-        ) from None
-    except BaseException:
-        for process in active_children():  # a piece of work takes longer than anybody who pressed ctrl-C waits
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_perform: Callable[[Any], Any]
-
-
-def _start_process(make_perform: Callable[[], Callable[[Any], Any]]) -> None:
-    """In a worker, once: ctrl-C is the parent's business."""
-    global _perform
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _perform = make_perform()
-
-
-def _perform_in_process(task: Any) -> Any:
-    return _perform(task)
+def check_same_model(model: Model, identity: str) -> None:
+    """Raises UserError for another model than the one asked about: another machine may have another by that name."""
+    if model_identity(model) != identity:
+        raise UserError(f"{model.bundle.path}: is another model on {os.uname().nodename} than on the machine that asks")

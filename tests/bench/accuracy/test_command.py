@@ -98,6 +98,7 @@ def test_turns():
     ("typed", "said"),
     [
         (["--seed", "tset"], "--seed tset: give a number from 0 up, or test"),
+        (["--key-file", "key"], "is for --cluster HOST; leave it out"),
         (["--resume"], "name it with --out FILE"),
         (["--policy", "unifrom"], "did you mean 'uniform'"),
         (["--budget", "512"], "like 12.5%"),

@@ -10,6 +10,7 @@ import pytest
 from policies.filled import PREFIX, Filled
 
 from edgevlm.calib.accuracy.cases import make_case, seed_words
+from edgevlm.calib.accuracy.pools import Processes
 from edgevlm.calib.accuracy.variants import Budget, Variant
 from edgevlm.calib.accuracy.worker import (
     TEXT_BUDGET,
@@ -17,7 +18,6 @@ from edgevlm.calib.accuracy.worker import (
     FeatureCache,
     Worker,
     held_tokens,
-    map_workers,
     overlap,
     run_case,
 )
@@ -111,7 +111,7 @@ def test_features_are_encoded_once_a_stream(demo):
 
 
 def test_an_interrupt_does_not_wait_for_work_in_progress():
-    results = map_workers(time.sleep, partial(locate, "time.sleep"), [0, 0, 60, 60], 2)
+    results = Processes(2).map(time.sleep, partial(locate, "time.sleep"), [0, 0, 60, 60])
     next(results)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
