@@ -102,8 +102,9 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
     """The folders of cameras, and their names."""
     if (folder / LOCK).exists():
         yield folder, folder.name
-    for path in sorted(each for each in folder.glob("*") if (each / LOCK).exists() and not each.name.startswith(SWITCHED)):
-        yield path, path.name
+    for path in sorted(folder.glob("*")):
+        if not path.name.startswith(SWITCHED) and any((path / name).exists() for name in (LOCK, THUMBNAILS)):
+            yield path, path.name
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:

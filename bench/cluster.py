@@ -11,7 +11,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -51,6 +51,21 @@ class Outcome:
     asked: int = 0  # how often nodes asked in the play
     saved: int = 0  # how often the head wrote its state
 
+    @property
+    def lists(self) -> tuple[list[float], ...]:
+        """Of gaps: those after faults, those of no room, those of moves."""
+        return self.gaps, self.gaps_waiting, self.gaps_moved
+
+
+@dataclass(frozen=True, slots=True)
+class DayEnd:
+    """What has been counted until then. counted: how many of each of an outcome's three lists of gaps."""
+
+    at: float = 0.0
+    moves: int = 0
+    faults: int = 0
+    counted: tuple[int, ...] = (0, 0, 0)
+
 
 @dataclass(slots=True)
 class Machine:
@@ -89,17 +104,30 @@ class Simulation:
                 self._later(self.random.expovariate(1 / (every * DAY_S)), fault, name)
         self._gap.clear()  # of the beginning
         self.outcome = Outcome()
+        self._placed = self._placements()
+        self.days = [DayEnd()]
         self._later(self.random.expovariate(1 / (HEAD[0] * DAY_S)), "head dies", "")
 
     def run(self, progress: Progress) -> Outcome:
         """Play it to its end."""
         while self._events and self._events[0][0] < self.end:
+            while self._events[0][0] >= self.days[-1].at + DAY_S:
+                self._day_ends(self.days[-1].at + DAY_S)
             self.now, _, what, name = heapq.heappop(self._events)
             progress(f"day {self.now / DAY_S:.1f} of {self.end / DAY_S:g}")
             self._happens(what, name)
         for since, why in self._gap.values():
             self._count(self.end - since, why)
+        while self.days[-1].at < self.end:
+            self._day_ends(min(self.end, self.days[-1].at + DAY_S))
         return self.outcome
+
+    def _placements(self) -> int:
+        return sum(each.epoch for each in self.director.cameras.values())
+
+    def _day_ends(self, at: float) -> None:
+        faults, gaps = sum(self.outcome.faults.values()), tuple(map(len, self.outcome.lists))
+        self.days.append(DayEnd(at, self._placements() - self._placed, faults, gaps))
 
     def _saved(self) -> None:
         self.outcome.saved += 1
@@ -224,27 +252,38 @@ def cluster(
     progress: Progress = lambda words: None,
 ) -> Iterator[Line]:
     """Nodes that are killed, frozen, cut off and replaced at random, and a head that dies: how long cameras were not watched,
-    how often they moved, and what the head takes.
+    how often they moved, and what the head takes; then the same day by day, of a gap on the day when it ends.
     """
     machines = [
         Node(f"node{i:04d}", kind, KINDS[kind]) for i, kind in zip(range(nodes), ("small", "large") * nodes, strict=False)
     ]
     progress("placing the cameras")
     play = Simulation(machines, [Camera(f"camera{i:05d}", "model", FPS) for i in range(cameras)], NEEDS, days, seed)
-    placed = sum(each.epoch for each in play.director.cameras.values())
     told = play.run(progress)
-    gaps = np.array([*told.gaps, *told.gaps_waiting] or [0.0])
     ask_s, save_s, state = _costs(play.director)
     unplayed = nodes * days * DAY_S / ASK_S - told.asked
     yield {
-        "bench": "cluster", "nodes": nodes, "cameras": cameras, "days": days, "faults": sum(told.faults.values()),
-        "availability": 1 - (gaps.sum() + sum(told.gaps_moved)) / (cameras * days * DAY_S),
-        "moves": sum(each.epoch for each in play.director.cameras.values()) - placed,
-        **{f"recover_s_p{part}": round(float(np.percentile(gaps, part)), 1) for part in (50, 95, 99)},
+        "bench": "cluster", "nodes": nodes, "cameras": cameras, "days": days, **_between(DayEnd(), play.days[-1], play),
         "refused": len(told.gaps_waiting), "twice": told.twice, "forgotten_s": round(told.forgotten_s, 1),
         "head_cpu": (told.head_s + told.saved * save_s + unplayed * ask_s) / (days * DAY_S),
         "head_bytes": _head_bytes(state), "file_bytes": len(state),
     }  # fmt: skip
+
+    for number, (start, end) in enumerate(pairwise(play.days), 1):
+        yield {"bench": "cluster-day", "nodes": nodes, "cameras": cameras, "day": number, **_between(start, end, play)}
+
+
+def _between(start: DayEnd, end: DayEnd, play: Simulation) -> Line:
+    """What a simulation counted in a time."""
+    faults, waiting, moved = (of[a:b] for of, a, b in zip(play.outcome.lists, start.counted, end.counted, strict=True))
+    gaps = np.array([*faults, *waiting] or [0.0])
+    watched = len(play.models) * max(1.0, end.at - start.at)
+    return {
+        "faults": end.faults - start.faults,
+        "availability": 1 - (gaps.sum() + sum(moved)) / watched,
+        "moves": end.moves - start.moves,
+        **{f"recover_s_p{part}": round(float(np.percentile(gaps, part)), 1) for part in (50, 95, 99)},
+    }
 
 
 def _costs(director: Director) -> tuple[float, float, str]:

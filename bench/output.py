@@ -54,6 +54,8 @@ COLUMNS = {
     "watch-month": "hours kinds append about events event_precision event_recall delay_frames flaps kept lost file_bytes",
     "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
     "cluster": "nodes cameras days faults availability moves recover_s_p50 recover_s_p95 recover_s_p99 head_cpu head_bytes",
+    "cluster-scaling": "workers pieces start_s wall_s predicted_s speedup error",
+    "cluster-day": "day faults availability moves recover_s_p50 recover_s_p95 recover_s_p99",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",
     "change": "times_worse field new old verdict subject",

@@ -19,6 +19,7 @@ from edgevlm.apps.planning.this_machine import this_machine
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
+from edgevlm.runtime.snapshots.places import is_address
 
 CONNECT_S = 5.0
 NAME = re.compile(r"[^a-z0-9_-]+")
@@ -53,6 +54,10 @@ def join(service: Service, port: int, notice: Callable[[str], object]) -> Cluste
         raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
     if wanted.snapshots is None:
         raise UserError("--cluster: where do snapshots go? give a folder that all nodes share: --set cluster.snapshots=DIR")
+    if is_address(wanted.snapshots) or config.snapshots is not None:
+        raise UserError(
+            "--cluster: snapshots of a cluster go to a folder that all nodes share; give cluster.snapshots=DIR alone"
+        )
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
     host, _, ray_port = (wanted.join or "").partition(":")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, lines, note, option
-from edgevlm.apps.credentials import secret
+from edgevlm.apps.commands.cli_options import EncryptWith, Json, KeyFile, Snapshots, flag, lines, note, option
+from edgevlm.apps.credentials import secret, state_key
 from edgevlm.packages import needed
 
 EPILOG = """
@@ -36,6 +36,8 @@ def serve(
     key_file: KeyFile = None,
     cluster: Annotated[str | None, option("head|ADDRESS", "Begin a cluster, or join the one there.")] = None,
     state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
+    state_key_file: EncryptWith = None,
+    snapshots: Snapshots = None,
     threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     assigned: Annotated[
         list[str] | None,
@@ -55,7 +57,8 @@ def serve(
     with progress("starting"):
         server_of = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
     shared = {"model": model, "policy": policy, "budget": budget, "fps": fps, "state": state, "threads": threads}
-    shared |= {"append": append, "encode": encode}
+    shared |= {"append": append, "encode": encode, "snapshots": snapshots}
+    shared["state_key"] = None if state_key_file is None else f"file:{state_key_file}"
     server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
     given = assigned or lines("EDGEVLM_SERVE_SET")
     if config is None and not camera and Path("edgevlm.toml").is_file():
@@ -91,6 +94,7 @@ def check(
     for each in settings.cameras.values():
         secret(each.source)
     config.server_key(settings.server)
+    state_key(settings.state_key)
     sinks.open_sinks(settings.sinks)
     if json:
         typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))

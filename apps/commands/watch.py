@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, flag, option
+from edgevlm.apps.commands.cli_options import EncryptWith, Json, Snapshots, flag, option
 from edgevlm.packages import needed
 
 RULE, SEND = "When it opens and closes", "Where events go"
@@ -30,6 +30,8 @@ def watch(
     budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
     fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
     state: Annotated[str | None, option("DIR", "Keep memory and events there, and resume.")] = None,
+    state_key_file: EncryptWith = None,
+    snapshots: Snapshots = None,
     seed: Annotated[int, option("N", "Seed the demo world.", min=0)] = DEMO_SEED,
     threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     json: Json = False,
@@ -69,6 +71,7 @@ def watch(
     sinks = [{"kind": kind, "url": url} for kind, urls in addresses.items() for url in urls or []]
     sinks += [{"kind": "exec", "command": command} for command in exec or []]
     shared = {"model": model, "policy": policy, "budget": budget, "fps": fps, "state": state, "threads": threads}
+    shared |= {"snapshots": snapshots, "state_key": None if state_key_file is None else f"file:{state_key_file}"}
     settings: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
     settings |= {"cameras": {"demo" if camera == "demo" else "camera": {"source": camera}}, "watches": [asked], "sinks": sinks}
     watching.watch(config.check_config(settings, "watch"), SourceOptions(seed=seed), json, quiet)

@@ -32,7 +32,17 @@ else:
 MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FIXED = ("engine", "threads", "state", "events", "thumbnails", "journal", "cluster")  # while a server runs
+FIXED = (
+    "engine",
+    "threads",
+    "state",
+    "snapshots",
+    "state_key",
+    "events",
+    "thumbnails",
+    "journal",
+    "cluster",
+)  # while a server runs
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
@@ -43,6 +53,13 @@ def checked_budget(value: str | int | None) -> str | int | None:
             parse_budget(str(value))
         except UserError as error:
             raise ValueError(str(error)) from None
+    return value
+
+
+def checked_secret(value: str | None) -> str | None:
+    """Where a key stands. Raises ValueError for a key itself."""
+    if value is not None and not value.startswith(("env:", "file:")):
+        raise ValueError("give env:NAME or file:PATH; a key does not stand in the file itself")
     return value
 
 
@@ -115,9 +132,7 @@ class ServerSettings(Section):
     @field_validator("key")
     @classmethod
     def _key(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("env:", "file:")):
-            raise ValueError("give env:NAME or file:PATH; a key does not stand in the file itself")
-        return value
+        return checked_secret(value)
 
 
 class EventSettings(Section):
@@ -167,7 +182,11 @@ class ClusterSettings(Section):
 
 
 class ServeConfig(Section):
-    """All of edgevlm.toml. state: the folder of snapshots and events; the user's state folder unless given."""
+    """All of edgevlm.toml. state: the folder of snapshots and events; the user's state folder unless given.
+
+    snapshots: an address, like ``s3://bucket/shop``, below which snapshots go instead. state_key: what they are encrypted with,
+    ``env:NAME`` or ``file:PATH``.
+    """
 
     model: str = "demo"
     policy: str = "auto"
@@ -179,6 +198,8 @@ class ServeConfig(Section):
     threads: Annotated[int, Field(ge=1, le=256)] | None = None
     state: str | None = None
     state_every: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    state_key: str | None = None
+    snapshots: str | None = None
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
     events: EventSettings = EventSettings()
@@ -192,8 +213,20 @@ class ServeConfig(Section):
     @classmethod
     def _state(cls, value: str | None) -> str | None:
         if value is not None and is_address(value):
-            raise ValueError("a server keeps its state in a folder; run alone takes an address")
+            raise ValueError("a server keeps its state in a folder; give the address as --snapshots, for snapshots alone")
         return value
+
+    @field_validator("snapshots")
+    @classmethod
+    def _snapshots(cls, value: str | None) -> str | None:
+        if value is not None and not is_address(value):
+            raise ValueError("give an address, like s3://bucket/shop; a folder is what state takes")
+        return value
+
+    @field_validator("state_key")
+    @classmethod
+    def _state_key(cls, value: str | None) -> str | None:
+        return checked_secret(value)
 
     @field_validator("watches")
     @classmethod

@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
-from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.credentials import mask_credentials, secret, state_key
 from edgevlm.apps.forget import SWITCHED, Forgotten, Span, cameras, forget_camera
 from edgevlm.apps.journal import FILE as JOURNAL
 from edgevlm.apps.journal import Journal, Line
@@ -86,7 +86,7 @@ class Service:
         options: SourceOptions | None = None,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
-        """Raises UserError for a key that is none."""
+        """Raises UserError for keys that are none."""
         self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
@@ -97,6 +97,7 @@ class Service:
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         self._state = Path(config.state) if config.state else state_folder()
+        self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.watches = Watches(self._watchers, lambda: self.delivery, notice)
         self.camera_folder: Callable[[str], Path] = lambda name: self._state / name  # of its snapshots
@@ -182,7 +183,10 @@ class Service:
             removed = {each: path for each, path in self.removed().items() if name in (None, each)}
             watched = list(self.streams) if name is None else [] if removed else [self.stream(name).name]
             done = {each: self._forget_all(each) if span.everything else self.stream(each).forget(span) for each in watched}
-            done |= {each: forget_camera(path, span) for each, path in removed.items()}
+            for each, path in removed.items():
+                done[each] = forget_camera(path, span, self._state_key)
+                if (address := self._address(each)) is not None:
+                    done[each] |= forget_camera(address, span, self._state_key)
             if self.has_events or (self._state / EVENTS).exists():
                 for camera in [None] if name is None else list(done):
                     done.setdefault(camera or "", {})["events"] = self.delivery.store.forget(*span.open_ended, camera)
@@ -195,6 +199,10 @@ class Service:
         """Cameras that are not watched any more and of which something is kept, with their folders."""
         return {name: path for path, name in cameras(self._state) if name not in self.streams}
 
+    def _address(self, name: str) -> str | None:
+        """Where a camera's snapshots go, if not to its folder."""
+        return None if self.config.snapshots is None else f"{self.config.snapshots.rstrip('/')}/{name}"
+
     def _forget_all(self, name: str) -> Forgotten:
         before = self.stream(name)
         count = len(before.observer.thumbnails.taken())
@@ -203,6 +211,8 @@ class Service:
             shutil.rmtree(folder, ignore_errors=True)
             if folder.exists():
                 raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
+        if (address := self._address(name)) is not None:
+            forget_camera(address, Span(), self._state_key)
         self._open(name, before.settings, before.folder, before.hosts, before.paused)
         return {"thumbnails": count}
 
@@ -461,8 +471,9 @@ class Service:
         model, config = self._model(settings.model or "demo"), self.config
         every, pictures = config.state_every, config.server.max_pictures
         stream = CameraStream(
-            name, settings, model, options, folder, every, pictures, self._notice, self.watches, config.thumbnails
-        )
+            name, settings, model, options, folder, every, pictures, self._notice, self.watches, config.thumbnails,
+            None if folder.name.startswith(SWITCHED) else self._address(name), self._state_key,
+        )  # fmt: skip
         if self.journal is not None:
             stream.journal = JournalWriter(stream, self.journal, config.journal)
         stream.paused, stream.may_watch = paused, lambda: self.may_watch(name)

@@ -33,8 +33,10 @@ from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.paths import private_folder
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots.encryption import SnapshotKey
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
@@ -144,10 +146,13 @@ class CameraStream:
         told: Callable[[str], object],
         watches: Watches,
         thumbnails: ThumbnailSettings,
+        snapshots: str | None = None,
+        key: SnapshotKey | None = None,
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
         folder: of its snapshots, written ``every`` so many seconds. pictures: that a question may show. watches: record events.
+        snapshots: the address where they go instead. key: encrypts them.
         """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
         self.events, self.told = Broadcast(), told
@@ -166,7 +171,9 @@ class CameraStream:
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None
         try:
-            self._writer = SnapshotWriter(folder, every, self.notice, mask_credentials(self._source.name))
+            self._writer = SnapshotWriter(snapshots or folder, every, self.notice, mask_credentials(self._source.name), key)
+            if snapshots is not None:
+                private_folder(folder)
             self.session = self._open_session(self._writer)
             kept = Thumbnails(folder, self.notice, every=every, cap=thumbnails.megabytes << 20, days=thumbnails.days)
         except BaseException:

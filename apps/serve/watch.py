@@ -56,7 +56,8 @@ def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: boo
     ((name, camera),) = config.cameras.items()
     with TemporaryDirectory(prefix="edgevlm-watch-") as folder:
         if config.state is None:
-            config = config.model_copy(update={"state": folder, "state_every": NEVER_S})
+            every = NEVER_S if config.snapshots is None else config.state_every
+            config = config.model_copy(update={"state": folder, "state_every": every})
         sinks = {"stdout": Stdout() if as_json else Lines()}
         service = Service(config, (lambda line: None) if quiet else to_stderr, options, sinks)
         try:

@@ -52,6 +52,8 @@ SERVE = {"ttft": "serve:ttft", "cameras": "serve:cameras", "clients": "serve:cli
 
 WATCH = {"quality": "watches:quality", "month": "watches:month", "cost": "watches:cost"}
 
+CLUSTER = {"failures": "cluster:cluster", "scaling": "scaling:scaling"}
+
 OF_CHECKPOINTS = ("precision", "export", "against")  # export what they measure
 
 Models = Annotated[
@@ -248,18 +250,23 @@ def watch(
 
 
 def cluster(
+    what: Annotated[str, typer.Argument(metavar="|".join(CLUSTER), help="Choose the measurement.")] = "failures",
     nodes: Annotated[int | None, option("N", "Simulate so many nodes.", "1000", min=1, max=10_000)] = None,
     cameras: Annotated[int | None, option("N", "Simulate so many cameras.", "10000", min=1, max=1_000_000)] = None,
     days: Annotated[float | None, option("N", "Simulate so many days.", "30", min=0.01, max=3650)] = None,
     seed: Annotated[int | None, option("N", "Draw the faults by this.", "0", min=0)] = None,
+    workers: Annotated[str | None, option("1,N,..", "Time scaling on so many workers.", "1,2")] = None,
+    cluster: Annotated[str | None, option("HOST:PORT|local", "Time scaling on this Ray cluster.", "local")] = None,
+    streams: Annotated[int | None, option("N", "Show this many streams, for scaling.", "10", min=1)] = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate nodes that fail, over the real placement.
+    """Simulate nodes that fail, over the real placement; or time work on a cluster.
 
-    Without video or network: the code that serve --cluster places and moves cameras with, over simulated nodes and clocks. A
-    node is killed once in 30 days on average, frozen once in 30, cut off once in 15 and replaced once in 1,000.
+    failures is without video or network: the code that serve --cluster places and moves cameras with, over simulated nodes and
+    clocks. A node is killed once in 30 days on average, frozen once in 30, cut off once in 15 and replaced once in 1,000.
+    scaling times bench accuracy --cluster, and predicts it for more workers.
     """
-    _measure("cluster", {"": "cluster:cluster"}, locals())
+    _measure("cluster", CLUSTER, locals())
 
 
 def vrex(

@@ -401,10 +401,11 @@ def _text_and_ids(session: Session, question: CaseQuestion) -> tuple[str, list[i
 
 def run_all(worker: Worker, tasks: Iterable[CaseTask], pool: Pool) -> Iterator[Record]:
     """Records as they are done, see :meth:`Pool.map`."""
-    yield from pool.map(worker.perform, partial(_perform_of_new_worker, worker.settings, worker.identity), tasks)
+    yield from pool.map(worker.perform, partial(make_worker, worker.settings, worker.identity), tasks)
 
 
-def _perform_of_new_worker(settings: AccuracySettings, identity: str) -> Callable[[CaseTask], Record]:
+def make_worker(settings: AccuracySettings, identity: str) -> Callable[[CaseTask], Record]:
+    """What performs tasks in another process, maybe on another machine. Raises UserError where the model is another one."""
     worker = Worker(settings)
     check_same_model(worker.model, identity)
     return worker.perform

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from served import eventually
 
 from edgevlm import __version__
 from edgevlm.apps.serve.config import check_config
@@ -260,6 +261,48 @@ def test_a_snapshot_in_memory_is_let_go_of(memory):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_server_keeps_its_state_in_a_folder():
-    with pytest.raises(UserError, match="run alone takes an address"):
-        check_config({"state": "s3://cameras/front"}, "here")
+def test_where_a_server_keeps_what_is_said_in_one_line(tmp_path):
+    for settings, said in (
+        ({"state": "s3://cameras/front"}, "give the address as --snapshots"),
+        ({"snapshots": str(tmp_path)}, "a folder is what state takes"),
+        ({"state_key": "AGE-SECRET-KEY-1"}, "give env:NAME or file:PATH"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_config(settings, "here")
+
+
+def test_a_servers_snapshots_at_an_address_are_encrypted_resumed_and_forgotten(memory, tmp_path):
+    pytest.importorskip("fastapi")
+    pytest.importorskip("pyrage", reason="the extra [encryption] is not installed")
+    from edgevlm.apps.forget import Span
+    from edgevlm.apps.serve.service import Service
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+    key = SnapshotKey.generate()
+    (tmp_path / "key").write_text(key)
+    settings = {
+        "state": str(tmp_path / "state"), "snapshots": memory, "state_every": 0.2, "fps": 20.0,
+        "state_key": f"file:{tmp_path / 'key'}", "cameras": {"hall": {"source": "demo"}},
+    }  # fmt: skip
+    told: list[str] = []
+
+    def opened():
+        service = Service(check_config(settings, "here"), told.append)
+        service.open()
+        eventually(lambda: service.stream("hall").session.stats.frames >= 16)
+        return service
+
+    opened().close()
+    where = f"{memory}/hall"
+    assert all(isinstance(found, Snapshot) for _, found in verified(where, SnapshotKey(key)))
+    assert "is encrypted" in str(next(verified(where))[1])
+    assert not list((tmp_path / "state").rglob("*.snapshot"))
+    service = opened()
+    assert any("resumed from" in line for line in told)
+    service.forget("hall", Span())
+    assert service.stream("hall").session.stats.frames < 16, "an empty memory"
+    eventually(lambda: len(snapshots(where)) == 2)
+    service.remove("hall")
+    assert service.forget("hall", Span())["hall"]["snapshots"] == 2
+    service.close()
+    assert not snapshots(where)
