@@ -10,8 +10,10 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
 from edgevlm import Session
+from edgevlm.bench.results.journal import read_runs
 from edgevlm.calib.demo.world import World
 
 ASSETS = Path(__file__).parent / "assets"
@@ -73,7 +75,37 @@ def soak() -> None:
     figure.savefig(ASSETS / "soak.svg", metadata={"Date": None})
 
 
+def cluster() -> None:
+    """Simulated months of clusters, day by day, from docs/results.jsonl: of each size the newest one."""
+    days = {}
+    for run in read_runs([Path(__file__).with_name("results.jsonl")]):
+        for entry in run.entries.values():
+            of = [line for line in entry.lines if line["bench"] == "cluster-day"]
+            days |= {(of[0]["nodes"], of[0]["cameras"]): of} if of else {}
+    shown = {
+        "not watched, of the cameras' time": lambda line: 1 - line["availability"],
+        "moves of a camera": lambda line: line["moves"] / line["cameras"],
+        "seconds until watched again, median and 99 %": lambda line: [
+            line[f"recover_s_p{part}"] or np.nan for part in (50, 99)
+        ],
+    }
+    figure, rows = plt.subplots(len(shown), 1, figsize=(9, 6), sharex=True, constrained_layout=True)
+    for axis, (name, value) in zip(rows, shown.items(), strict=True):
+        for (nodes, cameras), of in sorted(days.items()):
+            values = np.array([value(line) for line in of]).reshape(len(of), -1).T
+            (drawn,) = axis.plot([line["day"] for line in of], values[0], label=f"{nodes:,} nodes, {cameras:,} cameras")
+            for more in values[1:]:
+                axis.plot([line["day"] for line in of], more, color=drawn.get_color(), linestyle="--")
+        axis.set_title(name, loc="left", fontsize=10)
+        axis.set_ylim(bottom=0)
+    rows[0].legend(loc="upper right")
+    rows[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=3))
+    rows[-1].set_xlabel("day")
+    figure.savefig(ASSETS / "cluster.svg", metadata={"Date": None})
+
+
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)
     memory()
     soak()
+    cluster()
