@@ -23,7 +23,7 @@ Done = TypeVar("Done")
 LOCAL = "local"  # in place of a cluster's address: start one on this machine
 TRIES = 3  # workers that a piece of work may take with it, before it is given up
 WAIT_S = 120.0  # for the first worker of a cluster
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 OBJECTS = 80_000_000  # bytes of Ray's object store, about the least it takes
 
 
