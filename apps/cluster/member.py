@@ -70,9 +70,9 @@ def join(service: Service, port: int, notice: Callable[[str], object]) -> Cluste
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
     shared, shown = Path(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
-    own = f"edgevlm_{name}"
+    own, redis = f"edgevlm_{name}", wanted.redis if is_head else None
     resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
-    link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key, own))
+    link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key, own, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notice)
     agent.reserve, agent.release = link.reserve, link.release
     return ClusterMember(service, link, agent)

@@ -8,13 +8,16 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.cluster.agent import HeadAway
@@ -26,9 +29,9 @@ OBJECTS = 80_000_000  # bytes of Ray's object store, the least it takes: no fram
 HUNG_S = 60.0  # that the helper process may take, on a machine that does much else
 ANSWER_S = 10.0  # that the head may take
 RESERVE_S = 5.0  # that Ray may take to reserve resources
-START_S = 120.0  # that Ray may take to start and to find its head
+START_S = 300.0  # that Ray may take to start and to find its head
 BACKOFF_S = 5.0
-AWAY_S = 60.0  # without an answer after which Ray is started anew
+AWAY_S = 600.0  # without an answer after which Ray is started anew
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,7 +39,8 @@ PR_SET_PDEATHSIG = 1
 class Joining:
     """How a node joins. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
 
-    folder: of the head's state. resources: Ray's custom ones, of this node. secret: that all nodes share.
+    folder: of the head's state. resources: Ray's custom ones, of this node. secret: that all nodes share. redis: HOST:PORT
+    where Ray keeps what it knows, so that a head which is started again finds the nodes as they are.
     """
 
     address: str
@@ -46,6 +50,7 @@ class Joining:
     resources: Mapping[str, float]
     secret: str
     own: str  # among them: the one that no other node has
+    redis: str | None = None
 
 
 class RayLink:
@@ -81,6 +86,11 @@ class RayLink:
             raise UserError(answer)
         return answer
 
+    @property
+    def pid(self) -> int | None:
+        """Of the helper process; None where there is none."""
+        return None if self._process is None else self._process.pid
+
     def reserve(self, name: str, amounts: Mapping[str, float]) -> None:
         """Take custom resources of this node, until :meth:`release`. Raises UserError where they are not left, HeadAway."""
         self.call("reserve", name, {**amounts, self._joining.own: 0.001})
@@ -99,6 +109,8 @@ class RayLink:
             except HeadAway as error:
                 if time.monotonic() > end:
                     self.close()
+                    if self._joining.is_head:
+                        raise UserError(f"--cluster head: it did not start within {START_S:g} s ({error})") from None
                     where = f"--cluster {self._joining.address}"
                     raise UserError(f"{where}: no cluster answers there ({error}); start one with --cluster head") from None
                 time.sleep(0.5)
@@ -155,8 +167,18 @@ def _serve(pipe: Connection, joining: Joining) -> None:
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",  # after which it ends
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it waits 30 s for its actors; cameras have moved by now
         **token_of(joining.secret),
     }
+    if joining.redis is not None:
+        os.environ |= {
+            "RAY_REDIS_ADDRESS": joining.redis,
+            "RAY_external_storage_namespace": _token(f"redis {joining.secret}")[:16],  # others may use that Redis too
+        }
+    if joining.is_head and _listens(joining.address):  # another cluster's Ray would be joined
+        pipe.send(("away", f"something else listens at {joining.address}; give another port: --cluster head:PORT"))
+        return
     with _ray_of(joining) as running, contextlib.suppress(EOFError, OSError):
         try:
             head = _find_head(joining, running)
@@ -167,6 +189,8 @@ def _serve(pipe: Connection, joining: Joining) -> None:
         reserved: dict[str, Any] = {}
         while True:
             method, arguments = pipe.recv()
+            if running.poll() is not None:  # Ray has given this node up: its resources are gone
+                return
             if method == "reserve":
                 pipe.send(_reserve(reserved, *arguments))
             elif method == "release":
@@ -177,7 +201,26 @@ def _serve(pipe: Connection, joining: Joining) -> None:
 
 def token_of(key: str) -> dict[str, str]:
     """Variables by which Ray lets in who has the key."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": hashlib.sha256(f"edgevlm cluster {key}".encode()).hexdigest()}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token(f"cluster {key}")}
+
+
+def _token(of: str) -> str:
+    return hashlib.sha256(f"edgevlm {of}".encode()).hexdigest()
+
+
+def _temporary(joining: Joining) -> Path:
+    """A node's own folder for Ray's sockets, whose names are short: two that start at once in one folder take the same."""
+    own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.own}")[:8]
+    return Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _answer(head: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
@@ -215,13 +258,17 @@ def _release(reserved: dict[str, Any], name: str) -> tuple[str, str]:
 @contextlib.contextmanager
 def _ray_of(joining: Joining) -> Iterator[subprocess.Popen[bytes]]:
     """Ray's processes of this node, ended at the end of the block."""
+    temporary = _temporary(joining)
+    with contextlib.suppress(OSError):  # where a head before this one was; Ray takes the nodes beside it for that one
+        (temporary / "ray_current_cluster").unlink()
     where = ["--head", f"--port={joining.address.rpartition(':')[2]}", "--include-dashboard=false"]
     if not joining.is_head:
         where = [f"--address={joining.address}"]
     resources = "{" + ",".join(f'"{name}":{amount:g}' for name, amount in joining.resources.items()) + "}"
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1",
-        f"--object-store-memory={OBJECTS}", f"--node-ip-address={joining.ip}", f"--resources={resources}", *where,
+        f"--object-store-memory={OBJECTS}", f"--node-ip-address={joining.ip}", f"--resources={resources}",
+        f"--temp-dir={temporary}", *where,
     ]  # fmt: skip
     nothing = subprocess.DEVNULL
     ray = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, preexec_fn=_end_with_parent)
@@ -243,7 +290,11 @@ def _find_head(joining: Joining, running: subprocess.Popen[bytes]) -> Any:
 
     end = time.monotonic() + START_S
     while True:
+        if running.poll() is not None:
+            raise ConnectionError(f"`ray start` ended with {running.returncode}")
         try:
+            if not _listens(joining.address):  # Ray would wait for it for AWAY_S
+                raise ConnectionError(f"nothing listens at {joining.address}")
             ray.init(
                 joining.address, namespace=NAMESPACE, _node_ip_address=joining.ip, log_to_driver=False, logging_level="fatal"
             )
@@ -254,8 +305,6 @@ def _find_head(joining: Joining, running: subprocess.Popen[bytes]) -> Any:
             ray.shutdown()
             if time.monotonic() > end:
                 raise
-            if running.poll() is not None:
-                raise ConnectionError(f"`ray start` ended with {running.returncode}") from None
             time.sleep(1)
     options: dict[str, Any] = {
         "name": "head", "lifetime": "detached", "get_if_exists": True, "max_restarts": -1, "max_task_retries": 0, "num_cpus": 0,

@@ -171,7 +171,8 @@ class ClusterSettings(Section):
 
     snapshots: a folder that all nodes share, where cameras' snapshots go. node: this one's name, the machine's unless given.
     address: an IP address of this machine that the others reach; found out unless given. memory: megabytes for edgevlm, as
-    `edgevlm plan` finds unless given.
+    `edgevlm plan` finds unless given. redis: ``HOST:PORT`` of a Redis for what the head's Ray knows of the nodes, so that they
+    need not start theirs anew when the head is started again.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -179,6 +180,7 @@ class ClusterSettings(Section):
     node: Name | None = None
     address: Annotated[str, AfterValidator(checked_address)] | None = None
     memory: Megabytes | None = None
+    redis: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")] | None = None
 
 
 class ServeConfig(Section):

@@ -1,6 +1,11 @@
-"""One real Ray on loopback: the head's actor, killed and back; resources that a node reserves."""
+"""Real Ray on loopback: the head's actor and the head's machine, killed and back; resources that a node reserves."""
 
+import multiprocessing
+import shutil
 import socket
+import subprocess
+import time
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -35,6 +40,14 @@ def answer(link, method, *arguments):
     return eventually(once)[0]
 
 
+def raises_away(link):
+    try:
+        link.call("view")
+    except HeadAway:
+        return True
+    return False
+
+
 @pytest.mark.slow
 def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
     resources = {"edgevlm_memory": 100, "edgevlm_own": 1}
@@ -55,9 +68,67 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
         head.kill()
         assert answer(link, "view")["cameras"]["one"]["epoch"] == 1
         assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
+        next(each for each in mine if each.name() == "raylet").kill()  # as it ends itself where the head has given it up
+        eventually(lambda: raises_away(link))
+        assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
+        link.reserve("one", {"edgevlm_memory": 60})
+        mine += psutil.Process().children(recursive=True)
     finally:
         link.close()
     assert not psutil.wait_procs(mine, WAIT_S)[1]
+
+
+def hold(joining):
+    link = RayLink(joining)
+    while True:
+        with suppress(HeadAway):
+            link.call("view")
+        time.sleep(1)
+
+
+@contextmanager
+def in_a_process_of_its_own(joining):
+    process = multiprocessing.get_context("spawn").Process(target=hold, args=(joining,))
+    process.start()
+    try:
+        yield process
+    finally:
+        whole = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        process.kill()
+        process.join()
+        assert not psutil.wait_procs(whole, WAIT_S)[1]  # Ray's processes end with the one that has started them
+
+
+@pytest.mark.slow
+def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server here")
+    ports, resources = [free_port(), free_port()], {"edgevlm_memory": 100}
+    address, at = f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(ports[1]), "--save", "", "--dir", str(tmp_path)]
+    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    head = Joining(address, "127.0.0.1", True, str(tmp_path), {**resources, "edgevlm_a": 1}, "secret", "edgevlm_a", at)
+    link = RayLink(Joining(address, "127.0.0.2", False, str(tmp_path), {**resources, "edgevlm_b": 1}, "secret", "edgevlm_b"))
+    try:
+        given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
+        with in_a_process_of_its_own(head):
+            answer(link, "join", {"name": "b", "memory_bytes": 10**9}, "first", "http://127.0.0.1:1", {"one": given}, {})
+            assert answer(link, "ask", "b", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
+            link.reserve("one", {"edgevlm_memory": 60})
+            ray = {each.pid for each in psutil.Process(link.pid).children(recursive=True) if "raylet" in each.name()}
+        with pytest.raises(HeadAway):
+            link.call("view")
+        with in_a_process_of_its_own(head):
+            assert answer(link, "ask", "b", "first", ["one"], {})["orders"] == {"one": 1}
+            now = {each.pid for each in psutil.Process(link.pid).children(recursive=True) if "raylet" in each.name()}
+            assert ray
+            assert ray == now  # the same Ray, which has the same head by the handle that it had
+            with pytest.raises(UserError, match="two: Ray has not enough resources left on this node"):
+                link.reserve("two", {"edgevlm_memory": 60})
+    finally:
+        link.close()
+        redis.terminate()
+        redis.wait()
 
 
 def test_what_a_node_needs_is_said_in_one_line(tmp_path, monkeypatch):
