@@ -124,6 +124,8 @@ class RayLink:
             self._end()
             if time.monotonic() < self._began + BACKOFF_S:
                 raise HeadAway("Ray is started again in a moment")
+            if not self._joining.is_head and not _listens(self._joining.address):
+                raise HeadAway(f"nothing listens at {self._joining.address}")
             self._began, self._ready = time.monotonic(), False
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
@@ -217,7 +219,7 @@ def _temporary(joining: Joining) -> Path:
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), ANSWER_S).close()
+        socket.create_connection((host, int(port)), BACKOFF_S).close()
     except OSError:
         return False
     return True

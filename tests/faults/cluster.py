@@ -221,8 +221,8 @@ def newest(folder, camera):
 
 def resumed(node, camera):
     """The snapshot that a node last said it went on from."""
-    found = re.findall(rf"^{camera}: resumed from (\S+): (\d+) frames", node.log.read_text(), re.MULTILINE)
-    return (found[-1][0], int(found[-1][1])) if found else None
+    found = re.findall(rf"^{camera}: resumed from (\S+): ([\d,]+) frames", node.log.read_text(), re.MULTILINE)
+    return (found[-1][0], int(found[-1][1].replace(",", ""))) if found else None
 
 
 def event_problems(nodes):

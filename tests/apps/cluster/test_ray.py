@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 
 from edgevlm.apps.cluster.agent import HeadAway
 from edgevlm.apps.cluster.member import join
-from edgevlm.apps.cluster.ray_link import Joining, RayLink
+from edgevlm.apps.cluster.ray_link import START_S, Joining, RayLink
 from edgevlm.apps.serve.config import check_config
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
@@ -78,19 +78,22 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
     assert not psutil.wait_procs(mine, WAIT_S)[1]
 
 
-def hold(joining):
+def hold(joining, up):
     link = RayLink(joining)
+    link.wait()
+    up.set()
     while True:
-        with suppress(HeadAway):
-            link.call("view")
         time.sleep(1)
 
 
 @contextmanager
 def in_a_process_of_its_own(joining):
-    process = multiprocessing.get_context("spawn").Process(target=hold, args=(joining,))
+    context = multiprocessing.get_context("spawn")
+    up = context.Event()
+    process = context.Process(target=hold, args=(joining, up))
     process.start()
     try:
+        assert up.wait(START_S)
         yield process
     finally:
         whole = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
@@ -112,6 +115,7 @@ def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
     try:
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
         with in_a_process_of_its_own(head):
+            link.wait()
             answer(link, "join", {"name": "b", "memory_bytes": 10**9}, "first", "http://127.0.0.1:1", {"one": given}, {})
             assert answer(link, "ask", "b", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
             link.reserve("one", {"edgevlm_memory": 60})
