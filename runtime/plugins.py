@@ -27,6 +27,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -94,6 +95,7 @@ def blamed(what: str, plugin: object) -> Iterator[None]:
         raise UserError(f"{what} failed: {path}, line {lines[-1]}: {reason} (EDGEVLM_DEBUG=1 shows the traceback)") from error
 
 
+@cache
 def _own(group: str) -> dict[str, EntryPoint]:
     """edgevlm's entry points. A stale ``edgevlm.egg-info`` beside the sources is found first; what is installed wins."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]

@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from edgevlm.errors import UserError
+from edgevlm.runtime import plugins
 from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.plugins import is_file, load_class, names, split_options
 
@@ -45,6 +46,7 @@ def test_a_stale_egg_info_beside_the_sources_hides_nothing(tmp_path, monkeypatch
     if points is not None:
         (stale / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
+    plugins._own.cache_clear()
     for group, all_of in known.items():
         assert names(group, own=True) == all_of
 
