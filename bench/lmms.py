@@ -1,0 +1,115 @@
+"""edgevlm as a model of lmms-eval, which runs Video-MME, MLVU, EgoSchema, MVBench, LongVideoBench and many others.
+
+``lmms-eval --model edgevlm --model_args model=demo,policy=last-seen,budget=1k --tasks videomme`` finds this class by the entry
+point ``lmms_eval.models``. A video is watched once, however many questions a task has about it: a question leaves
+the memory as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lmms_eval.api.instance import Instance
+from lmms_eval.api.model import lmms
+from lmms_eval.models.registry_v2 import ModelManifest
+
+from edgevlm.apps.bundles.resolve import resolve_model
+from edgevlm.apps.run.events import to_stderr
+from edgevlm.apps.sources.folder import FolderSource
+from edgevlm.apps.sources.video import VideoSource
+from edgevlm.errors import UserError
+from edgevlm.progress import progress
+from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.preprocess import Pixels
+from edgevlm.runtime.session import Session
+
+MANIFEST = ModelManifest("edgevlm", simple_class_path=f"{__name__}.Edgevlm")
+QUESTION, ANSWER = 1024, 1024  # tokens set aside unless given
+
+
+class Edgevlm(lmms):
+    """Answers a task's questions from a memory of ``budget`` vision tokens per layer.
+
+    model: what ``edgevlm run --model`` takes. fps: frames of a video a second; a folder of pictures is taken to have as many.
+    question, answer: tokens set aside for a question and for an answer. Other arguments are those of ``Session.open``, by which
+    the policy is ``auto`` unless given. Raises UserError for arguments that there are none of, and as those two do.
+    """
+
+    def __init__(
+        self, model: str = "demo", fps: float = 1.0, threads: int | None = None, question: int = QUESTION, answer: int = ANSWER,
+        policy: str = "auto", budget: int | str | None = None, append: str = "auto", encode: str = "auto",
+        batch_size: int | str = 1, device: str | None = None, **unknown: object,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if unknown:
+            raise UserError(f"--model_args {', '.join(unknown)}: edgevlm has no such argument (see edgevlm.bench.lmms)")
+        if str(batch_size) != "1":
+            raise UserError(f"--batch_size {batch_size}: edgevlm answers one question at a time; give 1")
+        self._model = Model.load(resolve_model(model, lambda *told: None, to_stderr), threads=threads)
+        self._opening: dict[str, Any] = {"policy": policy, "budget": budget, "append": append, "encode": encode}
+        self._opening["text_budget"] = TextBudget(conversation=0, question=int(question), answer=int(answer))
+        self._fps = float(fps)
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """The answer to each request, in their order; a video's are answered one after another."""
+        seen = [self._visuals(request) for request in requests]
+        keys = [json.dumps([each if isinstance(each, str) else id(each) for each in visuals]) for visuals in seen]
+        by_video = sorted(range(len(requests)), key=lambda place: (keys[place], place))
+        answers = [""] * len(requests)
+        with progress("questions") as step:
+            for _, places in groupby(by_video, key=keys.__getitem__):
+                same = list(places)
+                with Session.open(self._model, **self._opening) as session:
+                    for pixels, time_s in self._frames(session, seen[same[0]]):
+                        session.watch(pixels, time_s)
+                    for place in same:
+                        answers[place] = _answered(session, *requests[place].args[:2])
+                        step("questions", by_video.index(place) + 1, len(requests))
+        return answers
+
+    def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
+        """Not supported: raises UserError."""
+        raise UserError("edgevlm answers tasks of one round; leave this one out")
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Not supported: raises UserError."""
+        raise UserError("edgevlm answers in words and gives no likelihoods; choose the task's variant that generates")
+
+    def _visuals(self, request: Instance) -> list[Any]:
+        _, _, doc_to_visual, doc_id, task, split = request.args
+        visuals = doc_to_visual(self.task_dict[task][split][doc_id])
+        return list(visuals) if isinstance(visuals, list | tuple) else [visuals]
+
+    def _frames(self, session: Session, visuals: list[Any]) -> Iterator[tuple[Pixels, float]]:
+        """Frames of the videos, folders and pictures, one behind the other, and their times in seconds."""
+        start = 0.0
+        for visual in visuals:
+            if not isinstance(visual, str):
+                yield session.prepare(np.asarray(visual.convert("RGB"))), start
+                start += 1 / self._fps
+                continue
+            source = FolderSource(visual, self._fps, self._fps) if Path(visual).is_dir() else VideoSource(visual, self._fps)
+            with closing(source):
+                for frame in source:
+                    yield session.prepare(frame.image), start + frame.time_s
+                start += source.end_s
+
+
+def _answered(session: Session, question: str, settings: dict[str, Any]) -> str:
+    """Greedy unless the task says otherwise; up to the first of ``until``."""
+    most = min(int(settings.get("max_new_tokens") or ANSWER), session.text_budget.answer)
+    temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
+    answer = session.ask(question, max_tokens=most, temperature=temperature, top_p=float(settings.get("top_p") or 1))
+    answer.wait()
+    text = answer.text
+    stops = settings.get("until") or []
+    for stop in [stops] if isinstance(stops, str) else stops:
+        text = text.partition(stop)[0] if stop else text
+    return text.strip()
