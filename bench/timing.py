@@ -43,10 +43,13 @@ def time_job(job: Job) -> Took:
     return Took(1e3 * wall / job.count, 1e3 * cpu / job.count)
 
 
-def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
+def take_turns(
+    jobs: Mapping[Key, Job], rounds: int, progress: Callable[[str], object] = lambda what: None
+) -> dict[Key, list[Took]]:
     """Run every job once a round; a first round warms up and is not counted."""
     took: dict[Key, list[Took]] = {key: [] for key in jobs}
-    for _ in range(rounds + 1):
+    for done in range(rounds + 1):
+        progress(f"round {done} of {rounds}" if done else "warming up")
         for key, job in jobs.items():
             took[key].append(time_job(job))
     return {key: times[1:] for key, times in took.items()}

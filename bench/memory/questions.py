@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from edgevlm.bench.models import budget_of, filling, open_model
+from edgevlm.bench.models import budget_of, filling, has_noise, open_model
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import World
@@ -19,7 +19,8 @@ from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
-ASKED = 10  # questions a round, about evidence
+ASKED = 10  # questions a round, about evidence, of a model that ends its answers
+LONGEST = 32  # tokens of the answer of one that does not
 SHARES = (1.0, 0.5, 0.1)  # of the stream's time, up to now
 QUESTION = next(text for text in all_questions() if "<" not in text)
 
@@ -58,7 +59,7 @@ def evidence(
 ) -> Iterator[dict[str, Any]]:
     """A line for each model and policy. ``ratio``: time of an answer whose evidence is read over that of one without.
 
-    Without: the attention's rows are not copied either.
+    Without: the attention's rows are not copied either. The answers of a model of random weights are LONGEST tokens.
     """
     for name in model:
         count = threads or default_threads()
@@ -66,22 +67,28 @@ def evidence(
             for text in policy:
                 progress(f"{name}, {text}")
                 with filled(loaded, text, budget_of(name, budget)) as session:
-                    jobs = {True: Job(partial(_ask_often, session), ASKED), False: Job(partial(_ask_blind, session), ASKED)}
-                    took = take_turns(jobs, rounds)
+                    asking = (1, LONGEST) if has_noise(loaded) else (ASKED, None)
+                    ways = {True: _ask_often, False: _ask_blind}
+                    jobs = {seen: Job(partial(way, session, *asking), asking[0]) for seen, way in ways.items()}
+                    took = take_turns(jobs, rounds, partial(_report, progress, f"{name}, {text}"))
                     line = {"bench": "evidence", "model": name, "policy": text, "held": session.stats.tokens}
                     yield {**line, **figures("step", took[True]), **ratio(took[True], took[False]), "threads": count}
 
 
-def _ask_often(session: Session) -> None:
-    for _ in range(ASKED):
-        answer = session.ask(QUESTION)
+def _report(progress: Progress, context: str, what: str) -> None:
+    progress(f"{context}: {what}")
+
+
+def _ask_often(session: Session, questions: int, max_tokens: int | None) -> None:
+    for _ in range(questions):
+        answer = session.ask(QUESTION, max_tokens=max_tokens)
         answer.wait()
         _ = answer.evidence
 
 
-def _ask_blind(session: Session) -> None:
+def _ask_blind(session: Session, questions: int, max_tokens: int | None) -> None:
     with patch.object(session._stream, "_look", return_value=None):
-        _ask_often(session)
+        _ask_often(session, questions, max_tokens)
 
 
 @contextmanager
