@@ -26,7 +26,7 @@ WIDTHS = {
 # the columns of each measurement on a terminal; --json has all fields
 COLUMNS = {
     "decode": "runtime precision kv context ms_per_token cpu_ms_per_token against against_kv ratio cpu_ratio",
-    "prefill": "model runtime frames ms_per_frame cpu_ms_per_frame against ratio cpu_ratio",
+    "prefill": "runtime precision kv held frames ms_per_frame cpu_ms_per_frame against against_kv ratio cpu_ratio",
     "vision": "tower batch runtime precision ms_per_frame working_mb against ratio cpu_ratio cosine max_error",
     "precision": "precision top1 kl decoder_mb size_over_fp32 ms_per_token fp32_ms_per_token",
     "kv-precision": "model kv tokens turns kl kl_most top1 bytes_per_token saturated",

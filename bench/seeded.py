@@ -34,6 +34,10 @@ SHAPES = {
         layers=30, heads=9, kv_heads=3, head_dim=64, hidden=576, intermediate=1536, vocab=49152, norm_eps=1e-5, rope_theta=1e5,
         model_limit=8192, tied=True,
     )),
+    "seeded-360m": ("llama", DecoderShape(  # SmolLM2-360M, also SmolVLM2-500M's decoder
+        layers=32, heads=15, kv_heads=5, head_dim=64, hidden=960, intermediate=2560, vocab=49152, norm_eps=1e-5, rope_theta=1e5,
+        model_limit=8192, tied=True,
+    )),
     "seeded-0.5b": ("qwen2", DecoderShape(  # LLaVA-OneVision-0.5B but for its vocabulary: frames have no logits
         layers=24, heads=14, kv_heads=2, head_dim=64, hidden=896, intermediate=4864, vocab=1024, norm_eps=1e-6, rope_theta=1e6,
         model_limit=32768, tied=True,

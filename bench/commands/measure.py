@@ -16,7 +16,7 @@ from edgevlm.progress import Report
 
 EPILOG = (
     "Needs: --against transformers, vision and export need torch and transformers; "
-    "--against llama.cpp needs llama-cpp-python and gguf; charts need edgevlm[report]."
+    "--against llama.cpp llama-cpp-python and gguf, openvino openvino and nncf as well; charts need edgevlm[report]."
 )
 
 
@@ -69,15 +69,15 @@ Video = Annotated[str | None, option("FILE", "Watch a recording, as for run.")]
 def speed(
     what: Annotated[str, typer.Argument(metavar="|".join(SPEED), help="Choose the measurement.")] = "decode",
     model: Annotated[
-        str | None, option("NAME,...", "Measure these: seeded-135m|0.5b|3b, demo, a checkpoint or bundle.")
+        str | None, option("NAME,...", "Measure these: seeded-135m|360m|0.5b|3b, demo, a checkpoint or bundle.")
     ] = None,
     tower: Annotated[str | None, option("NAME,...", "Measure siglip-so400m-384, qwen2.5-vl-448, ..")] = None,
-    against: Annotated[str | None, option("NAME,...", "Compare with llama.cpp, transformers, ..")] = None,
+    against: Annotated[str | None, option("NAME,...", "Compare with llama.cpp, openvino, ..")] = None,
     held: Annotated[str | None, option("N,...", "Fill the KV cache with these many tokens.")] = None,
     frames: Annotated[str | None, option("N,...", "Take these many frames in a call.")] = None,
     tokens_per_frame: Annotated[int | None, option("N", "Set a frame's tokens, for prefill.", min=1)] = None,
     precisions: Annotated[str | None, option("NAME,...", "Measure these weight precisions; int4+awq with AWQ.")] = None,
-    kv: Annotated[str | None, option("fp32,fp16", "Measure these KV cache precisions.")] = None,
+    kv: Annotated[str | None, option("fp32,fp16,int8", "Measure these KV cache precisions.")] = None,
     layers: Annotated[int | None, option("N", "Keep only the model's first layers.", min=1)] = None,
     tokens: Annotated[int | None, option("N", "Compare this many tokens of text.", min=2, max=20000)] = None,
     text: Annotated[Path | None, option("FILE", "Read the text from a file, for kv.")] = None,
@@ -91,8 +91,8 @@ def speed(
 ) -> None:
     """Time decode, prefill, vision towers, precisions, exports and graphs.
 
-    decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside
-    transformers, and with --against fixed beside the same tower exported for one frame size. changed encodes the
+    decode and prefill run beside llama.cpp, OpenVINO and transformers with the same weights, taking turns; vision beside
+    transformers, OpenVINO, and with --against fixed the same tower exported for one frame size. changed encodes the
     changed patches of a frame alone, beside the whole tower; with --clips it compares their features.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
     fp32 one. export times one beside torch, which traces the tower. per-layer times per-layer graphs, st-spattn PureKV's

@@ -16,8 +16,8 @@ from edgevlm.engines.devices.machine import Machine
 
 SOURCE = Path(__file__).resolve().parents[2]  # a checkout, where it has .git
 PACKAGES = (
-    "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python", "opencv-python",
-    "opencv-python-headless", "av",
+    "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
+    "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",
 )  # fmt: skip
 SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # of machines whose numbers can be compared
 

@@ -63,11 +63,7 @@ def decode(
     A line for each precision of weights and KV cache, rows held and runtime, then ratios of ours (see :func:`pairs`). Raises
     UserError for a runtime or precision that is not known, and for more rows than the model has positions for.
     """
-    check_runtimes(against)
-    for precision in precisions:
-        load_precision(precision)
-    if unknown := [name for name in kv if name not in RUNTIMES[OURS].kv]:
-        raise UserError(f"--kv {unknown[0]}: there is {', '.join(RUNTIMES[OURS].kv)}")
+    _check(against, precisions, kv)
     for name in model:
         text, timings = open_text_model(name, layers), list[Timing]()
         limit = text.shape.model_limit - 1
@@ -90,27 +86,41 @@ def prefill(
     held: Sequence[int] = (6000,),
     frames: Sequence[int] = (4, 16),
     tokens_per_frame: int | None = None,
+    precisions: Sequence[str] = ("fp32",),
+    kv: Sequence[str] = ("fp32",),
     threads: int = 1,
     rounds: int = 3,
     *,
     progress: Progress = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """Time a frame's prefill, in calls of ``frames`` frames after ``held`` tokens, all in float32 and without logits.
+    """Time a frame's prefill, in calls of ``frames`` frames after ``held`` tokens, without logits.
 
-    A line for each model, call and runtime, then ratios of ours. Raises UserError for a runtime that is not known.
+    A line for each model, precision of weights and KV cache, call and runtime, then ratios of ours (see :func:`pairs`). Raises
+    UserError for a runtime or precision that is not known.
     """
-    check_runtimes(against)
+    _check(against, precisions, kv)
     for name in model:
-        p, timings = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), list[Timing]()
+        p, timings, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), list[Timing](), open_text_model(name)
         place, works = (
             {"model": name, "tokens_per_frame": p, "threads": threads},
             [Append(h, f * p, f) for h in held for f in frames],
         )
-        for timing in measure(open_text_model(name), against, "fp32", works, threads, rounds, progress):
-            timings.append(timing)
-            yield {**_frame(place, timing), **figures("frame", timing.took)}
+        for precision in precisions:
+            for timing in measure(text, against, precision, works, threads, rounds, progress, kv):
+                timings.append(timing)
+                yield {**_frame(place, timing), **figures("frame", timing.took)}
         for ours, theirs in pairs(timings):
-            yield {**_frame(place, ours), "against": theirs.runtime, **ratio(ours.took, theirs.took)}
+            beside = {"against": theirs.runtime, "against_kv": theirs.kv}
+            yield {**_frame(place, ours), **beside, **ratio(ours.took, theirs.took)}
+
+
+def _check(against: Sequence[str], precisions: Sequence[str], kv: Sequence[str]) -> None:
+    """Raises UserError for a runtime or precision that is not known."""
+    check_runtimes(against)
+    for precision in precisions:
+        load_precision(precision)
+    if unknown := [name for name in kv if name not in RUNTIMES[OURS].kv]:
+        raise UserError(f"--kv {unknown[0]}: there is {', '.join(RUNTIMES[OURS].kv)}")
 
 
 def _token(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
@@ -120,7 +130,7 @@ def _token(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
 
 def _frame(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
     about = {"bench": "prefill", "runtime": timing.runtime, **place, "precision": timing.precision}
-    return {**about, "held": timing.work.held, "frames": timing.work.frames}
+    return {**about, "held": timing.work.held, "frames": timing.work.frames, "kv": timing.kv}
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:

@@ -68,12 +68,16 @@ class RuntimeKind:
 
 RUNTIMES = {
     OURS: RuntimeKind(
-        "edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions")), ("fp32", "fp16"),
+        "edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions")), ("fp32", "fp16", "int8"),
         install("cpu"),
     ),
     "llama.cpp": RuntimeKind(
         "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"), ("fp32", "fp16"),
         "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
+    ),
+    "openvino": RuntimeKind(
+        "edgevlm.bench.speed.openvino_decoder:OpenVino", ("fp32", "int8", "int4"), ("fp32", "fp16", "int8"),
+        "pip install openvino nncf torch transformers",
     ),
     "transformers": RuntimeKind(
         "edgevlm.bench.speed.torch_decoder:TorchDecoder", ("fp32",), ("fp32",), "pip install torch transformers"

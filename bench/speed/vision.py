@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -29,6 +29,7 @@ from edgevlm.export.checkpoint import Checkpoint, ConfigOnly
 from edgevlm.export.families import load_family
 from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
+from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, FileRecord, Progress
 from edgevlm.runtime.engine import Engine, load_engine
 
@@ -36,7 +37,8 @@ HIDDEN = 896  # of the decoder that features are made for, where the tower does 
 
 Float32 = NDArray[np.float32]
 Encode = Callable[[Float32], Any]
-OURS, OTHER, FIXED = "edgevlm", "transformers", "fixed"  # fixed: our graph for one size of frames
+OURS, OTHER, OPENVINO = "edgevlm", "transformers", "openvino"
+FIXED = "fixed"  # our graph for one size of frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,16 @@ TOWERS = {
         },
         depth="num_hidden_layers",
         side=384,
+        reference="SiglipVisionModel",
+    ),
+    "siglip-base-512": TimedTower(  # of SmolVLM2-256M and 500M
+        family="llava_onevision",
+        vision={
+            "model_type": "siglip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "image_size": 512, "patch_size": 16, "vision_use_head": False,
+        },
+        depth="num_hidden_layers",
+        side=512,
         reference="SiglipVisionModel",
     ),
     "qwen2-vl-448": TimedTower(
@@ -148,8 +160,8 @@ def engine_of(
     return load_engine("onnxruntime-cpu", bundle, threads=threads), bundle
 
 
-def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
-    """transformers' own tower with the weights of ``checkpoint``: takes ``[F, 3, side, side]``, the last filling its group."""
+def torch_tower(tower: TimedTower, checkpoint: Checkpoint) -> Any:
+    """transformers' own tower with the weights of ``checkpoint``."""
     settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
     kind = getattr(transformers, tower.reference, None) or getattr(
         import_module(f"transformers.models.{tower.family}.modeling_{tower.family}"), tower.reference
@@ -158,6 +170,12 @@ def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], 
     for name, parameter in model.named_parameters():
         canonical = f"vision.{name.removeprefix('vision_model.')}"
         parameter.data = torch.from_numpy(checkpoint.tensor(canonical, tuple(parameter.shape)))
+    return model
+
+
+def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
+    """transformers' own tower: takes ``[F, 3, side, side]``, the last filling its group."""
+    model = torch_tower(tower, checkpoint)
     if not tower.family.startswith("qwen"):
         return lambda frames: model(torch.from_numpy(frames))
     patch, merge, group = (tower.vision[key] for key in ("patch_size", "spatial_merge_size", "temporal_patch_size"))
@@ -171,6 +189,19 @@ def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], 
         return model(patches, torch.tensor([[len(whole) // group, edge, edge]]))
 
     return run
+
+
+def in_openvino(tower: TimedTower, checkpoint: Checkpoint, precision: str, threads: int) -> Encode:
+    """The same tower converted to OpenVINO, in int8 with compressed weights: takes ``[F, 3, side, side]``.
+
+    Raises UserError for a tower that is not SigLIP's and where OpenVINO is not installed.
+    """
+    if tower.family.startswith("qwen"):
+        raise UserError("--against openvino: is for siglip towers; leave it out")
+    made = needed("edgevlm.bench.speed.openvino_decoder", "--against openvino").tower(
+        torch_tower(tower, checkpoint), tower.side, precision, threads
+    )
+    return cast(Encode, made)
 
 
 def vision(
@@ -194,8 +225,8 @@ def vision(
         raise UserError(f"--tower {unknown[0]!r} is not known; {nearest(unknown[0], TOWERS)}")
     for name in precisions:
         check_precision(name)
-    if set(against) - {OTHER, FIXED}:
-        raise UserError(f"--against {', '.join(against)}: there is {OTHER}, {FIXED}")
+    if set(against) - {OTHER, FIXED, OPENVINO}:
+        raise UserError(f"--against {', '.join(against)}: there is {OTHER}, {OPENVINO}, {FIXED}")
     torch.set_num_threads(threads)
     for name in tower:
         chosen = TOWERS[name].shortened(layers)
@@ -227,6 +258,9 @@ def _encoders(
     if OTHER in against:
         progress("the same in transformers")
         encoders[OTHER, "fp32"] = reference(tower, checkpoint)
+    for precision in precisions if OPENVINO in against else ():
+        progress(f"the same in OpenVINO, {precision}")
+        encoders[OPENVINO, precision] = in_openvino(tower, checkpoint, precision, threads)
     return encoders
 
 
@@ -239,7 +273,7 @@ def _measured(
         grown = {"working_mb": round(working[runtime, precision] / 1e6)}
         yield {**place, "runtime": runtime, "precision": precision, **figures("frame", times), **grown}
     for (runtime, precision), times in took.items():
-        for other in ((OTHER, "fp32"), (FIXED, precision)):
+        for other in ((OTHER, "fp32"), (OPENVINO, precision), (FIXED, precision)):
             if runtime == OURS and other in took:
                 compared = {"runtime": runtime, "precision": precision, "against": other[0]}
                 yield {**place, **compared, **ratio(times, took[other])}

@@ -4,7 +4,9 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from edgevlm.bench import seeded
@@ -86,9 +88,9 @@ def test_prefill(tiny):
     assert [(line["runtime"], line["frames"]) for line in lines] == [
         ("edgevlm", 1), ("transformers", 1), ("edgevlm", 3), ("transformers", 3), ("edgevlm", 1), ("edgevlm", 3),
     ]  # fmt: skip
-    place = ["bench", "schema", "runtime", "model", "tokens_per_frame", "threads", "precision", "held", "frames"]
+    place = ["bench", "schema", "runtime", "model", "tokens_per_frame", "threads", "precision", "held", "frames", "kv"]
     assert list(lines[0]) == [*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame"]
-    assert list(lines[-1]) == [*place, "against", *RATIO]
+    assert list(lines[-1]) == [*place, "against", "against_kv", *RATIO]
     assert {(line["bench"], line["held"], line["tokens_per_frame"]) for line in lines} == {("prefill", 20, 4)}
 
 
@@ -126,6 +128,23 @@ def test_vision(small_tower, name, batch):
     assert lines[-1]["max_error"] > 0
 
 
+def test_a_tower_beside_openvino(small_tower, tmp_path):
+    """Its features are compared with transformers' own."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    name = "siglip-base-512"
+    small_tower(name)
+    command = ["vision", "--tower", name, "--layers", "2", "--frames", "1", "--against", "openvino"]
+    lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
+    assert [line["against"] for line in lines if "against" in line] == ["openvino"] * 2
+    tower = vision.TOWERS[name].shortened(2)
+    checkpoint = vision.checkpoint_of(tower, tmp_path)
+    frames = np.random.default_rng(0).standard_normal((2, 3, tower.side, tower.side), np.float32)
+    with torch.inference_mode():
+        wanted = vision.reference(tower, checkpoint)(frames)[0].numpy()
+    np.testing.assert_allclose(vision.in_openvino(tower, checkpoint, "fp32", 1)(frames), wanted, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["siglip-so400m-384", "qwen2.5-vl-448"])
 def test_changed(small_tower, name):
     small_tower(name)
@@ -152,11 +171,11 @@ def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_to
     ("command", "says"),
     [
         (["decode", "--model", "demo", "--held", "0"], "--held '0': give whole numbers of 1 or more"),
-        (["decode", "--model", "demo", "--kv", "int8"], "--kv int8: there is fp32, fp16"),
+        (["decode", "--model", "demo", "--kv", "int4"], "--kv int4: there is fp32, fp16, int8"),
         (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
-        (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
+        (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, openvino, transformers"),
         (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
-        (["prefill", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
+        (["prefill", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, openvino, transformers"),
         (["decode", "--tower", "siglip-so400m-384"], "--tower: is not for bench speed decode, which takes --model, --against"),
         (["precision"], "--rounds: is not for bench speed precision"),
         (["vision", "--tower", "siglip"], "--tower 'siglip' is not known"),
@@ -179,4 +198,4 @@ def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch):
         bench("decode", "--model", "demo")
     done = CliRunner().invoke(app, ["bench", "speed", "--help"])
     assert "need torch and transformers" in " ".join(done.stdout.split())
-    assert "llama-cpp-python and gguf" in " ".join(done.stdout.split())
+    assert "llama-cpp-python and gguf, openvino" in " ".join(done.stdout.split())

@@ -44,8 +44,9 @@ def test_others_decode_the_same_weights(name, backbone):
     for precision, kv in product(set(RUNTIMES[name].precisions) & {"fp32", "int8", "int4"}, RUNTIMES[name].kv):
         ours, theirs = (logits(runtime, model, precision, kv) for runtime in ("edgevlm", name))
         cosine = float(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs))
-        assert cosine > (0.999999 if precision == "fp32" else 0.995), (precision, cosine)
-        if precision == "fp32":
+        is_exact = precision == "fp32" and kv != "int8"
+        assert cosine > (0.999999 if is_exact else 0.995), (precision, cosine)
+        if is_exact:
             close = 1e-4 if name == "transformers" else 1e-2  # llama.cpp computes parts of attention in float16
             np.testing.assert_allclose(ours, theirs, atol=close)
 
@@ -150,4 +151,4 @@ def test_llama_cpp_takes_noise_for_what_it_holds(kv):
 def test_what_is_no_checkpoint_is_one_line():
     with pytest.raises(UserError, match="does not exist"):
         open_text_model("/nowhere/at/all")
-    assert list(SHAPES) == ["seeded-135m", "seeded-0.5b", "seeded-3b", "demo"]
+    assert list(SHAPES) == ["seeded-135m", "seeded-360m", "seeded-0.5b", "seeded-3b", "demo"]

@@ -1,0 +1,162 @@
+"""OpenVINO on the CPU: transformers' decoder converted, its weights compressed by nncf, its KV cache OpenVINO's own state.
+
+The steps are those of optimum-intel's stateful export, which itself does not install beside this transformers: past keys and
+values become inputs and outputs, are gathered by ``beam_idx``, and each pair of them becomes a state, which the CPU plugin
+fuses with attention. Weights: int8 is a scale and zero point for each row of a matrix; int4 one for each group of at most 128
+numbers, with 8 bits for embedding and head: that export's defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import nncf
+import numpy as np
+import openvino as ov
+import torch
+from numpy.typing import NDArray
+from openvino import opset13
+from openvino._offline_transformations import apply_make_stateful_transformation
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from edgevlm.bench.seeded import TextModel
+from edgevlm.bench.speed.torch_decoder import load
+
+KV = {"fp32": "f32", "fp16": "f16", "int8": "u8"}
+LARGEST_GROUP = 128
+
+
+class OpenVino:
+    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise."""
+
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
+        self._shape, self._held = model.shape, 0
+        converted = stateful(model)
+        compress(converted, precision, math.gcd(model.shape.hidden, model.shape.intermediate, LARGEST_GROUP))
+        self._request = compiled(converted, threads, KV_CACHE_PRECISION=KV[kv]).create_infer_request()
+        self.hold(0)
+
+    def hold(self, rows: int) -> None:
+        s, self._held = self._shape, rows
+        random = np.random.default_rng(0)
+        self._noise = random.standard_normal((1, s.kv_heads, max(0, rows - 1), s.head_dim), np.float32)
+        self.forget()
+
+    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
+        return self._append(ids, self._held)
+
+    def forget(self) -> None:
+        """All states are written again but for a row, which is decoded: with it they get room for as many rows again."""
+        for state in self._request.query_state():
+            state.state = ov.Tensor(self._noise)
+        if self._held:
+            self._append([0], self._held - 1)
+
+    def close(self) -> None:
+        del self._request
+
+    def _append(self, ids: Sequence[int], held: int) -> NDArray[np.float32]:
+        inputs = {
+            "input_ids": np.asarray([ids], np.int64), "attention_mask": np.ones((1, held + len(ids)), np.int64),
+            "position_ids": np.arange(held, held + len(ids))[None], "beam_idx": np.zeros(1, np.int32),
+        }  # fmt: skip
+        logits: NDArray[np.float32] = self._request.infer(inputs)[0][0, -1].copy()
+        return logits
+
+
+class Stateless(torch.nn.Module):
+    """transformers' decoder with its keys and values as inputs and outputs; the last row's logits."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
+        cache = DynamicCache()
+        for keys, values in zip(past[::2], past[1::2], strict=True):
+            layer = DynamicLayer()
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+            cache.layers.append(layer)
+        seen = torch.arange(attention_mask.shape[1]) <= position_ids[0, :, None]
+        mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
+        out = self.decoder(input_ids, mask, position_ids, cache, use_cache=True, logits_to_keep=1)
+        return out.logits, *(part for layer in cache.layers for part in (layer.keys, layer.values))
+
+
+def stateful(model: TextModel) -> Any:
+    """The decoder in float32 with a state for each layer's keys and values; inputs as transformers', and ``beam_idx``."""
+    s, rows, before = model.shape, 3, 5
+    past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
+    inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")  # what tracing takes for constants is constant
+        converted = ov.convert_model(Stateless(load(model)), example_input=(*inputs, *past))
+    names = {}
+    for index, (taken, given) in enumerate(zip(converted.inputs[3:], converted.outputs[1:], strict=True)):
+        names[f"past{index}"] = f"present{index}"
+        taken.tensor.set_names({f"past{index}"})
+        given.tensor.set_names({f"present{index}"})
+        taken.node.set_partial_shape(ov.PartialShape([-1, s.kv_heads, -1, s.head_dim]))
+    _gather(converted, list(names))
+    converted.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(converted, names)
+    _start_empty(converted, s.kv_heads, s.head_dim)
+    return converted
+
+
+def _gather(model: Any, names: Sequence[str]) -> None:
+    """Take the past of the sequences ``beam_idx``, as beam search wants it: what the plugin looks for."""
+    index = opset13.parameter(name="beam_idx", dtype=ov.Type.i32, shape=ov.PartialShape([-1]))
+    index.output(0).get_tensor().add_names({"beam_idx"})
+    model.add_parameters([index])
+    for name in names:
+        past = model.input(name)
+        readers = past.get_target_inputs()
+        gathered = opset13.gather(past, index, opset13.constant(0))
+        for reader in readers:
+            reader.replace_source_output(gathered.output(0))
+
+
+def _start_empty(model: Any, kv_heads: int, head_dim: int) -> None:
+    """States hold no rows at first."""
+    batch = opset13.gather(opset13.shape_of(model.input("input_ids"), "i64"), opset13.constant([0]), opset13.constant(0))
+    rest = opset13.constant(np.array([kv_heads, 0, head_dim], np.int64))
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            shape = opset13.concat([batch, rest], 0)
+            node.set_arguments([opset13.broadcast(opset13.constant(np.float32(0)), shape)])
+    model.validate_nodes_and_infer_types()
+
+
+def compress(model: Any, precision: str, group: int) -> None:
+    """Compress the weights of a converted model, in place; ``group``: numbers that share a scale, of int4."""
+    nncf.set_log_level(logging.ERROR)
+    with redirect_stdout(StringIO()):  # its progress
+        if precision == "int8":
+            nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+        elif precision == "int4":
+            nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT4_ASYM, ratio=1.0, group_size=group)
+
+
+def compiled(model: Any, threads: int, **settings: str) -> Any:
+    """For one call at a time on the CPU."""
+    asked = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), **settings}
+    return ov.Core().compile_model(model, "CPU", asked)
+
+
+def tower(model: torch.nn.Module, side: int, precision: str, threads: int) -> Any:
+    """A tower's features ``[F, n, hidden]`` of frames ``[F, 3, side, side]``."""
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        converted = ov.convert_model(model, example_input=torch.zeros(1, 3, side, side))
+    converted.reshape([-1, 3, side, side])
+    compress(converted, precision, LARGEST_GROUP)
+    request = compiled(converted, threads).create_infer_request()
+    return lambda frames: request.infer([frames])[0]
