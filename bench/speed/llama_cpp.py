@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, KV cache in float16 (its default) or float32.
+"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, KV cache in float16 (its default), float32 or Q8_0.
 
 Its cache is filled with noise by way of its saved states, because computing the rows would take minutes. A state of one
 sequence, as llama-cpp-python 0.3.36 writes it (little-endian): magic u32, sequence i32, streams u32, rows u32; for each row
@@ -18,16 +18,16 @@ import gguf
 import llama_cpp as lib
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from edgevlm.bench.seeded import TextModel
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
-from edgevlm.runtime.kv import DTYPES
 
 BATCH = 512
-KV = {"fp32": Kind.F32, "fp16": Kind.F16}
+KV = {"fp32": Kind.F32, "fp16": Kind.F16, "int8": Kind.Q8_0}
 # precision -> (matrices of the layers, embedding and head): what an export of that precision has
 KINDS = {
     "fp32": (Kind.F32, Kind.F32),
@@ -112,11 +112,11 @@ def state(start: NDArray[np.uint8], shape: DecoderShape, rows: int, kv: str) -> 
     index = np.zeros((rows, 3), np.int32)
     index[:, 0], index[:, 1] = np.arange(rows), 1
     parts = [start, _bytes(np.array([1, rows], np.uint32)), _bytes(index), _bytes(np.array([0, shape.layers], np.uint32))]
-    stored = DTYPES[kv]
+    numbers, size = GGML_QUANT_SIZES[KV[kv]]
     rng = np.random.default_rng(0)
     for _ in range(2 * shape.layers):
-        parts += [_bytes(np.array([int(KV[kv])], np.int32)), _bytes(np.array([stored.itemsize * shape.kv_size], np.uint64))]
-        parts.append(_bytes(rng.standard_normal((rows, shape.kv_size), np.float32).astype(stored)))
+        parts += [_bytes(np.array([int(KV[kv])], np.int32)), _bytes(np.array([shape.kv_size // numbers * size], np.uint64))]
+        parts.append(_bytes(quantize(rng.standard_normal((rows, shape.kv_size), np.float32), KV[kv])))
     return np.concatenate(parts)
 
 

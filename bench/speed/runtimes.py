@@ -72,7 +72,7 @@ RUNTIMES = {
         install("cpu"),
     ),
     "llama.cpp": RuntimeKind(
-        "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"), ("fp32", "fp16"),
+        "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"), ("fp32", "fp16", "int8"),
         "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
     ),
     "openvino": RuntimeKind(
