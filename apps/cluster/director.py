@@ -52,6 +52,7 @@ class Director:
     save: Callable[[], object] = lambda: None
     members: dict[str, Member] = field(default_factory=dict)
     cameras: dict[str, Watched] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)  # their last epochs: one of that name, added again, goes on from there
     _of: dict[str, dict[str, Watched]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
 
     def join(self, node: Node, now: float) -> None:
@@ -78,7 +79,7 @@ class Director:
         for camera in cameras:
             if camera.name in self.cameras:
                 raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
-            self.cameras[camera.name] = Watched(camera)
+            self.cameras[camera.name] = Watched(camera, epoch=self.removed.pop(camera.name, 0))
         self._place(now)
         self.save()
 
@@ -86,7 +87,9 @@ class Director:
         """Watch a camera no longer. Raises UserError."""
         if name not in self.cameras:
             raise UserError(f"there is no stream {name!r}; {nearest(name, self.cameras)}")
-        self._take(self.cameras.pop(name))
+        each = self.cameras.pop(name)
+        self._take(each)
+        self.removed[name] = each.epoch
         self._place(now)
         self.save()
 
@@ -127,12 +130,14 @@ class Director:
     def state(self) -> dict[str, Any]:
         """All that outlives the head: nodes, cameras, where they are, and their epochs."""
         return {
+            "removed": dict(self.removed),
             "nodes": [_fields(member.node) | {"leaving": member.leaving} for member in self.members.values()],
             "cameras": [_fields(each) | {"camera": _fields(each.camera)} for each in self.cameras.values()],
         }
 
     def restore(self, state: dict[str, Any], now: float) -> None:
         """Go on as a head that was killed; each node has a lease's time to be heard of again."""
+        self.removed = dict(state["removed"])
         for each in state["nodes"]:
             leaving = each.pop("leaving")
             self.members[each["name"]] = Member(Node(**each), now, leaving)

@@ -176,3 +176,15 @@ def test_what_moves_has_its_room_where_it_goes_and_leaves_some_behind():
     director.add([Camera("another", "demo", 4.0)], 4.0)
     assert director.placed() == {"large": "b", "here": "c"}
     assert "2.0 frames a second" in director.cameras["another"].problem
+
+
+def test_a_camera_that_is_added_again_goes_on_counting():
+    """The folders of its first life are of older placements then, not of newer ones."""
+    director = Director(NEEDS)
+    director.join(NODES[0], 0.0)
+    director.add([Camera("hall", "demo", 1.0)], 0.0)
+    director.remove("hall", 1.0)
+    again = Director(NEEDS)
+    again.restore(director.state(), 2.0)
+    again.add([Camera("hall", "demo", 1.0)], 2.0)
+    assert again.orders("a", (), 3.0) == {"hall": 2}
