@@ -43,7 +43,9 @@ COLUMNS = {
     "store": "clusters asked put_ms host_ms disk_ms rows_ms rows_over_disk wait_ms unexpected_ms wait_over_unexpected",
     "retrieval": "policy budget offloaded_rows prefill_ratio question_ratio answer_ratio frame_ms frame_over_window ttft_ms "
     "ttft_over_window bytes_per_question lost",
-    "windows": "model policy share rows held ms_per_step ratio",
+    "windows": "model policy share rows held ms_per_question ratio",
+    "evidence": "model policy held ms_per_question ratio",
+    "journal": "model policy held frames line_ms ratio",
     "camera": "source stage ms_p50 frames",
     "serve-ttft": "model questions ttft_ms http_ttft_ms ratio",
     "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes camera_bytes planned_bytes error",

@@ -45,6 +45,7 @@ MEMORY = {
     "store": "memory.store:store",
     "windows": "memory.questions:windows",
     "evidence": "memory.questions:evidence",
+    "journal": "memory.questions:journal",
     "retrieval": "memory.retrieval:retrieval",
 }
 
@@ -183,7 +184,8 @@ def memory(
 
     longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
     and recall of past events. snapshot says how long one holds the stream. store fetches clusters from memory and disk.
-    retrieval says what policies fetch, and its cost beside a plain window. windows times questions about a part of the time.
+    retrieval says what policies fetch, and its cost beside a plain window. windows times questions about a part of the time,
+    evidence answers with theirs, journal frames with a line written after every 64.
     """
     _measure("memory", MEMORY, locals())
 

@@ -1,13 +1,19 @@
-"""What a question pays for a window of time, and for evidence, in turn with one about all of the memory, and one without."""
+"""What a window of time, evidence and the journal cost, in turn with questions and frames without."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from edgevlm.apps.journal import Journal, Line
 from edgevlm.bench.models import budget_of, filling, has_noise, open_model
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.calib.demo.questions import all_questions
@@ -72,7 +78,51 @@ def evidence(
                     jobs = {seen: Job(partial(way, session, *asking), asking[0]) for seen, way in ways.items()}
                     took = take_turns(jobs, rounds, partial(_report, progress, f"{name}, {text}"))
                     line = {"bench": "evidence", "model": name, "policy": text, "held": session.stats.tokens}
-                    yield {**line, **figures("step", took[True]), **ratio(took[True], took[False]), "threads": count}
+                    yield {**line, **figures("question", took[True]), **ratio(took[True], took[False]), "threads": count}
+
+
+def journal(
+    model: Sequence[str] = ("demo",),
+    policy: Sequence[str] = ("last-seen",),
+    budget: int | None = None,
+    frames: int = 64,
+    rounds: int = 15,
+    threads: int | None = None,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each model and policy. ``ratio``: time of ``frames`` frames and a line of the journal over that of the frames.
+
+    A line is an answer, its evidence, and what SQLite does to keep it: ``line_ms``. ``held``: tokens a layer.
+    """
+    for name in model:
+        count = threads or default_threads()
+        with open_model(name, count, progress) as loaded, TemporaryDirectory() as folder:
+            notes = Journal(Path(folder))
+            for text in policy:
+                with filled(loaded, text, budget_of(name, budget)) as session:
+                    write = partial(_write, session, notes, LONGEST if has_noise(loaded) else None)
+                    watch = partial(_watch, session, World(1), frames)
+                    jobs = {"both": Job(partial(watch, write), frames), "frames": Job(watch, frames), "line": Job(write)}
+                    took = take_turns(jobs, rounds, partial(_report, progress, f"{name}, {text}"))
+                    line = {"bench": "journal", "model": name, "policy": text, "held": session.stats.tokens, "frames": frames}
+                    line["line_ms"] = round(median(once.wall for once in took["line"]), 3)
+                    yield {**line, **figures("frame", took["both"]), **ratio(took["both"], took["frames"]), "threads": count}
+            notes.close()
+
+
+def _watch(session: Session, world: World, frames: int, then: Callable[[], object] = lambda: None) -> None:
+    for _ in range(frames):
+        session.watch(world.step())
+    session.flush()
+    then()
+
+
+def _write(session: Session, notes: Journal, max_tokens: int | None) -> None:
+    answer = session.ask(QUESTION, max_tokens=max_tokens)
+    answer.wait()
+    moments = answer.evidence.moments if answer.evidence else ()
+    notes.add(Line("bench", time.time(), f"{QUESTION} {answer.text}", [asdict(moment) for moment in moments]))
 
 
 def _report(progress: Progress, context: str, what: str) -> None:
@@ -117,7 +167,7 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, threads:
             seen = [((cache.kind(layer) == Kind.VISION) & (cache.confirmed(layer) >= since)).sum(1).mean()
                     for layer in range(cache.layers)]  # fmt: skip
             line = {"share": share, "rows": round(sum(seen) / len(seen)), "held": session.stats.tokens}
-            yield {**line, **figures("step", took[share]), **ratio(took[share], took[None]), "threads": threads}
+            yield {**line, **figures("question", took[share]), **ratio(took[share], took[None]), "threads": threads}
 
 
 def _ask(session: Session, since: float | None) -> None:
