@@ -63,7 +63,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
             link.reserve("two", {"edgevlm_memory": 60})
         link.release("one")
         link.reserve("two", {"edgevlm_memory": 60})
-        mine = psutil.Process().children(recursive=True)
+        mine = psutil.Process(link.pid).children(recursive=True)
         head = next(each for each in mine if each.cmdline()[:1] == ["ray::Head"])
         head.kill()
         assert answer(link, "view")["cameras"]["one"]["epoch"] == 1
@@ -72,7 +72,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
         eventually(lambda: raises_away(link))
         assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
         link.reserve("one", {"edgevlm_memory": 60})
-        mine += psutil.Process().children(recursive=True)
+        mine += psutil.Process(link.pid).children(recursive=True)
     finally:
         link.close()
     assert not psutil.wait_procs(mine, WAIT_S)[1]
