@@ -52,7 +52,7 @@ class Director:
     save: Callable[[], object] = lambda: None
     members: dict[str, Member] = field(default_factory=dict)
     cameras: dict[str, Watched] = field(default_factory=dict)
-    removed: dict[str, int] = field(default_factory=dict)  # their last epochs: one of that name, added again, goes on from there
+    removed: dict[str, int] = field(default_factory=dict)  # last epochs, from which those of that name go on
     _of: dict[str, dict[str, Watched]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
 
     def join(self, node: Node, now: float) -> None:
