@@ -258,6 +258,8 @@ class Policy(Stateful):
         if self.keeps_whole_frames:
             targets = {layer: target - target % self.shape.tokens_per_frame for layer, target in targets.items()}
         chosen, keep = self.compress(cache, targets, Context(rows, guide)), {}
+        if not isinstance(chosen, Mapping):
+            raise UserError(f"policy {self.name}: compress() gave a {type(chosen).__name__}, not masks by layer")
         for layer in due:
             mask = self._with_fixed(cache, layer, chosen.get(layer))
             keep[layer] = without_lone_text(cache, layer, mask) if text[layer].any() else mask

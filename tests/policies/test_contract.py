@@ -88,6 +88,7 @@ def one_more(mask):
         (with_mask(0, lambda mask: mask[:, 1:]), r"gave bool \[2, 18\] for layer 0, not a mask \[2, 19\]"),
         (with_mask(0, lambda mask: mask.astype(int)), r"gave int64 \[2, 19\]"),
         (lambda keep: {}, "gave nothing for layer 0"),
+        (lambda keep: list(keep.values()), r"compress\(\) gave a list, not masks by layer"),
     ],
 )
 def test_a_policy_that_breaks_its_contract_is_told(change, says):
