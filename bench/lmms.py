@@ -39,7 +39,7 @@ class Edgevlm(lmms):
 
     model: what ``edgevlm run --model`` takes. fps: frames of a video a second; a folder of pictures is taken to have as many.
     question, answer: tokens set aside for a question and for an answer. Other arguments are those of ``Session.open``, by which
-    the policy is ``auto`` unless given. Raises UserError for arguments that there are none of, and as those two do.
+    the policy is ``auto`` unless given. Raises UserError for unknown arguments, and as those two do.
     """
 
     def __init__(
