@@ -68,7 +68,7 @@ class DayEnd:
 
 
 @dataclass(slots=True)
-class Machine:
+class SimulatedNode:
     """A simulated node. away: None, or the fault that keeps it from asking; watched: epochs; models: whose weights it holds."""
 
     node: Node
@@ -91,7 +91,7 @@ class Simulation:
         self._events: list[tuple[float, int, str, str]] = []
         self._watching: set[str] = set()
         self._gap: dict[str, tuple[float, str]] = {}  # since when a camera is not watched, and why
-        self.machines = {node.name: Machine(node) for node in nodes}
+        self.machines = {node.name: SimulatedNode(node) for node in nodes}
         self.models = {camera.name: camera.model for camera in cameras}
         self.needs, self.head_is_up = needs, True
         self.director = Director(needs, self._saved)
@@ -163,7 +163,7 @@ class Simulation:
         elif machine is not None and what == "asks" and self.head_is_up and machine.away is None:
             self._ask(name)
 
-    def _fails(self, machine: Machine, fault: str, seconds: float) -> None:
+    def _fails(self, machine: SimulatedNode, fault: str, seconds: float) -> None:
         self.outcome.faults[fault] += 1
         machine.away, machine.asked = fault, self.now - self.random.uniform(0, ASK_S)
         if fault == "cut off":
@@ -176,7 +176,7 @@ class Simulation:
         self._later(machine.asked + LEASE_S + GRACE_S + 0.1 - self.now, "looks", "")
         self._later(seconds, "mended", machine.node.name)
 
-    def _stop(self, machine: Machine, at: float, why: str, forget: bool = False) -> None:
+    def _stop(self, machine: SimulatedNode, at: float, why: str, forget: bool = False) -> None:
         """A node watches its cameras no longer from then on."""
         self._watching -= machine.watched.keys()
         for camera in machine.watched:

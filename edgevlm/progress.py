@@ -78,18 +78,18 @@ def _display() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 
-    class Bar(BarColumn):
+    class TotalBar(BarColumn):
         def render(self, task: Task) -> Any:
             return super().render(task) if task.total is not None else ""
 
-    class Count(MofNCompleteColumn):
+    class TotalCount(MofNCompleteColumn):
         def render(self, task: Task) -> Any:
             return super().render(task) if task.total is not None else ""
 
     console = Console(stderr=True, soft_wrap=True)
     spinner = SpinnerColumn("dots" if "utf" in console.encoding else "line")
     return Progress(
-        spinner, TextColumn("{task.description}", markup=False), Bar(bar_width=20), Count(), TimeElapsedColumn(),
+        spinner, TextColumn("{task.description}", markup=False), TotalBar(bar_width=20), TotalCount(), TimeElapsedColumn(),
         console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
     )  # fmt: skip
 
@@ -99,11 +99,11 @@ def _above(console: Any) -> Iterator[None]:
     """What is printed goes through ``console``, above the line, where it goes to the terminal."""
     from rich.file_proxy import FileProxy
 
-    class Stream(FileProxy):
+    class ConsoleStream(FileProxy):
         encoding, errors = "utf-8", "backslashreplace"  # without them click writes to the file behind
 
-    stdout = redirect_stdout(Stream(console, sys.stdout)) if sys.stdout.isatty() else nullcontext()
-    with stdout, redirect_stderr(Stream(console, sys.stderr)):
+    stdout = redirect_stdout(ConsoleStream(console, sys.stdout)) if sys.stdout.isatty() else nullcontext()
+    with stdout, redirect_stderr(ConsoleStream(console, sys.stderr)):
         yield
 
 

@@ -47,7 +47,7 @@ class OnnxRuntimeLayers:
         self._buffers = tuple(buffers)  # keeps their owners alive
         self._lengths = np.zeros((2, spec.layers, spec.kv_heads), np.int32)  # of each head after the call, and one less
         self._of_layer = list(self._lengths.transpose(1, 0, 2))
-        self._one = self._many = self._call = _Call(self, 1, 1)
+        self._one = self._many = self._call = BoundCall(self, 1, 1)
         self._next = spec.layers + 1  # the layer to attend next; beyond the last there is no call, and no logits
 
     def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
@@ -55,7 +55,7 @@ class OnnxRuntimeLayers:
         check_rows(self._spec, embeds, cos, sin, logit_rows)
         size = (len(embeds), len(logit_rows))
         if size != self._one.size and size != self._many.size:
-            self._many = _Call(self, *size)
+            self._many = BoundCall(self, *size)
         self._call = self._one if size == self._one.size else self._many
         self._call.give(embeds, cos, sin, logit_rows)
         self._next = 0
@@ -98,7 +98,7 @@ class OnnxRuntimeLayers:
         return self._call.queries[index % 2]
 
 
-class _Call:
+class BoundCall:
     """The small arrays of calls of S rows that ask for the logits of R, and each graph's binding to them and to the memory.
 
     What one graph gives the next one takes: two sets in turn. size: (S, R).

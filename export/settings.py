@@ -69,7 +69,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CheckpointConfig:
     """``config.json``, a section of it, or a processor file."""
 
     model_type: Word | None = None
@@ -77,8 +77,8 @@ class Settings:
     projector_hidden_act: Word | None = None
     vision_feature_select_strategy: Word | None = None
     spatial_pool_mode: Word | None = None
-    text_config: Settings | None = None
-    vision_config: Settings | None = None
+    text_config: CheckpointConfig | None = None
+    vision_config: CheckpointConfig | None = None
     quantization_config: Quantization | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
@@ -133,10 +133,10 @@ class Settings:
 
 
 @cache
-def _schema() -> TypeAdapter[Settings]:
+def _schema() -> TypeAdapter[CheckpointConfig]:
     from pydantic import TypeAdapter  # a fifth of a second, for commands that load nothing
 
-    return TypeAdapter(Settings)
+    return TypeAdapter(CheckpointConfig)
 
 
 def check_settings(where: Path | str, settings: dict[str, Any]) -> None:

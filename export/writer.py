@@ -91,7 +91,7 @@ def write_bundle(
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class ModelSource:
     """A checkpoint understood, its weights not read yet."""
 
     checkpoint: Checkpoint
@@ -107,7 +107,7 @@ class _Model:
     frames: dict[str, Any]
 
 
-def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Progress) -> _Model:
+def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Progress) -> ModelSource:
     """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
     family = load_family(model_type, checkpoint.folder / "config.json")
@@ -129,11 +129,13 @@ def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None
         limit = min(shape.model_limit, _trained_length(checkpoint, shape))
         closing = 0 if parts.closing is None else len(parts.closing)
         check_scales(limit, math.prod(parts.grid), (family.before, family.after), closing, talk, tokenizer)
-    return _Model(checkpoint, options, model_type, family, backbone, shape, parts, tower_parameters, talk, tokenizer, frames)
+    return ModelSource(
+        checkpoint, options, model_type, family, backbone, shape, parts, tower_parameters, talk, tokenizer, frames
+    )
 
 
 def _write(
-    model: _Model, folder: Path, journal: ExportJournal, progress: Progress, precision: str, samples: Samples | None
+    model: ModelSource, folder: Path, journal: ExportJournal, progress: Progress, precision: str, samples: Samples | None
 ) -> None:
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options
@@ -172,7 +174,7 @@ def _write(
     Bundle.load(folder, verify="size")
 
 
-def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
+def _vision_section(model: ModelSource, tokens: int) -> dict[str, Any]:
     parts, family = model.parts, model.family
     return {
         "graph": vision.GRAPH,
@@ -190,7 +192,7 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
     }
 
 
-def _engine_shapes(model: _Model, tokens: int) -> dict[str, int]:
+def _engine_shapes(model: ModelSource, tokens: int) -> dict[str, int]:
     """See :class:`edgevlm.runtime.graph_profiles.EngineShapes`: a run's usual chunk, conversation and question."""
     text, group = FRAME_TEXT if model.family.before or model.family.after else 0, model.parts.vision.group
     frames = -(-CHUNK // group) * group

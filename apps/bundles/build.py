@@ -9,7 +9,7 @@ from edgevlm.apps.planning.model import plan_bundle
 from edgevlm.apps.planning.plan import default_budget
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import load_device
-from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings
+from edgevlm.engines.tensorrt.jobs import WORKSPACE, BuildSettings
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle
@@ -42,7 +42,7 @@ def build(
     bundle = Bundle.load(bundle_folder(request.bundle), progress=progress)
     builder = needed(MODULE, "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
-    settings = Settings(
+    settings = BuildSettings(
         capacity_for(request.bundle, request.budget), request.workspace * MB, probes=request.probes, force=request.force
     )
     driver = open_driver()

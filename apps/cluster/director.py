@@ -15,10 +15,11 @@ GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks diffe
 
 
 @dataclass(slots=True)
-class Watched:
-    """A camera. epoch: counts its placements, and fences all that an earlier one still writes. since: of this placement.
+class Assignment:
+    """A camera and the node that watches it.
 
-    going: the node that watches it next, once ``node`` has written its last snapshot.
+    epoch: counts its placements, and fences all that an earlier one still writes. since: of this placement. going: the node
+    that watches it next, once ``node`` has written its last snapshot.
     """
 
     camera: Camera
@@ -51,9 +52,9 @@ class Director:
     needs: Needs
     save: Callable[[], object] = lambda: None
     members: dict[str, Member] = field(default_factory=dict)
-    cameras: dict[str, Watched] = field(default_factory=dict)
+    cameras: dict[str, Assignment] = field(default_factory=dict)
     removed: dict[str, int] = field(default_factory=dict)  # last epochs, from which those of that name go on
-    _of: dict[str, dict[str, Watched]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
+    _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
 
     def join(self, node: Node, now: float) -> None:
         """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
@@ -79,7 +80,7 @@ class Director:
         for camera in cameras:
             if camera.name in self.cameras:
                 raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
-            self.cameras[camera.name] = Watched(camera, epoch=self.removed.pop(camera.name, 0))
+            self.cameras[camera.name] = Assignment(camera, epoch=self.removed.pop(camera.name, 0))
         self._place(now)
         self.save()
 
@@ -142,10 +143,10 @@ class Director:
             leaving = each.pop("leaving")
             self.members[each["name"]] = Member(Node(**each), now, leaving)
         for each in state["cameras"]:
-            watched = Watched(**{**each, "camera": Camera(**each["camera"])})
-            self.cameras[watched.camera.name] = watched
-            if watched.node is not None:
-                self._of[watched.node][watched.camera.name] = watched
+            given = Assignment(**{**each, "camera": Camera(**each["camera"])})
+            self.cameras[given.camera.name] = given
+            if given.node is not None:
+                self._of[given.node][given.camera.name] = given
 
     def _member(self, name: str) -> Member:
         if name not in self.members:
@@ -179,19 +180,19 @@ class Director:
             else:
                 each.going = None if node == each.node else node
 
-    def _give(self, each: Watched, node: str, now: float) -> None:
+    def _give(self, each: Assignment, node: str, now: float) -> None:
         self._take(each)
         each.node, each.going, each.since, each.problem = node, None, now, None
         each.epoch += 1
         self._of[node][each.camera.name] = each
 
-    def _take(self, each: Watched) -> None:
+    def _take(self, each: Assignment) -> None:
         if each.node is not None:
             del self._of[each.node][each.camera.name]
         each.node = each.going = None
 
 
-def _fields(of: Node | Camera | Watched) -> dict[str, Any]:
+def _fields(of: Node | Camera | Assignment) -> dict[str, Any]:
     """As ``asdict`` has it, which copies each value and takes ten times as long."""
     return {name: getattr(of, name) for name in type(of).__slots__}
 

@@ -22,7 +22,7 @@ THUMBNAIL = (8, 2)  # columns and lines of a frame in a strip
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacedImage:
     """An image over some cells of a panel; ``x``, ``y``: its upper left one."""
 
     x: int
@@ -37,7 +37,7 @@ class Panel:
     """Lines of text, which are blank where an image goes."""
 
     lines: list[Line]
-    images: list[Placement]
+    images: list[PlacedImage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def comparison_panel(view: ComparisonView, image: Image, columns: int, lines: in
 
 def _beside(text: list[Line], image: Image, wide: int, high: int) -> Panel:
     blank: list[Line] = [[] for _ in range(high - len(text))]
-    return Panel([[("", " " * (wide + 2)), *line] for line in [*text, *blank]], [Placement(0, 0, wide, high, image)])
+    return Panel([[("", " " * (wide + 2)), *line] for line in [*text, *blank]], [PlacedImage(0, 0, wide, high, image)])
 
 
 def _side_by_side(view: ComparisonView, columns: int, lines: int, signs: Signs) -> list[Line]:
@@ -194,7 +194,7 @@ def watching_panel(view: StripView, image: Image, columns: int, lines: int, able
          ("class:dim", numbers)],
         [("", "holds  "), ("class:held", timeline(memory, right - 7, signs))],
     ]  # fmt: skip
-    images = [Placement(0, 0, wide, high, image)] if wide else []
+    images = [PlacedImage(0, 0, wide, high, image)] if wide else []
     across, down = THUMBNAIL
     room = max(0, (right + 1) // (across + 1))
     for title, frames in (("still held", view.held), ("just forgotten", view.forgotten)):
@@ -204,7 +204,7 @@ def watching_panel(view: StripView, image: Image, columns: int, lines: int, able
         rows.append([("class:dim", title)])
         for place, (_, number) in enumerate(chosen):
             if (thumbnail := view.image(int(number))) is not None:
-                images.append(Placement(left + place * (across + 1), len(rows), across, down, thumbnail))
+                images.append(PlacedImage(left + place * (across + 1), len(rows), across, down, thumbnail))
         rows.extend([] for _ in range(down))
         times = "".join(clock(time_s).ljust(across + 1) for time_s, _ in chosen)
         if len(rows) < lines:

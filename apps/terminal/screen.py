@@ -29,7 +29,7 @@ from edgevlm.apps.run.events import AnswerEvent, StatsEvent
 from edgevlm.apps.run.loop import RunLoop
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
-from edgevlm.apps.terminal.panel import Panel, Placement, clock, comparison_panel, watching_panel
+from edgevlm.apps.terminal.panel import Panel, PlacedImage, clock, comparison_panel, watching_panel
 from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import COLORS, SHAPES
@@ -262,7 +262,7 @@ class Screen:
             app.output.write_raw("".join(self._placed(placed, below - placed.y, number)))
         app.output.flush()
 
-    def _placed(self, placed: Placement, up: int, number: int) -> Iterable[str]:
+    def _placed(self, placed: PlacedImage, up: int, number: int) -> Iterable[str]:
         for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, self._able, number + 1)):
             yield f"\x1b7\x1b[{up - row}A\x1b[{placed.x + 1}G{text}\x1b8"
 

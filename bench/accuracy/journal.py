@@ -39,7 +39,7 @@ Answers = dict[str, list[list[bool]]]  # by kind, whether each is right, a list 
 
 
 @dataclass
-class Tally:
+class JournalScores:
     """Of one policy at one budget: answers of the memory alone, with the journal's lines, and what stands in the lines."""
 
     alone: Answers = field(default_factory=dict)
@@ -89,37 +89,37 @@ def measure_journal(
                 reason = run.reason if isinstance(run, SkippedRun) else "the journal leaves it less than a frame"
                 yield {**head, "skipped": reason}
                 continue
-            tally = Tally()
+            scores = JournalScores()
             for stream in range(streams):
                 step(f"{run.label} at {run.budget}", stream, streams)
-                add_stream(worker, run, less, stream, tally)
-            for kind in tally.alone:
-                right = fraction_right(tally.alone[kind])
-                with_journal, found = (fraction_right(of[kind]) for of in (tally.noted, tally.found))
-                gain = difference(tally.noted[kind], tally.alone[kind]) if streams > 1 else None
+                add_stream(worker, run, less, stream, scores)
+            for kind in scores.alone:
+                right = fraction_right(scores.alone[kind])
+                with_journal, found = (fraction_right(of[kind]) for of in (scores.noted, scores.found))
+                gain = difference(scores.noted[kind], scores.alone[kind]) if streams > 1 else None
                 yield {
                     **head, "kind": kind, "streams": right.clusters, "questions": right.count, "frames": settings.frames,
                     "seed": settings.seed, "accuracy": right.value, "ci_low": right.low, "ci_high": right.high,
                     "with_journal": with_journal.value, "in_journal": found.value, "difference": gain and gain.value,
                     "difference_low": gain and gain.low, "difference_high": gain and gain.high, "tokens": run.tokens,
-                    "bytes": tally.bytes, "journal_tokens": run.tokens - less, "journal_bytes": tally.noted_bytes,
-                    "lines": tally.lines / streams,
+                    "bytes": scores.bytes, "journal_tokens": run.tokens - less, "journal_bytes": scores.noted_bytes,
+                    "lines": scores.lines / streams,
                 }  # fmt: skip
 
 
-def add_stream(worker: Worker, run: VariantRun, less: int, stream: int, tally: Tally) -> None:
+def add_stream(worker: Worker, run: VariantRun, less: int, stream: int, scores: JournalScores) -> None:
     """Watch a stream twice, without a journal and with one, and ask everything."""
     case = worker.case(stream)
     with TemporaryDirectory(prefix="edgevlm-") as folder, closing(Journal(Path(folder), days=1e6, cap=BYTES)) as journal:
         alone, own = watch_and_ask(worker, run, run.tokens, case)
         noted, with_journal = watch_and_ask(worker, run, run.tokens - less, case, journal)
-        tally.bytes = max(tally.bytes, own)
-        tally.noted_bytes = max(tally.noted_bytes, with_journal + (Path(folder) / FILE).stat().st_size)
-        tally.lines += len(journal.query(limit=1_000_000))
+        scores.bytes = max(scores.bytes, own)
+        scores.noted_bytes = max(scores.noted_bytes, with_journal + (Path(folder) / FILE).stat().st_size)
+        scores.lines += len(journal.query(limit=1_000_000))
         found = [is_found(question, relevant(journal, question)) for question in case.questions]
     for question, *right in zip(case.questions, alone, noted, found, strict=True):
         for kind in kinds_of(question):
-            tally.add(kind, stream, *right)
+            scores.add(kind, stream, *right)
 
 
 def watch_and_ask(

@@ -59,7 +59,7 @@ class WatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchCost:
     """Medians of a frame's time and of that to a first token, warm; bytes from the store a question, and from its file."""
 
     frame_ms: float
@@ -93,7 +93,7 @@ def retrieval(
                 yield {"bench": "retrieval", "model": name, "policy": text, "threads": threads or default_threads(), **line}
 
 
-def _measure(model: Model, policy: str, settings: WatchSettings, plain: Watched, progress: Progress) -> dict[str, Any]:
+def _measure(model: Model, policy: str, settings: WatchSettings, plain: WatchCost, progress: Progress) -> dict[str, Any]:
     """What one policy fetched and took, and how much more than the plain window."""
     with settings.open(model, policy) as session:
         took = watch(session, settings, progress)
@@ -117,7 +117,7 @@ def _measure(model: Model, policy: str, settings: WatchSettings, plain: Watched,
         }  # fmt: skip
 
 
-def watch(session: Session, settings: WatchSettings, progress: Progress) -> Watched:
+def watch(session: Session, settings: WatchSettings, progress: Progress) -> WatchCost:
     """Watch frames of the demo's world, then ask; a first question is not counted."""
     world, chunks, ttft_ms, frames = World(0), [], [], settings.frames
     progress(f"{frames:,} frames")
@@ -141,7 +141,7 @@ def watch(session: Session, settings: WatchSettings, progress: Progress) -> Watc
         answer.settle()
         ttft_ms.append(answer.ttft_ms)
     each = (_moved(session) - before) // (settings.questions + 1)
-    return Watched(median(chunks[1:] or chunks), median(ttft_ms[1:]), int(each.sum()), int(each[1]))
+    return WatchCost(median(chunks[1:] or chunks), median(ttft_ms[1:]), int(each.sum()), int(each[1]))
 
 
 def _moved(session: Session) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import Fields, Malformed, clip_of, seconds_of
-from edgevlm.bench.suites.scoring import Column, Suite, Tally
+from edgevlm.bench.suites.scoring import Column, Suite, SuiteScores
 
 AHEAD = 5  # steps asked for at most
 BRIEFLY = "Format your answer concisely. No extra text output."
@@ -92,9 +92,9 @@ def _asked_for(count: int) -> str:
     return f"the next action for the video? {BRIEFLY}" if count == 1 else f"the next {count} actions for the video? {NUMBERED}"
 
 
-def columns(tally: Tally) -> Iterator[Column]:
+def columns(scores: SuiteScores) -> Iterator[Column]:
     """The five tasks, in VideoLLM-online's order."""
-    yield from tally.accuracies(HEADS)
+    yield from scores.accuracies(HEADS)
 
 
 SUITE = Suite("COIN", read, columns)

@@ -20,7 +20,7 @@ from edgevlm.bench.suites.dataset import GUIDE
 from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
-from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, Tally, marks_of
+from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, SuiteScores, marks_of
 from edgevlm.calib.accuracy.pools import Processes, RayActors
 from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
@@ -102,8 +102,8 @@ def _submit(results: SuiteResults) -> None:
 
 def columns_of(results: SuiteResults, run: VariantRun) -> list[Column]:
     """The suite's columns, from records that are scored again."""
-    tally = Tally(_scored(record) for record in results.records[run])
-    return list(suite_of(results.job.suite).columns(tally))
+    scores = SuiteScores(_scored(record) for record in results.records[run])
+    return list(suite_of(results.job.suite).columns(scores))
 
 
 def _scored(record: Record) -> ScoredAnswer:

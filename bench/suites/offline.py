@@ -8,7 +8,7 @@ from typing import Any
 
 from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS, Fields, Malformed, listed, shown
-from edgevlm.bench.suites.scoring import Column, Record, Suite, Tally, chosen_letter, mean
+from edgevlm.bench.suites.scoring import Column, Record, Suite, SuiteScores, chosen_letter, mean
 from edgevlm.errors import UserError
 
 LETTER_ONLY = """Select the best answer to the following multiple-choice question based on the video. Respond with only the \
@@ -48,11 +48,11 @@ def videomme_record(data: Dataset, file: str, fields: Fields, place: str) -> Ite
     )  # fmt: skip
 
 
-def _videomme_columns(tally: Tally) -> Iterator[Column]:
+def _videomme_columns(scores: SuiteScores) -> Iterator[Column]:
     """By the videos' duration, and all; then by task type."""
-    yield from (tally.accuracy(name, name, category=name) for name in DURATIONS)
-    yield tally.accuracy("all", "Overall")
-    yield from tally.accuracies({})
+    yield from (scores.accuracy(name, name, category=name) for name in DURATIONS)
+    yield scores.accuracy("all", "Overall")
+    yield from scores.accuracies({})
 
 
 VIDEOMME = Suite("Video-MME", _read_videomme, _videomme_columns)
@@ -94,12 +94,12 @@ def mlvu_record(data: Dataset, file: str, folder: str, fields: Fields, place: st
         )  # fmt: skip
 
 
-def _mlvu_columns(tally: Tally) -> Iterator[Column]:
+def _mlvu_columns(scores: SuiteScores) -> Iterator[Column]:
     """Tasks and their mean, M-Avg; then what a judge says of the tasks of generation."""
-    tasks = list(tally.accuracies(MLVU_CHOSEN, CHOICE_TASKS))
+    tasks = list(scores.accuracies(MLVU_CHOSEN, CHOICE_TASKS))
     yield from (*tasks, mean("M-Avg", "M-Avg, mean of tasks", tasks))
-    if written := list(tally.accuracies(MLVU_OPEN, OPEN_TASKS)):
-        yield from (*written, tally.rating("rating", "Generation, judge's rating", OPEN_TASKS))
+    if written := list(scores.accuracies(MLVU_OPEN, OPEN_TASKS)):
+        yield from (*written, scores.rating("rating", "Generation, judge's rating", OPEN_TASKS))
 
 
 MLVU = Suite("MLVU", _read_mlvu, _mlvu_columns)
@@ -129,9 +129,9 @@ def _egoschema_record(data: Dataset, file: str, answers: Fields, fields: Fields,
     yield _choice(f"{file}:{place}:{uid}", data.video(uid), text, options, answer, prompt, subtask=subtask)
 
 
-def _egoschema_columns(tally: Tally) -> Iterator[Column]:
+def _egoschema_columns(scores: SuiteScores) -> Iterator[Column]:
     """The public subset; answers to the rest are for the benchmark's server."""
-    yield tally.accuracy("subset", "Public subset", subtask="subset")
+    yield scores.accuracy("subset", "Public subset", subtask="subset")
 
 
 def egoschema_submission(records: Iterable[Record]) -> list[tuple[str, str]]:
@@ -197,9 +197,9 @@ def _mvbench_record(data: Dataset, file: str, task: str, fields: Fields, place: 
     )  # fmt: skip
 
 
-def _mvbench_columns(tally: Tally) -> Iterator[Column]:
+def _mvbench_columns(scores: SuiteScores) -> Iterator[Column]:
     """The twenty tasks and their mean."""
-    tasks = list(tally.accuracies({name: head for name, head, _ in MVBENCH_TASKS.values()}))
+    tasks = list(scores.accuracies({name: head for name, head, _ in MVBENCH_TASKS.values()}))
     yield from (*tasks, mean("Avg", "Mean of tasks", tasks))
 
 
@@ -237,10 +237,10 @@ def _duration_group(fields: Fields) -> int:
     return group
 
 
-def _longvideobench_columns(tally: Tally) -> Iterator[Column]:
+def _longvideobench_columns(scores: SuiteScores) -> Iterator[Column]:
     """By group of durations, and all."""
-    yield from tally.accuracies({name: name.removesuffix(" s") for name in GROUPS.values()})
-    yield tally.accuracy("all", "Overall")
+    yield from scores.accuracies({name: name.removesuffix(" s") for name in GROUPS.values()})
+    yield scores.accuracy("all", "Overall")
 
 
 LONGVIDEOBENCH = Suite("LongVideoBench", _read_longvideobench, _longvideobench_columns)

@@ -7,7 +7,7 @@ from functools import partial
 
 from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import Fields, Malformed, listed, shown
-from edgevlm.bench.suites.scoring import Column, Suite, Tally, mean
+from edgevlm.bench.suites.scoring import Column, Suite, SuiteScores, mean
 
 TASKS = {
     "Real-time": ("OCR", "ACR", "ATR", "STU", "FPD", "OJR"),
@@ -75,11 +75,11 @@ def _forward(name: str, task: str, video: str, text: str, asked: Fields) -> Suit
     )  # fmt: skip
 
 
-def columns(tally: Tally) -> Iterator[Column]:
+def columns(scores: SuiteScores) -> Iterator[Column]:
     """Tasks, the mean of each category's tasks, and the mean of the three."""
     categories = []
     for category, names in TASKS.items():
-        tasks = list(tally.accuracies({name: name for name in names}, category))
+        tasks = list(scores.accuracies({name: name for name in names}, category))
         if tasks:
             categories.append(mean(category.lower(), f"{category}, mean of tasks", tasks))
             yield from (*tasks, categories[-1])

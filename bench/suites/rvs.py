@@ -7,7 +7,7 @@ from functools import partial
 
 from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import Fields
-from edgevlm.bench.suites.scoring import Column, Suite, Tally
+from edgevlm.bench.suites.scoring import Column, Suite, SuiteScores
 
 FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
 HEADS = {"RVS-Ego": "ego", "RVS-Movie": "movie"}
@@ -33,12 +33,12 @@ def _video(data: Dataset, file: str, half: str, folder: str, fields: Fields, pla
     yield from data.each(file, fields.list("conversations"), make, f"{place}/")
 
 
-def columns(tally: Tally) -> Iterator[Column]:
+def columns(scores: SuiteScores) -> Iterator[Column]:
     """Of each half the share that the judge calls right, and its mean rating from 0 to 5."""
     for half, head in HEADS.items():
-        if any(result.category == half for result in tally.results):
-            yield tally.accuracy(f"{head} acc", f"{half}, accuracy", category=half)
-            yield tally.rating(f"{head} 0-5", f"{half}, judge's rating", half)
+        if any(result.category == half for result in scores.results):
+            yield scores.accuracy(f"{head} acc", f"{half}, accuracy", category=half)
+            yield scores.rating(f"{head} 0-5", f"{half}, judge's rating", half)
 
 
 SUITE = Suite("RVS", read, columns)

@@ -135,7 +135,7 @@ class Column:
     rating: bool = False
 
 
-class Tally:
+class SuiteScores:
     """The answers of one policy at one budget."""
 
     def __init__(self, results: Iterable[ScoredAnswer]) -> None:
@@ -182,5 +182,5 @@ class Suite:
 
     title: str
     read: Callable[[Dataset], Iterable[SuiteQuestion]]
-    columns: Callable[[Tally], Iterator[Column]]
+    columns: Callable[[SuiteScores], Iterator[Column]]
     submission: Callable[[Iterable[Record]], list[tuple[str, str]]] | None = None

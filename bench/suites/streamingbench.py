@@ -8,7 +8,7 @@ from typing import Any
 
 from edgevlm.bench.suites.dataset import Dataset, Poll, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS, Fields, listed
-from edgevlm.bench.suites.scoring import Column, Suite, Tally
+from edgevlm.bench.suites.scoring import Column, Suite, SuiteScores
 
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"
 HEADS = {
@@ -110,14 +110,14 @@ def _proactive(name: str, video: str, asked: Fields) -> SuiteQuestion:
     )  # fmt: skip
 
 
-def columns(tally: Tally) -> Iterator[Column]:
+def columns(scores: SuiteScores) -> Iterator[Column]:
     """Tasks, then their category's share of all its questions; all questions last, as Table 2 has them."""
     for category, heads in HEADS.items():
-        tasks = list(tally.accuracies(heads, category))
+        tasks = list(scores.accuracies(heads, category))
         if tasks:
             yield from tasks
-            yield tally.accuracy(SHORT[category], category, category=category)
-    yield tally.accuracy("all", "Overall")
+            yield scores.accuracy(SHORT[category], category, category=category)
+    yield scores.accuracy("all", "Overall")
 
 
 SUITE = Suite("StreamingBench", read, columns)

@@ -102,7 +102,7 @@ class RayActors:
         if not todo:
             return
         with self._connected() as ray:
-            kind = ray.remote(_Worker).options(num_cpus=1, memory=self.memory or None)
+            kind = ray.remote(WorkerActor).options(num_cpus=1, memory=self.memory or None)
             busy: dict[Any, tuple[Any, tuple[int, Work] | None]] = {}  # by what a worker will answer: it, and its task
 
             def begin() -> None:
@@ -166,8 +166,8 @@ class RayActors:
             ray.shutdown()
 
 
-class _Worker:
-    """An actor."""
+class WorkerActor:
+    """A worker as a Ray actor."""
 
     def begin(self, version: str, make_perform: Callable[[], Callable[[Any], Any]]) -> None:
         """Raises UserError for another edgevlm than the one that asks: its results may be others."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edgevlm.engines.tensorrt import api
-from edgevlm.engines.tensorrt.jobs import BuildJob, Settings, build_need, check_memory, jobs_of
+from edgevlm.engines.tensorrt.jobs import BuildJob, BuildSettings, build_need, check_memory, jobs_of
 from edgevlm.engines.tensorrt.store import EngineFolder, Record, engine_key
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
@@ -43,7 +43,7 @@ def check_profile(bundle: Bundle) -> None:
         )
 
 
-def build_engines(bundle: Bundle, settings: Settings, driver: Driver, tell: Tell, progress: Tell) -> Iterator[Made]:
+def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, tell: Tell, progress: Tell) -> Iterator[Made]:
     """Build what is missing, each engine written as soon as it is made; yields one :class:`Made` a graph.
 
     tell: a line for each graph; progress: how far TensorRT has come with it. An interrupt stops TensorRT at its next step and
@@ -65,7 +65,7 @@ def build_engines(bundle: Bundle, settings: Settings, driver: Driver, tell: Tell
             yield Made(job.graph, str(plan), record.bytes, there is not None)
 
 
-def _build(job: BuildJob, settings: Settings, place: EngineFolder, progress: Tell) -> Record:
+def _build(job: BuildJob, settings: BuildSettings, place: EngineFolder, progress: Tell) -> Record:
     built = _interruptible(job, settings, place.timings(), progress)
     about = {"tensorrt": api.VERSION, "capacity": settings.capacity, "probes": settings.probes}
     record = place.put(place.path(job.graph, job.fingerprint), built.plan, about)
@@ -73,7 +73,7 @@ def _build(job: BuildJob, settings: Settings, place: EngineFolder, progress: Tel
     return record
 
 
-def _interruptible(job: BuildJob, settings: Settings, cache: bytes, progress: Tell) -> api.Built:
+def _interruptible(job: BuildJob, settings: BuildSettings, cache: bytes, progress: Tell) -> api.Built:
     """Build in a thread of its own, so that an interrupt is seen while TensorRT works; it then stops at its next step."""
     log, monitor = api.Log(), api.Monitor(lambda step: progress(f"building {job.graph}: {step}"))
     recipe = api.Recipe(job.model, job.path, job.calls, job.dropped, settings.workspace, cache)

@@ -15,7 +15,7 @@ from edgevlm.engines.inputs import Embedding, check_buffers, check_probes, graph
 from edgevlm.engines.tensorrt import api
 from edgevlm.engines.tensorrt.build import check_profile
 from edgevlm.engines.tensorrt.decoder import TensorRTDecoder
-from edgevlm.engines.tensorrt.jobs import Dims, Settings, jobs_of, pieces
+from edgevlm.engines.tensorrt.jobs import BuildSettings, Dims, jobs_of, pieces
 from edgevlm.engines.tensorrt.store import EngineFolder, engine_key, read_plan
 from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import UserError
@@ -143,11 +143,11 @@ class TensorRT:
         """Of an engine that is called in one way alone."""
         return EngineCalls(self._workspace, self._load(name), 0)
 
-    def _built_for(self) -> Settings:
+    def _built_for(self) -> BuildSettings:
         stem = self.bundle.file(self.bundle.decoder.graphs["full"]).stem
         for plan in self._folder.engines(stem):
             if record := self._folder.record(plan):
-                return Settings(int(record.about["capacity"]), probes=bool(record.about["probes"]))
+                return BuildSettings(int(record.about["capacity"]), probes=bool(record.about["probes"]))
         device = self._workspace.driver.device
         raise UserError(
             f"{self.bundle.path}: has no engines for {device.name} and TensorRT {api.VERSION}; build them (edgevlm build "

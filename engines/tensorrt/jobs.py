@@ -110,7 +110,7 @@ def _shapes(bundle: Bundle) -> EngineShapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BuildSettings:
     """capacity: rows of each layer's memory; workspace: bytes that a layer may work with; force: build what is there too.
 
     probes: whether the decoder's engine gives queries, for policies that look at attention.
@@ -138,7 +138,7 @@ class BuildJob:
     fingerprint: str
 
 
-def jobs_of(bundle: Bundle, settings: Settings) -> list[BuildJob]:
+def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
     """The tower, the decoder and, where there is one, the graph of projections. Raises BundleError for a file that is none."""
     spec = bundle.decoder
     probes = frozenset() if settings.probes else frozenset(f"query{layer}" for layer in range(spec.layers))

@@ -94,9 +94,9 @@ def _write_changed(
 
 def count_parameters(tower: VisionTower, checkpoint: Checkpoint) -> int:
     """Numbers that a tower stores. Raises UserError if the checkpoint lacks one of its tensors; none is read."""
-    unwritten = _Unwritten()
-    _build(tower, VisionGraph(GraphBuilder("vision", unwritten), checkpoint.without_reading(), fixed=False))
-    return unwritten.numbers
+    counting = CountingFile()
+    _build(tower, VisionGraph(GraphBuilder("vision", counting), checkpoint.without_reading(), fixed=False))
+    return counting.numbers
 
 
 def check_precision(name: str) -> None:
@@ -114,7 +114,7 @@ def _build(tower: VisionTower, g: VisionGraph) -> None:
     g.graph.output(g.node("Identity", [rows], "features"), TensorProto.FLOAT, ["F", tokens, tower.width])
 
 
-class _Unwritten(WeightsFile):
+class CountingFile(WeightsFile):
     """Counts what would be written."""
 
     def __init__(self) -> None:

@@ -49,11 +49,11 @@ def anew(tensorrt: Any) -> Iterator[None]:
 def build(bundle: Bundle, driver: FakeDriver, capacity: int, **settings: Any) -> list[Any]:
     """What ``edgevlm build`` does."""
     from edgevlm.engines.tensorrt.build import build_engines
-    from edgevlm.engines.tensorrt.jobs import Settings
+    from edgevlm.engines.tensorrt.jobs import BuildSettings
 
     ignore = [].append
     given: Driver = driver  # type: ignore[assignment]
-    return list(build_engines(bundle, Settings(capacity, **settings), given, ignore, ignore))
+    return list(build_engines(bundle, BuildSettings(capacity, **settings), given, ignore, ignore))
 
 
 def device_memory(bundle: Bundle, driver: FakeDriver, capacity: int) -> tuple[list[KVBuffer], list[Any], list[Any]]:

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevlm.bench.suites.scoring import ScoredAnswer, Tally, chosen_letter, contains, edit_distance, marks_of, mean, nearest
+from edgevlm.bench.suites.scoring import (
+    ScoredAnswer,
+    SuiteScores,
+    chosen_letter,
+    contains,
+    edit_distance,
+    marks_of,
+    mean,
+    nearest,
+)
 
 LABELS = ["blow dry", "put on the cap", "spread the slurry"]
 
@@ -125,24 +134,24 @@ def test_the_nearest_label_is_nearest_of_all(text, labels):
     assert nearest(text, labels) == min((edit_distance(text, label), label) for label in labels)[1]
 
 
-def tally():
+def scores():
     rows = [
         ("v1", "x", "a", (True,)),
         ("v1", "x", "a", (False,)),
         ("v2", "x", "b", (True, True, False)),
         ("v3", "y", "c", None),
     ]
-    return Tally([ScoredAnswer(*row) for row in rows] + [ScoredAnswer("v2", "y", "c", (True,), 4.0)])
+    return SuiteScores([ScoredAnswer(*row) for row in rows] + [ScoredAnswer("v2", "y", "c", (True,), 4.0)])
 
 
 def test_shares_count_marks_and_means_count_tasks():
-    b, a = tally().accuracies({"b": "B", "a": "A"}, "x")
+    b, a = scores().accuracies({"b": "B", "a": "A"}, "x")
     assert (b.head, a.head) == ("B", "A")
     assert (b.value, a.value) == (2 / 3, 1 / 2)
-    assert tally().accuracy("x", "x", category="x").value == 3 / 5
+    assert scores().accuracy("x", "x", category="x").value == 3 / 5
     assert mean("m", "m", [a, b]).value == (2 / 3 + 1 / 2) / 2
-    assert tally().accuracy("all", "all").estimate.clusters == 2
-    assert tally().accuracy("all", "all").estimate.count == 6
-    assert tally().accuracy("none", "none", subtask="d").value is None
-    assert mean("m", "m", [tally().accuracy("none", "none", subtask="d")]).value is None
-    assert tally().rating("r", "r", "y").value == 4.0
+    assert scores().accuracy("all", "all").estimate.clusters == 2
+    assert scores().accuracy("all", "all").estimate.count == 6
+    assert scores().accuracy("none", "none", subtask="d").value is None
+    assert mean("m", "m", [scores().accuracy("none", "none", subtask="d")]).value is None
+    assert scores().rating("r", "r", "y").value == 4.0
