@@ -20,6 +20,7 @@ from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark
 from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVScales
+from edgevlm.runtime.stateful import NotState
 
 ROW_DTYPES = {
     "kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32,
@@ -84,7 +85,7 @@ def row_bytes(axes: int) -> int:
     return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
-class KVCache:
+class KVCache(NotState):
     """Keys, values and metadata of one stream, allocated once.
 
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64

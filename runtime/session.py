@@ -36,7 +36,7 @@ from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, 
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
-from edgevlm.runtime.stateful import strip_prefix
+from edgevlm.runtime.stateful import NotState, strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.time_window import TimeWindow
@@ -46,7 +46,7 @@ ROUND_S = 0.5  # that questions of watches may hold up frames at once
 KNOWN_QUESTIONS = 256  # with choices, of which the tokens are kept
 
 
-class Session:
+class Session(NotState):
     """One stream within a fixed memory budget; make one with :meth:`open`.
 
     Any thread may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +13,12 @@ from numpy.typing import NDArray
 
 State = Mapping[str, NDArray]
 """Arrays by name, ``part.part.field``."""
+
+
+class NotState:
+    """What the session owns and a policy may refer to, like the cache: nothing in it is the policy's state."""
+
+    __slots__ = ()
 
 
 class Stateful:
@@ -29,6 +38,7 @@ class Stateful:
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ()
+    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # of the call at hand, or counters that a snapshot may lose
 
     @property
     def state_bytes(self) -> int:
@@ -36,8 +46,15 @@ class Stateful:
         return sum(bytes_of(getattr(self, name)) for name in self.state_fields)
 
     def undeclared(self) -> list[str]:
-        """Attributes that hold arrays and are not in ``state_fields``: a snapshot would lose them, and nobody be charged."""
-        return [name for name, value in vars(self).items() if name not in self.state_fields and _holds_arrays(value)]
+        """Attributes that hold arrays, however deep, beside those charged: a snapshot would lose them.
+
+        A field of ``state_fields`` is among them if an object that is no Stateful, a deque or a set holds arrays for it.
+        """
+        known = {id(self): self} | {
+            id(each): each for name in self.state_fields for each in _declared(getattr(self, name, None))
+        }
+        unknown = (name for name in _attributes(self) if name not in self._scratch_fields)
+        return [name for name in unknown if _reaches_array(getattr(self, name), dict(known))]
 
     def state(self) -> State:
         """The fields as arrays by name, for a snapshot; views, not copies."""
@@ -78,12 +95,55 @@ def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 
-def _holds_arrays(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_arrays, value.values()))
-    if isinstance(value, list | tuple | set):
-        return any(map(_holds_arrays, value))
-    return isinstance(value, np.ndarray) and value.size > 0
+def _declared(value: object) -> Iterator[object]:
+    """The arrays that a field is charged for, and our own Statefuls that hold them."""
+    if isinstance(value, Stateful):
+        if type(value).__module__.startswith("edgevlm."):
+            yield value
+        for name in value.state_fields:
+            yield from _declared(getattr(value, name, None))
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _declared(part)
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield value
+
+
+_NO_PARTS = (
+    str, bytes, int, float, complex, type(None), np.generic, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
+    logging.Logger, NotState,
+)  # fmt: skip
+
+
+def _reaches_array(value: object, seen: dict[int, object]) -> bool:
+    """Whether ``value`` is an array, or holds one that is not in ``seen`` (objects by id)."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, _NO_PARTS) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, np.ndarray):
+            if value.size:
+                return True
+            continue
+        if isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            left += value
+        left += (getattr(value, name) for name in _attributes(value))
+    return False
+
+
+def _attributes(value: object) -> list[str]:
+    """Names of what is set on an object itself, in ``__dict__`` or slots."""
+    slots = {
+        name: None
+        for kind in type(value).__mro__
+        for name, each in vars(kind).items()
+        if isinstance(each, MemberDescriptorType)
+    }
+    return [*getattr(value, "__dict__", ()), *(name for name in slots if hasattr(value, name))]
 
 
 def _public(field: str) -> str:

@@ -30,8 +30,8 @@ class PeakBytes:
         """
         if not type(policy).__module__.startswith("edgevlm.") and (names := policy.undeclared()):
             raise UserError(
-                f"policy {policy.name} keeps arrays in {', '.join(names)}, which its state_fields must name: they count in its "
-                "bytes, and a snapshot would lose them"
+                f"policy {policy.name} keeps arrays in {', '.join(names)}, which its state_fields must name as an array, a "
+                "Stateful, or a dict or list of those: they count in its bytes, and a snapshot would lose them"
             )
         self.bytes = max(self.bytes, cache.nbytes + policy.state_bytes + present)
 

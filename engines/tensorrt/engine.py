@@ -23,9 +23,10 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
 from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVDevice, LayerDecoder, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+from edgevlm.runtime.stateful import NotState
 
 
-class TensorRT:
+class TensorRT(NotState):
     """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
 
     kv_device: KVDevice = "cuda"

@@ -61,6 +61,7 @@ class Mosaic(Retrieval):
     name: ClassVar[str] = "mosaic"
     paper: ClassVar[str] = "Mosaic, secs. V to VII"
     state_fields = (*Retrieval.state_fields, "table", "updater", "visual")
+    _scratch_fields = (*Retrieval._scratch_fields, "prefetched")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -62,6 +62,7 @@ class ReSV(Retrieval):
     name: ClassVar[str] = "resv"
     paper: ClassVar[str] = "V-Rex, sec. IV"
     state_fields = (*Retrieval.state_fields, "clusters", "pages", "row_clusters")
+    _scratch_fields = (*Retrieval._scratch_fields, "_middle")
 
     def open(self, cache: KVCache, store: Store) -> None:
         """Raises UserError for an index that has no room for a few clusters."""

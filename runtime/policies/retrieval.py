@@ -43,6 +43,7 @@ class Retrieval(Policy, ABC):
     index: float = setting(0.125, "fraction of |M|, in bytes, for the index; the rest is the working set", above=0, below=1)
 
     state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
+    _scratch_fields: ClassVar[tuple[str, ...]] = ("_tables", "stats")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.stateful import NotState
 from edgevlm.runtime.store.block import ALIGNMENT, Block, BlockRecord, joined
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.tables import Notify, StoreStats, StoreTables
@@ -50,7 +51,7 @@ class StoreUse:
     stats: StoreStats
 
 
-class Store:
+class Store(NotState):
     """Blocks by number, in host memory and in one file; a block is lost once it lies in neither.
 
     Any thread may call any method, but :meth:`restore` and :meth:`close` alone; threads of its own write and read ahead.
