@@ -37,7 +37,6 @@ from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVDevice, StepResult, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
-from edgevlm.runtime.stateful import NotState
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
 READ_ERROR = re.compile(rf"system ?error(?: number| :) {errno.EIO}\b", re.IGNORECASE)  # as ONNX Runtime says it
@@ -68,8 +67,10 @@ class Calls:
         self.options = self._giving_back if short else None
 
 
-class OnnxRuntimeCpu(NotState):
+class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.runtime.engine.Engine`."""
+
+    _not_state = True  # a policy that refers to it is not charged for it
 
     kv_device: KVDevice = "host"
     ort_device = "cpu"  # the same, as ONNX Runtime calls it

@@ -20,7 +20,6 @@ from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark
 from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVScales
-from edgevlm.runtime.stateful import NotState
 
 ROW_DTYPES = {
     "kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32,
@@ -85,7 +84,7 @@ def row_bytes(axes: int) -> int:
     return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
-class KVCache(NotState):
+class KVCache:
     """Keys, values and metadata of one stream, allocated once.
 
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
@@ -101,6 +100,8 @@ class KVCache(NotState):
     The long loops run without the GIL. Any number of threads may read a cache at once, one may change it: a call that would
     meet another's change raises CacheError, as does one given arrays of the memory it is to change.
     """
+
+    _not_state = True  # a policy that refers to it is not charged for it
 
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "native", "pair_axis")
 

@@ -19,17 +19,18 @@ from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.paths import refuse_address
 from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
-from edgevlm.runtime.stateful import NotState
 
 LARGEST_TOKENIZER = 1 << 27  # bytes
 
 
 @dataclass(eq=False)
-class Model(NotState):
+class Model:
     """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world.
 
     Its sessions submit their work to ``scheduler``, whose thread alone calls the engine.
     """
+
+    _not_state = True  # a policy that refers to it is not charged for it
 
     bundle: Bundle
     engine: Engine

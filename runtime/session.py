@@ -36,7 +36,7 @@ from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, 
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
-from edgevlm.runtime.stateful import NotState, strip_prefix
+from edgevlm.runtime.stateful import strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.time_window import TimeWindow
@@ -46,8 +46,17 @@ ROUND_S = 0.5  # that questions of watches may hold up frames at once
 KNOWN_QUESTIONS = 256  # with choices, of which the tokens are kept
 
 
-class Session(NotState):
-    """One stream within a fixed memory budget; make one with :meth:`open`.
+class Session:
+    """One stream within a fixed memory budget: watch its frames, ask about them.
+
+    In the order of need::
+
+        with Session.open("demo", budget="1k") as session:  # or a bundle, a checkpoint, ORG/NAME; closed at the end
+            session.watch(frame, seconds)                   # uint8 RGB [H, W, 3]; prepare, skip, flush
+            answer = session.ask("how many objects?")       # print it, or iterate it; check, check_window, cancel
+            session.classify([("is it dark?", ["yes", "no"])])
+            session.forget(since=0, until=60)
+            session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is
     answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none after, because
@@ -58,7 +67,18 @@ class Session(NotState):
     ``cache`` and ``store``, to look at while the session does nothing else.
     """
 
-    def __init__(
+    _not_state = True  # a policy that refers to it is not charged for it
+
+    @classmethod
+    def _opened(
+        cls, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
+    ) -> Session:
+        """On the model's thread. Instead of an ``__init__``, as users open sessions and need not read of these types."""
+        session = cls()
+        session._allocate(model, settings, chat, text, writer)
+        return session
+
+    def _allocate(
         self, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
     ) -> None:
         self.model, self.text_budget = model, text
@@ -164,7 +184,7 @@ class Session(NotState):
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
             text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, system)
-            opening = used.scheduler.submit(None, cls, used, settings, chat, text, writer, urgent=True)
+            opening = used.scheduler.submit(None, cls._opened, used, settings, chat, text, writer, urgent=True)
             session = opening.result()
             session._preprocess = Preprocessor(used.bundle.vision, bgr=bgr)
             if writer is not None:
@@ -573,9 +593,11 @@ class Session(NotState):
             self._owned.close()
 
     def __enter__(self) -> Session:
+        """The session itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close it."""
         self.close()
 
 

@@ -15,12 +15,6 @@ State = Mapping[str, NDArray]
 """Arrays by name, ``part.part.field``."""
 
 
-class NotState:
-    """What the session owns and a policy may refer to, like the cache: nothing in it is the policy's state."""
-
-    __slots__ = ()
-
-
 class Stateful:
     """Something that keeps arrays between calls, in the attributes that ``state_fields`` names.
 
@@ -111,16 +105,19 @@ def _declared(value: object) -> Iterator[object]:
 
 _NO_PARTS = (
     str, bytes, int, float, complex, type(None), np.generic, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
-    logging.Logger, NotState,
+    logging.Logger,
 )  # fmt: skip
 
 
 def _reaches_array(value: object, seen: dict[int, object]) -> bool:
-    """Whether ``value`` is an array, or holds one that is not in ``seen`` (objects by id)."""
+    """Whether ``value`` is an array, or holds one that is not in ``seen`` (objects by id).
+
+    ``_not_state`` marks the classes of what the session owns and a policy may refer to, like the cache.
+    """
     left = [value]
     while left:
         value = left.pop()
-        if isinstance(value, _NO_PARTS) or id(value) in seen:
+        if isinstance(value, _NO_PARTS) or id(value) in seen or getattr(type(value), "_not_state", False):
             continue
         seen[id(value)] = value
         if isinstance(value, np.ndarray):

@@ -23,11 +23,12 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
 from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVDevice, LayerDecoder, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
-from edgevlm.runtime.stateful import NotState
 
 
-class TensorRT(NotState):
+class TensorRT:
     """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
+
+    _not_state = True  # a policy that refers to it is not charged for it
 
     kv_device: KVDevice = "cuda"
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"

@@ -16,7 +16,7 @@ from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.plugins import split_options
-from edgevlm.runtime.stateful import NotState, Stateful
+from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache, Rows
@@ -48,12 +48,14 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamShape(NotState):
+class StreamShape:
     """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
     fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was. thinned:
     whether frames enter with what changed alone, one token or more of the p. text_per_frame: the most rows of text around one.
     """
+
+    _not_state = True  # a policy that refers to it is not charged for it
 
     layers: int
     tokens_per_frame: int

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.stateful import NotState
 from edgevlm.runtime.store.block import ALIGNMENT, Block, BlockRecord, joined
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.tables import Notify, StoreStats, StoreTables
@@ -51,7 +50,7 @@ class StoreUse:
     stats: StoreStats
 
 
-class Store(NotState):
+class Store:
     """Blocks by number, in host memory and in one file; a block is lost once it lies in neither.
 
     Any thread may call any method, but :meth:`restore` and :meth:`close` alone; threads of its own write and read ahead.
@@ -61,6 +60,8 @@ class Store(NotState):
 
     Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
     """
+
+    _not_state = True  # a policy that refers to it is not charged for it
 
     def __init__(
         self,

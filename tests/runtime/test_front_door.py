@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,23 @@ def test_help_lists_what_a_user_calls_and_nothing_else():
     }  # fmt: skip
     text = pydoc.plain(pydoc.render_doc(Session))
     assert not re.search(r"\b_[a-z]\w+\(", text)
+    assert "__init__" not in text
+    assert not re.search("StreamSettings|Chat'", text), "what no user makes"
+
+
+def test_help_begins_with_what_a_user_does_in_order():
+    text = pydoc.plain(pydoc.render_doc(Session))
+    head = text[: text.index("Methods defined here")]
+    named = [name for name in re.findall(r"[a-z_]+", head.split("In the order of need")[1]) if name in vars(Session)]
+    assert sorted(["open", "watch", "ask", "forget", "stats"], key=named.index) == ["open", "watch", "ask", "forget", "stats"]
+    assert {name for name in vars(Session) if not name.startswith("_")} <= {*named, "close"}
+
+
+def test_the_snippet_in_help_runs_as_it_stands():
+    snippet = Session.__doc__.split("::\n\n")[1].split("\n\n")[0]
+    known = {"Session": Session, "frame": np.zeros((56, 56, 3), np.uint8), "seconds": 1.5}
+    exec(textwrap.dedent(snippet), known)
+    assert known["answer"].finished
 
 
 def test_the_readme_snippet_and_the_example_run_as_they_stand(tmp_path):
