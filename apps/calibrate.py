@@ -16,17 +16,18 @@ from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
 from edgevlm.calib.accuracy.select_evidence import select_evidence
-from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, Note, select_policies
+from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, select_policies
 from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants
 from edgevlm.calib.plots import check_plot, plot_ages
 from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import UserError
 from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
+from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.budget import parse_budget
-from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
+from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file
 from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices, EncodeChoice, EvidenceHeads
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
@@ -113,7 +114,7 @@ def _budgets(text: str) -> list[Budget | int]:
     return [parse_budgets(part)[0] if part.endswith("%") else parse_budget(part) for part in parts]
 
 
-def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Findings]:
+def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
     """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible.
 
     A run that is stopped leaves a checkpoint beside the bundle to be written, from which the next one continues.
@@ -137,13 +138,13 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         if model.bundle.vision.pixels is not None and (first := next(iter(clips[0].frames), None)) is not None:
             model = model.for_frames((first.shape[0], first.shape[1]))
         with checkpoint_folder((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
-            found = _measure(request, model, clips, folder, progress, note)
+            found = _measure(request, model, clips, folder, progress, notify)
             progress("writing")
             written = write_calibration(
                 model.bundle, found.layers, found.policies, found.scales, found.evidence, out=request.out
             )
     except KeyboardInterrupt:
-        note("stopped; the same command continues from here")
+        notify("stopped; the same command continues from here")
         raise
     finally:
         model.close()
@@ -168,7 +169,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 
 
 def _measure(
-    request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress, note: Note
+    request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
     """An int8 cache's scales, on them the layers, then, on what was found of both (or stood in the bundle), the policies."""
     layers, scales = None, None
@@ -181,11 +182,11 @@ def _measure(
     evidence = _evidence(request, model, folder, progress) if request.evidence else None
     if request.comparison is None:
         return Findings(layers, None, scales, evidence)
-    given = ComparisonInput(model, clips, request.frames, folder, progress, note)
+    given = ComparisonInput(model, clips, request.frames, folder, progress, notify)
     return Findings(layers, select_policies(request.comparison, given), scales, evidence)
 
 
-def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress) -> Calibration:
+def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify) -> Calibration:
     """The layers' calibration, or the one measured before the command was stopped."""
     file = folder / "layers.json"
     try:
@@ -196,7 +197,7 @@ def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: 
         return calibration
 
 
-def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder: Path, progress: Progress) -> KVScales:
+def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder: Path, progress: Notify) -> KVScales:
     """An int8 cache's scales over the beginning of each clip, or those that were measured before the command was stopped."""
     file, spec = folder / SCALES, bundle.decoder
     try:
@@ -209,7 +210,7 @@ def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder
         return scales
 
 
-def _evidence(request: CalibrateRequest, model: Model, folder: Path, progress: Progress) -> EvidenceHeads:
+def _evidence(request: CalibrateRequest, model: Model, folder: Path, progress: Notify) -> EvidenceHeads:
     """Where evidence is found, or what was found before the command was stopped."""
     file, spec = folder / f"evidence-{request.evidence}.json", model.bundle.decoder
     try:

@@ -17,6 +17,7 @@ from typing import Any
 from edgevlm.apps.run.clock import clock_time
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.paths import PRIVATE, private_folder
 
 FILE = "journal.sqlite"
@@ -50,9 +51,7 @@ class Journal:
     not take a line. Raises UserError for a file that cannot be opened.
     """
 
-    def __init__(
-        self, folder: Path, notify: Callable[[str], object] = lambda line: None, *, days: float = DAYS, cap: int = CAP
-    ) -> None:
+    def __init__(self, folder: Path, notify: Notify = lambda line: None, *, days: float = DAYS, cap: int = CAP) -> None:
         self._path, self._notify, self._days, self._cap = folder / FILE, notify, days, cap
         self._lock, self._told = threading.Lock(), False
         self.forgotten = 0  # times that something was

@@ -20,14 +20,14 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.comparison import SideBySide
-from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
+from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
-from edgevlm.progress import Report, progress
+from edgevlm.progress import Report, progress, to_stderr
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import Bundle
@@ -114,8 +114,8 @@ def launch(request: RunRequest) -> None:
     try:
         load_class("engines", request.engine)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
-            choice, notice = make_choice(request, options), to_stderr if not request.quiet else lambda line: None
-            bundle = resolve_model(request.model, step, notice, request.engine, choice)
+            choice, notify = make_choice(request, options), to_stderr if not request.quiet else lambda line: None
+            bundle = resolve_model(request.model, step, notify, request.engine, choice)
             size = size_of(bundle, choice, step, asked=request.frame_size is not None)
         if choice.asks and choice.plan is None and request.engine == DEFAULT_ENGINE:
             asked = "--precision, --vision-precision and --kv"

@@ -19,7 +19,7 @@ from edgevlm.apps.sources import Frame, Source, SourceOptions, open_source
 from edgevlm.apps.sources.base import StageTimer
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -39,7 +39,7 @@ def camera(
     inline: bool = False,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each stage there was, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
 
@@ -59,7 +59,7 @@ def camera(
             yield {**about, "ms_p50": p50, "ms_p95": p95, "frames": len(values), **context}
 
 
-def _measure(source: Source, session: Session, frames: int, inline: bool, progress: Progress) -> list[dict[str, float]]:
+def _measure(source: Source, session: Session, frames: int, inline: bool, progress: Notify) -> list[dict[str, float]]:
     prepare = FramePreparation(session.prepare)
     if not inline:
         source.prepare = prepare

@@ -18,7 +18,7 @@ import numpy as np
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
 from edgevlm.apps.cluster.placement import Camera, Need, Needs, Node
 from edgevlm.bench.output import Line
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 
 DAY_S = 86_400.0
 ASK_S = 5.0  # from one asking for orders to the next
@@ -108,7 +108,7 @@ class Simulation:
         self.days = [DayEnd()]
         self._later(self.random.expovariate(1 / (HEAD[0] * DAY_S)), "head dies", "")
 
-    def run(self, progress: Progress) -> Outcome:
+    def run(self, progress: Notify) -> Outcome:
         """Play it to its end."""
         while self._events and self._events[0][0] < self.end:
             while self._events[0][0] >= self.days[-1].at + DAY_S:
@@ -249,7 +249,7 @@ def cluster(
     cameras: int = 10_000,
     days: float = 30.0,
     seed: int = 0,
-    progress: Progress = lambda words: None,
+    progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
     """Nodes that are killed, frozen, cut off and replaced at random, and a head that dies: how long cameras were not watched,
     how often they moved, and what the head takes; then the same day by day, of a gap on the day when it ends.

@@ -20,9 +20,9 @@ from edgevlm.bench.noise import GROUP, CacheShape, FilledCache
 from edgevlm.bench.output import prefixed
 from edgevlm.bench.timing import spread, timed
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.auto import AUTO
-from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KV_TYPES
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
@@ -42,7 +42,7 @@ def compression(
     rounds: int = 3,
     device: str = "cpu",
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
 
@@ -73,7 +73,7 @@ def compression(
 
 
 def measure(
-    text: str, shape: CacheShape, dtype: str, threads: int, rounds: int, progress: Progress = lambda what: None
+    text: str, shape: CacheShape, dtype: str, threads: int, rounds: int, progress: Notify = lambda what: None
 ) -> dict[str, Any]:
     """Time one policy, ``name`` or ``name:setting=value,...``, on a cache of ``shape``."""
     before = kernels.threads()
@@ -92,7 +92,7 @@ def measure(
     }  # fmt: skip
 
 
-def _rounds(policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress: Progress) -> Iterator[tuple[float, float]]:
+def _rounds(policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress: Notify) -> Iterator[tuple[float, float]]:
     """(pass, plain read) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
     memory = FilledCache(shape, dtype)
     cache = memory.cache

@@ -11,8 +11,8 @@ from edgevlm.bench.noise import NoiseEngine
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.packages import needed
+from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO
-from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Policy, create_policy
 
@@ -22,7 +22,7 @@ TOKENS_PER_FRAME = 196
 
 
 @contextmanager
-def open_model(name: str, threads: int, progress: Progress, precision: str = "fp32") -> Iterator[Model]:
+def open_model(name: str, threads: int, progress: Notify, precision: str = "fp32") -> Iterator[Model]:
     """A loaded model: ``demo``, a bundle's directory, or SEEDED with weights of ``precision``, in a temporary directory."""
     with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         if name == SEEDED:
@@ -61,7 +61,7 @@ def check_policies(texts: Sequence[str], fits: Callable[[Policy], bool], but: st
             )
 
 
-def open_checkpoint(name: str, temporary: Path, progress: Progress) -> Path:
+def open_checkpoint(name: str, temporary: Path, progress: Notify) -> Path:
     """A LLaVA-OneVision checkpoint's directory; SEEDED is written into ``temporary``. Raises UserError for another family."""
     if name == SEEDED:
         folder: Path = needed("edgevlm.bench.seeded", "a model of random weights").write_checkpoint(

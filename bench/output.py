@@ -10,10 +10,8 @@ from typing import Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import note
 from edgevlm.bench.schemas import SPREADS, bench_line
-from edgevlm.progress import progress
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify, progress, to_stderr
 
 Line = dict[str, Any]
 TELL_EVERY_S = 10.0  # between words of progress where stderr is no terminal
@@ -123,7 +121,7 @@ def _echo_row(cells: Sequence[str], widths: Sequence[int]) -> None:
     typer.echo("  ".join(f"{text:<{width}}" for text, width in zip(cells, widths, strict=True)).rstrip())
 
 
-def prefixed(progress: Progress, place: str) -> Progress:
+def prefixed(progress: Notify, place: str) -> Notify:
     """A progress whose words follow ``place``."""
     return lambda what: progress(f"{place}: {what}")
 
@@ -137,13 +135,13 @@ def measure_and_print(measure: Callable[..., Iterable[Line]], options: Mapping[s
             table.print(line)
 
 
-def _now_and_then() -> Progress:
+def _now_and_then() -> Notify:
     last = time.monotonic()
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         nonlocal last
         if time.monotonic() - last >= TELL_EVERY_S:
-            note(what)
+            to_stderr(what)
             last = time.monotonic()
 
-    return tell
+    return report

@@ -26,7 +26,6 @@ import psutil
 import uvicorn
 
 from edgevlm.apps.run import memory_view
-from edgevlm.apps.run.events import to_stderr
 from edgevlm.apps.serve import http
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings
 from edgevlm.apps.serve.run import bound, uvicorn_config
@@ -34,7 +33,7 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.sources import Frame
 from edgevlm.bench.serve import EagerDemo
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify, to_stderr
 
 FPS = 1.0  # of the camera
 BUDGET = 256  # tokens of its memory: what is drawn of it takes as long as it is large
@@ -141,7 +140,7 @@ class SteppedDemo(EagerDemo):
         return super().read()
 
 
-def page(model: str = "demo", hours: float = 1.0, *, progress: Progress = lambda what: None) -> Iterator[dict[str, Any]]:
+def page(model: str = "demo", hours: float = 1.0, *, progress: Notify = lambda what: None) -> Iterator[dict[str, Any]]:
     """A line for each simulated hour, LEAST at least, and one with the growth an hour over the second half of them.
 
     That is by least squares: what fills up once, like thumbnails, is full by then if ``hours`` are many enough.

@@ -13,7 +13,7 @@ from edgevlm.calib.accuracy.pools import LOCAL, RayActors
 from edgevlm.calib.accuracy.variants import VariantRun, parse_budgets, parse_variants
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 
 PREDICTED = (4, 8, 16, 32, 64, 128)
 
@@ -25,7 +25,7 @@ def scaling(
     budget: str = "12.5%",
     workers: str = "1,2",
     cluster: str = LOCAL,
-    progress: Progress = lambda words: None,
+    progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
     """A line for each number of ``workers``, by which ``bench accuracy --cluster`` was timed, and for more that are predicted.
 

@@ -20,7 +20,8 @@ from edgevlm.export.backbones import TEXT_BACKBONES, DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
-from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, Progress, VisionSpec
+from edgevlm.progress import Notify
+from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
 from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.model import Model
@@ -207,7 +208,7 @@ def llava_onevision_config(layers: int | None = None) -> Any:
     )  # fmt: skip
 
 
-def write_checkpoint(folder: Path, config: Any | None = None, progress: Progress = lambda what: None) -> Path:
+def write_checkpoint(folder: Path, config: Any | None = None, progress: Notify = lambda what: None) -> Path:
     """Save a LLaVA-OneVision checkpoint of ``config``, by default the 0.5B one (1.8 GB), in bfloat16; returns the directory.
 
     Weights are as transformers initialises them, the same for the same torch. Its tokenizer has a token for each byte

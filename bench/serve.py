@@ -40,7 +40,7 @@ from edgevlm.bench.timing import spread
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.model import Model
 
 WATCHED = 16  # frames before questions and before frames are counted
@@ -65,7 +65,7 @@ class EagerDemo(DemoSource):
 
 
 def ttft(
-    model: str = "demo", rounds: int = 40, threads: int | None = None, *, progress: Progress = lambda what: None
+    model: str = "demo", rounds: int = 40, threads: int | None = None, *, progress: Notify = lambda what: None
 ) -> Iterator[dict[str, Any]]:
     """A line: milliseconds to the first token through HTTP and in process, the same session asked in turn, its camera paused.
 
@@ -95,7 +95,7 @@ def ttft(
 
 
 @contextmanager
-def _served(config: ServeConfig, folder: Path, progress: Progress) -> Iterator[tuple[CameraStream, int]]:
+def _served(config: ServeConfig, folder: Path, progress: Notify) -> Iterator[tuple[CameraStream, int]]:
     """The demo camera's stream, and the port of a server in this process. SEEDED has random weights of 8 bits."""
     service = Service(config, lambda line: None, SourceOptions(speed=FASTEST))
     if config.model == SEEDED:
@@ -151,7 +151,7 @@ def cameras(
     seconds: float = 4.0,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each way of running so many cameras, in one process and in one each: frames a second in all, and memory.
 
@@ -173,7 +173,7 @@ def cameras(
 
 
 def _measured(
-    model: str, count: int, rounds: int, seconds: float, threads: int, folder: Path, progress: Progress
+    model: str, count: int, rounds: int, seconds: float, threads: int, folder: Path, progress: Notify
 ) -> Iterator[dict[str, Any]]:
     with _servers() as running:
         ways: list[list[Served]] = []
@@ -207,7 +207,7 @@ def _measured(
 
 
 def clients(
-    model: str = "demo", rounds: int = 3, seconds: float = 3.0, *, progress: Progress = lambda what: None
+    model: str = "demo", rounds: int = 3, seconds: float = 3.0, *, progress: Notify = lambda what: None
 ) -> Iterator[dict[str, Any]]:
     """What clients cost a camera that takes all that is left: LISTENERS on its events, then rising rates of requests.
 

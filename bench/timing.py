@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from edgevlm.progress import Notify
+
 Key = TypeVar("Key")
 
 
@@ -43,9 +45,7 @@ def time_job(job: Job) -> Took:
     return Took(1e3 * wall / job.count, 1e3 * cpu / job.count)
 
 
-def take_turns(
-    jobs: Mapping[Key, Job], rounds: int, progress: Callable[[str], object] = lambda what: None
-) -> dict[Key, list[Took]]:
+def take_turns(jobs: Mapping[Key, Job], rounds: int, progress: Notify = lambda what: None) -> dict[Key, list[Took]]:
     """Run every job once a round; a first round warms up and is not counted."""
     took: dict[Key, list[Took]] = {key: [] for key in jobs}
     for done in range(rounds + 1):

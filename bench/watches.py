@@ -31,7 +31,7 @@ from edgevlm.calib.accuracy.pools import Processes
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.calib.intervals import fraction_right
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -118,7 +118,7 @@ def quality(
     threads: int | None = None,
     out: Path | None = None,
     workers: int = 1,
-    progress: Progress = lambda words: None,
+    progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
     """A line for each memory, kind of question and rule, over so many streams that objects come and go as often as ``events``.
 
@@ -293,7 +293,7 @@ def month(
     kinds: int = 64,
     append: Sequence[str] = ("auto",),
     threads: int | None = None,
-    progress: Progress = lambda words: None,
+    progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
     """A demo camera of a frame a minute, to which an object comes once an hour, so many kinds in turn. A line for each of two
     watches, of any object and of a red square: openings and closings beside the truth, how many a sink did not get, and bytes

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.calib.trace import Clip, ClipTrace, ClipTracer, Float64
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import Calibration, LayerClass
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
@@ -25,7 +25,7 @@ PAPER = (0.1, 0.7)  # HERMES's own depths: shallow below the first, deep from th
 CANDIDATES = 6  # lowest layers that are tried as PureKV's CLIE layer
 
 
-def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Progress | None = None) -> Calibration:
+def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer; measurements are averaged over clips.
 
     frames: of each clip; None takes as many as the model's positions hold, 6,000 tokens at most. Raises UserError for clips too

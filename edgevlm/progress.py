@@ -6,13 +6,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Protocol
 
 PATIENCE_S = 0.8  # from ctrl-C until a call that does not return to Python is abandoned
 
+Notify = Callable[[str], object]  # called with a line for the user
+
 _shown: Step | None = None  # rich draws one display at a time: what is shown inside another's block joins it
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Report(Protocol):
@@ -35,7 +41,7 @@ class Step:
     def print(self, line: str) -> None:
         """A line on stderr that stays."""
         if self._display is None:
-            print(line, file=sys.stderr, flush=True)
+            to_stderr(line)
         else:
             self._display.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

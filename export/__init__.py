@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import checkpoint_folder
 from edgevlm.packages import needs
+from edgevlm.progress import Notify
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 if TYPE_CHECKING:
     from edgevlm.export.scaling import ActivationSampler, Samples
-    from edgevlm.runtime.bundle import Progress
     from edgevlm.runtime.kv import KVType
 
 __all__ = ["export_checkpoint"]
@@ -23,8 +23,8 @@ def export_checkpoint(
     checkpoint_dir: str | Path,
     out_dir: str | Path,
     *,
-    progress: Progress | None = None,
-    notice: Progress | None = None,
+    progress: Notify | None = None,
+    notify: Notify | None = None,
     force: bool = False,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = (480, 640),
@@ -38,7 +38,7 @@ def export_checkpoint(
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
-    ``progress(what)`` is told of each step, ``notice(line)`` of what a person wants to read afterwards: the memory that was
+    ``progress(what)`` is told of each step, ``notify(line)`` of what a person wants to read afterwards: the memory that was
     taken, and that an export which was stopped or killed is gone on with. With ``force`` an existing bundle is replaced, once
     the new one is whole. ``text_gguf``: a GGUF file that the text half's weights are taken from.
     ``st_spattn_from`` is the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn; 3, the layer
@@ -56,7 +56,7 @@ def export_checkpoint(
     ``positions``: where prompts behind a video of Qwen2-VL or Qwen2.5-VL go on, ``trained`` or as ``transformers`` does now.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
-    folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard
+    folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notify or _unheard
     gguf = None if text_gguf is None else Path(text_gguf)
     try:
         # torch and transformers take seconds to import, and parts of them come later than the writer

@@ -39,7 +39,7 @@ from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Samples, in_blocks, scaled
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
 
@@ -67,7 +67,7 @@ def write_decoder(
     backbone: Backbone,
     shape: DecoderShape,
     folder: Path,
-    progress: Progress,
+    progress: Notify,
     st_spattn_from: int | None = None,
     sparse: bool = True,
     precision: str = DEFAULT_PRECISION,

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, Progress, hash_file, seal_manifest
+from edgevlm.progress import Notify
+from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, hash_file, seal_manifest
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
@@ -79,7 +80,7 @@ def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, ch
     frames_that_fit(limit, frame + most_text(*text, encode), Chat(ChatSpec(**chat)), closing, encode)
 
 
-def add_scales(folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the scales of the int8 bundle that ``manifest`` describes, which is complete but for them, and list their file.
 
     ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.

@@ -25,8 +25,9 @@ from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
+from edgevlm.progress import Notify
 from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
-from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
+from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.positions import position_rule
@@ -65,8 +66,8 @@ def write_bundle(
     source: Path,
     out_dir: Path,
     options: Options,
-    progress: Progress,
-    notice: Progress,
+    progress: Notify,
+    notify: Notify,
     *,
     force: bool,
 ) -> Path:
@@ -82,11 +83,11 @@ def write_bundle(
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
         key = fingerprint(source, options.facts())
-        with atomic_directory(out_dir, force=force, key=key, notice=notice) as folder:
+        with atomic_directory(out_dir, force=force, key=key, notify=notify) as folder:
             check_disk(out_dir, folder, bundle_bytes(model.shape, model.tower_parameters, profile.precision(precision)))
             samples = options.sampled(folder.parent)
             _write(model, folder, ExportJournal(journal_of(folder)), progress, precision, samples)
-    notice(describe(memory.bytes, layer))
+    notify(describe(memory.bytes, layer))
     return out_dir
 
 
@@ -107,7 +108,7 @@ class ModelSource:
     frames: dict[str, Any]
 
 
-def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Progress) -> ModelSource:
+def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Notify) -> ModelSource:
     """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
     family = load_family(model_type, checkpoint.folder / "config.json")
@@ -135,7 +136,7 @@ def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None
 
 
 def _write(
-    model: ModelSource, folder: Path, journal: ExportJournal, progress: Progress, precision: str, samples: Samples | None
+    model: ModelSource, folder: Path, journal: ExportJournal, progress: Notify, precision: str, samples: Samples | None
 ) -> None:
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options

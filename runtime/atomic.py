@@ -13,11 +13,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST
 from edgevlm.runtime.paths import look
 
@@ -40,20 +41,20 @@ def atomic_directory(
     force: bool = False,
     key: str | None = None,
     keep: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
-    notice: Callable[[str], object] | None = None,
+    notify: Notify | None = None,
 ) -> Iterator[Path]:
     """Yield a folder of its own; when the block ends well it becomes ``out_dir``.
 
     An existing bundle is replaced only with ``force`` and only then, in one step; anything else that exists is never
     touched. What a killed run left behind is removed by the next, or, where both have the same ``key``, yielded as it was left:
     :func:`journal_of` then says what is finished. With a key, a block that ends with one of ``keep`` leaves its folder.
-    ``notice`` is told of both. Raises UserError for every failure to write.
+    ``notify`` is told of both. Raises UserError for every failure to write.
     """
-    target, tell = Path(os.path.abspath(out_dir)), notice or (lambda _: None)
+    target, notify = Path(os.path.abspath(out_dir)), notify or (lambda _: None)
     check_target(target, force)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work, lock = _left_behind(target, key, tell) or _new(target, key)
+        work, lock = _left_behind(target, key, notify) or _new(target, key)
     except OSError as error:
         raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
     folder, kept = work / _BUNDLE, False
@@ -68,7 +69,7 @@ def atomic_directory(
     except keep:
         kept = key is not None
         if kept:
-            tell("stopped; the same command goes on from here")
+            notify("stopped; the same command goes on from here")
         raise
     except OSError as error:
         raise UserError(
@@ -118,7 +119,7 @@ def _new(target: Path, key: str | None) -> tuple[Path, int]:
     return work, lock
 
 
-def _left_behind(target: Path, key: str | None, tell: Callable[[str], object]) -> tuple[Path, int] | None:
+def _left_behind(target: Path, key: str | None, notify: Notify) -> tuple[Path, int] | None:
     """A work folder of the same key whose writer is gone: nobody holds its lock. Others like it are removed."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
@@ -130,13 +131,13 @@ def _left_behind(target: Path, key: str | None, tell: Callable[[str], object]) -
                     found, lock = (work, lock), -1
                     continue
                 if _has_begun(work):
-                    tell("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
+                    notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
                 shutil.rmtree(work, ignore_errors=True)
             finally:
                 if lock >= 0:
                     os.close(lock)
     if found is not None and _has_begun(found[0]):
-        tell("going on with what an export that was stopped has finished")
+        notify("going on with what an export that was stopped has finished")
     return found
 
 

@@ -21,6 +21,7 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import BundleError, UserError, first_problem
+from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
@@ -43,7 +44,6 @@ _BLOCK = 1 << 22
 _LARGEST = 1 << 25  # bytes of a manifest
 
 Verify = Literal["full", "size", "manifest"]
-Progress = Callable[[str], object]
 
 # ranges of a manifest: past them lies no model, and memory for it is not asked for
 Count = Annotated[int, Ge(1), Le(1024)]
@@ -259,7 +259,7 @@ class Bundle:
     shapes: EngineShapes | None = field(default=None, kw_only=True)
 
     @classmethod
-    def load(cls, path: str | Path, *, verify: Verify = "full", progress: Progress | None = None) -> Bundle:
+    def load(cls, path: str | Path, *, verify: Verify = "full", progress: Notify | None = None) -> Bundle:
         """Read and verify the bundle in folder ``path``.
 
         ``verify="full"`` hashes every file, ``"size"`` only compares sizes, ``"manifest"`` looks at no file but
@@ -494,7 +494,7 @@ def _contradiction(bundle: Bundle) -> str:
     return next((words for words, broken in rules.items() if broken), "")
 
 
-def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, progress: Progress | None) -> None:
+def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, progress: Notify | None) -> None:
     for name, record in files.items():
         if progress is not None:
             progress(f"verifying {name}")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from edgevlm.progress import Notify
+
 LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: below the one a chunk halves, above the other it doubles
 INTERVAL = 1.0  # seconds from one look to the next
 CGROUP = Path("/sys/fs/cgroup")
@@ -63,7 +65,7 @@ class Pressure:
     def __init__(
         self,
         most: int,
-        notify: Callable[[str], object],
+        notify: Notify,
         read: Callable[[], Available] = available,
         clock: Callable[[], float] = time.monotonic,
         group: int = 1,

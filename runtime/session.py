@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, SnapshotError, UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer, FinishReason, LogitsProcessor, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
@@ -82,7 +83,7 @@ class Session:
         self, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
     ) -> None:
         self.model, self.text_budget = model, text
-        self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
+        self.notify: Notify = logging.getLogger("edgevlm").warning
         self._settings, self._chat, self._writer = settings, chat, writer
         self._begin()
         try:

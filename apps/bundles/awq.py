@@ -14,16 +14,15 @@ import numpy as np
 from edgevlm.calib import activations
 from edgevlm.export import export_checkpoint
 from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
+from edgevlm.progress import Notify
 from edgevlm.runtime.atomic import check_target, flush
-from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.plugins import load_class
 
 
-def export_scaled(
-    checkpoint: Path, out: Path, *, precision: str | None, progress: Progress, force: bool, **options: Any
-) -> Path:
+def export_scaled(checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any) -> Path:
     """As :func:`edgevlm.export.export_checkpoint`, which also keeps what is sampled, for the same command to go on from.
 
     Raises UserError for a precision that rounds nothing and where there is no engine, before anything is exported.
@@ -31,7 +30,7 @@ def export_scaled(
     in_blocks(precision or "fp32", options.get("profile", ONNXRUNTIME))
     load_class("engines", DEFAULT_ENGINE)
     check_target(out, force)
-    exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notice": None}
+    exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def samples(folder: Path) -> Samples:
         return kept_samples(checkpoint, folder, progress, exact)
@@ -53,7 +52,7 @@ def source() -> str:
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"
 
 
-def kept_samples(checkpoint: Path, folder: Path, progress: Progress, exact: Mapping[str, Any]) -> Samples:
+def kept_samples(checkpoint: Path, folder: Path, progress: Notify, exact: Mapping[str, Any]) -> Samples:
     """The activations of the fp32 bundle, as ``folder`` has them; else sampled and put there, in place of that bundle.
 
     exact: options of the fp32 bundle's export, which itself goes on where it was stopped.

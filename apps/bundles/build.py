@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from edgevlm.apps.planning.model import plan_bundle
@@ -12,6 +12,7 @@ from edgevlm.engines.devices import load_device
 from edgevlm.engines.tensorrt.jobs import WORKSPACE, BuildSettings
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
+from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import CudaDevice, open_driver
 from edgevlm.runtime.model import bundle_folder
@@ -33,9 +34,7 @@ class BuildRequest:
     force: bool = False
 
 
-def build(
-    request: BuildRequest, tell: Callable[[str], object], progress: Callable[[str], object], as_json: bool
-) -> Iterator[str]:
+def build(request: BuildRequest, notify: Notify, progress: Notify, as_json: bool) -> Iterator[str]:
     """Build what is missing; yields a line for each engine. Raises UserError, one line, for all that stands in the way."""
     if request.workspace < 1:
         raise UserError(f"--workspace {request.workspace}: give 1 MB or more")
@@ -48,7 +47,7 @@ def build(
     driver = open_driver()
     if request.device is not None:
         check_device(request.device, driver.device)
-    for made in builder.build_engines(bundle, settings, driver, tell, progress):
+    for made in builder.build_engines(bundle, settings, driver, notify, progress):
         if as_json:
             yield json_line("engine", asdict(made) | {"capacity": settings.capacity})
         else:

@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.bundles.helper_process import Tell, call_in_helper
+from edgevlm.apps.bundles.helper_process import call_in_helper
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.prequantised import stored_in
 from edgevlm.packages import needed
+from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
@@ -37,20 +38,20 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(
-    checkpoint: Path, progress: Tell, notice: Tell, *, force: bool = False, scaled: bool = False, **options: Any
+    checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, scaled: bool = False, **options: Any
 ) -> Path:
     """The cached bundle of a checkpoint with these options of ``export_checkpoint``; exported if missing, or by ``force``."""
     target = cached_path(checkpoint, scaled=scaled, **options)
-    with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notice):
+    with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
             chosen = DEFAULTS | options | {"force": True}
-            export_apart(checkpoint, target, scaled=scaled, progress=progress, notice=notice, **chosen)
+            export_apart(checkpoint, target, scaled=scaled, progress=progress, notify=notify, **chosen)
     return target
 
 
-def export_apart(checkpoint: Path, out: Path, *, progress: Tell, notice: Tell, **options: Any) -> None:
+def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
     """As :func:`edgevlm.export.export_checkpoint`, by a helper process. Raises UserError as that does."""
-    call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notice=notice, **options)
+    call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
 def export_here(checkpoint: str, out: str, *, scaled: bool, camera: list[int], **options: Any) -> Path:
@@ -146,7 +147,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 @contextmanager
-def locked(file: Path, waiting: str, notice: Tell) -> Iterator[None]:
+def locked(file: Path, waiting: str, notify: Notify) -> Iterator[None]:
     """Of several processes that lock ``file`` one is in the block and the others wait, which they say. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
@@ -154,7 +155,7 @@ def locked(file: Path, waiting: str, notice: Tell) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            notice(waiting)
+            notify(waiting)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -15,6 +15,7 @@ from edgevlm.apps.planning.this_machine import this_cpu
 from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.export.families import load_family
+from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
@@ -33,7 +34,7 @@ class ExportChoice:
     request: PlanRequest
     frame_size: Size | None
     frame_shape: Callable[[], Size | None]
-    tell: Callable[[str], object]
+    notify: Notify
     device: DeviceProfile | None = None
     plan: DevicePlan | None = None
     _looked: bool = False
@@ -46,7 +47,7 @@ class ExportChoice:
         self._plan(model, self.device or this_cpu(Machine()), self.request)
         assert self.plan is not None
         roofline = self.plan.roofline
-        self.tell(f"chose {chosen(self.plan)}")
+        self.notify(f"chose {chosen(self.plan)}")
         return {
             "precision": self.request.precision if model.precision != "fp32" else roofline.precision,
             "vision_precision": roofline.model.tower.precision,
@@ -80,7 +81,7 @@ class ExportChoice:
             self.request, precision=bundle.decoder.precision, kv=bundle.decoder.kv, vision_precision=bundle.vision.precision
         )
         self._plan(model, device, as_stored)
-        self.tell(f"it is {chosen(self.plan)}")
+        self.notify(f"it is {chosen(self.plan)}")
 
     @property
     def asks(self) -> bool:

@@ -10,18 +10,17 @@ from importlib import import_module
 from typing import Any
 
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 
-Tell = Callable[[str], object]
 
-
-def call_in_helper(function: str, *arguments: Any, progress: Callable[..., object], notice: Tell, **options: Any) -> Any:
+def call_in_helper(function: str, *arguments: Any, progress: Callable[..., object], notify: Notify, **options: Any) -> Any:
     """Call ``module:function`` in another process, which ends before this returns, and return what it returns, as JSON has it.
 
-    Arguments go there as JSON too, paths as text; ``progress`` and ``notice`` are called here. Raises UserError as the
+    Arguments go there as JSON too, paths as text; ``progress`` and ``notify`` are called here. Raises UserError as the
     function does, and where the process is killed.
     """
     request = json.dumps([function, arguments, options], default=str)
-    told: dict[str, Callable[..., object]] = {"progress": progress, "notice": notice}
+    told: dict[str, Callable[..., object]] = {"progress": progress, "notify": notify}
     result = None
     # a session of its own: ctrl-C comes to this process alone, which ends the other
     with subprocess.Popen(
@@ -62,11 +61,11 @@ def main() -> None:
     def progress(*said: Any) -> None:
         tell("progress", *said)
 
-    def notice(line: str) -> None:
-        tell("notice", line)
+    def notify(line: str) -> None:
+        tell("notify", line)
 
     try:
-        tell("result", getattr(import_module(module), name)(*arguments, progress=progress, notice=notice, **options))
+        tell("result", getattr(import_module(module), name)(*arguments, progress=progress, notify=notify, **options))
     except UserError as error:
         tell("error", str(error))
     except BrokenPipeError:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgevlm.apps.bundles.cache import locked
-from edgevlm.apps.bundles.helper_process import Tell
 from edgevlm.errors import UserError
-from edgevlm.progress import Report
+from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.paths import look
 
@@ -86,7 +85,7 @@ def required_id(name: str) -> HubId:
 class Repository:
     """A repository at one commit, and its ``folder`` in the hub's cache with whatever of it has been downloaded."""
 
-    def __init__(self, name: HubId, notice: Tell, commit: str | None = None) -> None:
+    def __init__(self, name: HubId, notify: Notify, commit: str | None = None) -> None:
         """Ask the hub for the revision's commit; where it does not say, go on with the one that was downloaded last.
 
         Nothing is asked for a commit that is given, or there. Raises HubError.
@@ -103,12 +102,12 @@ class Repository:
             self.commit = known
             return
         try:
-            self.commit, self._listed = self._ask(name.revision, notice)
+            self.commit, self._listed = self._ask(name.revision, notify)
         except HubError as error:
             if known is None:
                 raise
             if not constants.HF_HUB_OFFLINE:
-                notice(f"{error.what}; using the copy downloaded before, commit {known[:12]}")
+                notify(f"{error.what}; using the copy downloaded before, commit {known[:12]}")
             self.commit, self._listed, self.problem = known, {}, error
 
     @property
@@ -130,12 +129,12 @@ class Repository:
         """Whether it has such a file; asks the hub only if it is not downloaded."""
         return (self.folder / name).exists() or name in self.files
 
-    def fetch(self, names: Iterable[str], progress: Report, notice: Tell) -> Path:
+    def fetch(self, names: Iterable[str], progress: Report, notify: Notify) -> Path:
         """Its folder, with these files in it; those that it does not have are left out. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if wanted:
             try:
-                self._fetch(wanted, progress, notice)
+                self._fetch(wanted, progress, notify)
             except OSError as error:
                 raise explain(error, self.name, self.home) from None
         return self.folder
@@ -183,11 +182,11 @@ class Repository:
             how = "make room, or name a folder on another disk (HF_HOME for checkpoints, EDGEVLM_CACHE for bundles)"
             raise HubError(f"{self.name}: {what} and {there}", how)
 
-    def _fetch(self, wanted: list[HubFile], progress: Report, notice: Tell) -> None:
+    def _fetch(self, wanted: list[HubFile], progress: Report, notify: Notify) -> None:
         blobs = self.home / "blobs"
         for folder in (blobs, self.folder):
             folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.home / ".edgevlm.lock", f"another process is downloading {self.name}; waiting for it", notice):
+        with locked(self.home / ".edgevlm.lock", f"another process is downloading {self.name}; waiting for it", notify):
             missing = {blobs / file.digest: file for file in wanted if not (blobs / file.digest).exists()}
             if missing:
                 self.download(missing, progress)
@@ -207,7 +206,7 @@ class Repository:
         folder = self.home / "snapshots" / commit
         return commit if commit and any((folder / name).exists() for name in ("config.json", MANIFEST)) else None
 
-    def _ask(self, revision: str, notice: Tell) -> tuple[str, Mapping[str, HubFile]]:
+    def _ask(self, revision: str, notify: Notify) -> tuple[str, Mapping[str, HubFile]]:
         """The hub's commit and files of a revision."""
         from huggingface_hub import HfApi
 
@@ -225,7 +224,7 @@ class Repository:
         except Exception as error:
             raise explain(error, self.name, self.home) from None
         if info.id != self.name.repo and _ID.fullmatch(info.id):
-            notice(f"{self.name.repo} is called {info.id} now")
+            notify(f"{self.name.repo} is called {info.id} now")
         return str(info.sha), files
 
 

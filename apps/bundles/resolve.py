@@ -7,10 +7,10 @@ from typing import Any
 
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, cached_bundle, cached_path, description, is_complete
 from edgevlm.apps.bundles.choice import ExportChoice, bundle_bytes
-from edgevlm.apps.bundles.helper_process import Tell, call_in_helper
+from edgevlm.apps.bundles.helper_process import call_in_helper
 from edgevlm.apps.bundles.hub import hub_id, remember
 from edgevlm.errors import UserError
-from edgevlm.progress import Report
+from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
@@ -21,7 +21,7 @@ FETCH = "edgevlm.apps.bundles.fetch"  # run by a helper process: the hub's clien
 
 
 def resolve_model(
-    model: str, progress: Report, notice: Tell, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
+    model: str, progress: Report, notify: Notify, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
 ) -> str:
     """What ``--model`` means: ``demo`` and bundles as they are; for a checkpoint its cached bundle; on the hub either, fetched.
 
@@ -34,22 +34,22 @@ def resolve_model(
         folder = Path(model)
         if model == "demo" or look(folder) != "folder" or (folder / MANIFEST).exists() or not (folder / "config.json").exists():
             return model
-        found, options = find_bundle(folder, engine, model, notice, choice)
-        return str(found or cached_bundle(folder, progress, notice, **options))
-    folder = Path(call_in_helper(f"{FETCH}:fetch_start", str(name), progress=progress, notice=notice))
+        found, options = find_bundle(folder, engine, model, notify, choice)
+        return str(found or cached_bundle(folder, progress, notify, **options))
+    folder = Path(call_in_helper(f"{FETCH}:fetch_start", str(name), progress=progress, notify=notify))
     if (folder / MANIFEST).exists():
         return str(folder)
-    found, options = find_bundle(folder, engine, model, notice, choice)
+    found, options = find_bundle(folder, engine, model, notify, choice)
     if found is None:
         room = [str(cache_folder()), bundle_bytes(folder, **options)]
-        call_in_helper(f"{FETCH}:fetch_rest", str(name), folder.name, room, progress=progress, notice=notice)
-        found = cached_bundle(folder, progress, notice, **options)
+        call_in_helper(f"{FETCH}:fetch_rest", str(name), folder.name, room, progress=progress, notify=notify)
+        found = cached_bundle(folder, progress, notify, **options)
     remember(name, folder)
     return str(found)
 
 
 def find_bundle(
-    folder: Path, engine: str, model: str, notice: Tell, choice: ExportChoice | None = None
+    folder: Path, engine: str, model: str, notify: Notify, choice: ExportChoice | None = None
 ) -> tuple[Path | None, dict[str, Any]]:
     """The cached bundle of a checkpoint, None where one is to be exported, and the options to export it with.
 
@@ -68,7 +68,7 @@ def find_bundle(
         named = "; ".join(f"{path} ({description(path)})" for path in found)
         raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
     if found:
-        notice(f"{found[0].name}: the cached bundle of this checkpoint, {description(found[0])}")
+        notify(f"{found[0].name}: the cached bundle of this checkpoint, {description(found[0])}")
         if choice is not None and choice.plan is not None:
             choice.settle(bundles[found[0]])
         return found[0], options

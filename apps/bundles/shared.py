@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, is_complete, lock_of, locked, plain_name
-from edgevlm.apps.bundles.helper_process import Tell
 from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain, remember
 from edgevlm.engines.inputs import check_graphs, check_numbers
 from edgevlm.errors import BundleError
-from edgevlm.progress import Report
+from edgevlm.progress import Notify, Report
 from edgevlm.runtime.atomic import atomic_directory
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
@@ -27,18 +26,18 @@ A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}
 """
 
 
-def pull(repository: Repository, progress: Report, notice: Tell, out: Path | None = None, *, force: bool = False) -> Path:
+def pull(repository: Repository, progress: Report, notify: Notify, out: Path | None = None, *, force: bool = False) -> Path:
     """The bundle of a repository, in ``out`` or in the cache; every byte is checked against its manifest, once.
 
     Nothing of it is used before its manifest was found to name plain files that the repository has. A pull that was stopped is
     gone on with. Raises HubError, and BundleError for what is no bundle.
     """
     if out is not None:
-        return _pull(repository, out, force, progress, notice)
+        return _pull(repository, out, force, progress, notify)
     target = _cached(repository)
-    with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notice):
+    with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notify):
         if force or not is_complete(target):
-            _pull(repository, target, True, progress, notice)
+            _pull(repository, target, True, progress, notify)
     remember(repository.name, repository.folder)
     return target
 
@@ -52,8 +51,8 @@ def _cached(repository: Repository) -> Path:
     return cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
 
 
-def _pull(repository: Repository, target: Path, force: bool, progress: Report, notice: Tell) -> Path:
-    snapshot = repository.fetch([MANIFEST], progress, notice)
+def _pull(repository: Repository, target: Path, force: bool, progress: Report, notify: Notify) -> Path:
+    snapshot = repository.fetch([MANIFEST], progress, notify)
     if not (snapshot / MANIFEST).exists():
         raise HubError(f"{repository.name} is no bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
     records, files = Bundle.load(snapshot, verify="manifest").files, repository.files

@@ -23,6 +23,7 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.budget import parse_budget
 
 ASK_S = 2.0  # from one question to the head to the next
@@ -55,11 +56,11 @@ class NodeAgent:
         url: str,
         shared: Path,
         memory_bytes: int,
-        notice: Callable[[str], object],
+        notify: Notify,
         clock: Callable[[], float] = boot_time,
     ) -> None:
         self.name, self.url, self._shared, self._memory = name, url, shared, memory_bytes
-        self._service, self.call, self._notice, self._clock = service, call, notice, clock
+        self._service, self.call, self._notify, self._clock = service, call, notify, clock
         self.instance, self._lease = uuid4().hex, Lease()
         self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
         self.problems: dict[str, str] = {}  # why cameras could not be opened
@@ -137,9 +138,9 @@ class NodeAgent:
         cameras = {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
         for line in self.call("join", node, self.instance, self.url, cameras, watches):
-            self._notice(mask_credentials(line))
+            self._notify(mask_credentials(line))
         self._joined = True
-        self._notice(f"cluster: {self.name} has joined")
+        self._notify(f"cluster: {self.name} has joined")
 
     def _need(self, model: str) -> tuple[int, int, float]:
         """What a model takes here, by ``edgevlm plan``: bytes once, bytes of a camera, frames a second of all together."""
@@ -148,7 +149,7 @@ class NodeAgent:
         try:
             plan = make_plan(PlanRequest(model, budget=budget, fps=config.fps, cameras=1))
         except UserError as error:
-            self._notice(f"{mask_credentials(model)} does not run here: {error}")
+            self._notify(f"{mask_credentials(model)} does not run here: {error}")
             return 0, 0, 0.0
         camera = camera_bytes(plan.roofline.model, plan.budget, plan.chunk, plan.roofline.kv)
         return max(0, plan.memory.total - camera), camera, plan.speed.prefill_fps
@@ -167,7 +168,7 @@ class NodeAgent:
     def _tell(self, line: str) -> None:
         """Once, and when it is over."""
         if line != self._told:
-            self._notice(f"cluster: {line or 'the head answers again'}")
+            self._notify(f"cluster: {line or 'the head answers again'}")
         self._told = line
 
     def _work_on(self) -> None:
@@ -177,7 +178,7 @@ class NodeAgent:
             try:
                 self.work()
             except Exception as error:  # the next order may be another matter
-                self._notice(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
+                self._notify(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
 
     def work(self) -> None:
         """Close what this node may watch no longer, open what it is to watch, and apply the cluster's watches."""
@@ -212,7 +213,7 @@ class NodeAgent:
             self._retry[name] = time.monotonic() + RETRY_S
             self.epochs.pop(name, None)
             self.release(name)
-            self._notice(f"{name}: {self.problems[name]}")
+            self._notify(f"{name}: {self.problems[name]}")
             return
         self.problems.pop(name, None)
         resumed = self._service.stream(name).resumed_at
@@ -308,7 +309,7 @@ class NodeAgent:
             asked = list(self._service.watches.watches.values())
             if self._joined and wanted != asked:
                 for line in self._service.watches.replace(asked, wanted):
-                    self._notice(line)
+                    self._notify(line)
 
 
 def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import importlib.util
 import ipaddress
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from edgevlm.apps.planning.this_machine import this_machine
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
+from edgevlm.progress import Notify
 from edgevlm.runtime.snapshots.places import is_address
 
 CONNECT_S = 5.0
@@ -47,7 +47,7 @@ class ClusterMember:
         self._link.close()
 
 
-def join(service: Service, port: int, notice: Callable[[str], object]) -> ClusterMember:
+def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     """What makes a service a node. Raises UserError for settings that are no node's."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
@@ -73,7 +73,7 @@ def join(service: Service, port: int, notice: Callable[[str], object]) -> Cluste
     own, redis = f"edgevlm_{name}", wanted.redis if is_head else None
     resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
     link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key, own, redis))
-    agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notice)
+    agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
     agent.reserve, agent.release = link.reserve, link.release
     return ClusterMember(service, link, agent)
 

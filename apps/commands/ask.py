@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, KeyFile, StateKeyFile, flag, option
+from edgevlm.progress import to_stderr
 
 EPILOG = """
 \b
@@ -120,7 +121,6 @@ def journal(
     """
     from edgevlm.apps.journal import Line
     from edgevlm.apps.run.clock import moment
-    from edgevlm.apps.run.events import to_stderr
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import journal_of
 

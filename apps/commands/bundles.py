@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, flag, note, option, parse_size
+from edgevlm.apps.commands.cli_options import KV, Json, flag, option, parse_size
 from edgevlm.apps.commands.lazy import lazy_app
+from edgevlm.progress import to_stderr
 
 
 def export(
@@ -52,24 +53,24 @@ def export(
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
         step("reading the checkpoint")
-        folder = checkpoint_config(checkpoint, step, note)
+        folder = checkpoint_config(checkpoint, step, to_stderr)
         wanted: Any = kv
         target = ExportTarget(ONNXRUNTIME, precision, wanted or "fp32", "")
         if device is not None:
             target = target_for(folder, device, jetpack, precision, wanted, (height, width))
-            note(target.line)
+            to_stderr(target.line)
         options: dict[str, Any] = {
             "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
             "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
         complete_checkpoint(
-            checkpoint, folder, lambda: (str(out or cache_folder()), bundle_bytes(folder, **options)), step, note
+            checkpoint, folder, lambda: (str(out or cache_folder()), bundle_bytes(folder, **options)), step, to_stderr
         )
         scaled = scaling != "none"
         if out is None:
-            path = cached_bundle(folder, step, note, force=force, scaled=scaled, **options)
+            path = cached_bundle(folder, step, to_stderr, force=force, scaled=scaled, **options)
         else:
-            path = exporter(scaled)(folder, out, progress=step, notice=note, force=force, **options)
+            path = exporter(scaled)(folder, out, progress=step, notify=to_stderr, force=force, **options)
     typer.echo(str(path))
 
 
@@ -95,8 +96,9 @@ def build(
         from edgevlm.runtime.budget import parse_budget
 
         wanted = None if budget is None else parse_budget(budget)
-        request = command.BuildRequest(resolve_model(bundle, step, note, "tensorrt"), device, wanted, workspace, probes, force)
-        for line in command.build(request, note, step, json):
+        path = resolve_model(bundle, step, to_stderr, "tensorrt")
+        request = command.BuildRequest(path, device, wanted, workspace, probes, force)
+        for line in command.build(request, to_stderr, step, json):
             typer.echo(line)
 
 
@@ -158,7 +160,7 @@ def pull(
         from edgevlm.apps.bundles import shared
         from edgevlm.apps.bundles.hub import Repository, required_id
 
-        path = shared.pull(Repository(required_id(name), note), step, note, out, force=force)
+        path = shared.pull(Repository(required_id(name), to_stderr), step, to_stderr, out, force=force)
     typer.echo(str(path))
 
 
@@ -189,4 +191,4 @@ def remove(
     from edgevlm.apps.bundles.cache import remove_bundles
 
     for path in remove_bundles(name):
-        note(f"removed {path}")
+        to_stderr(f"removed {path}")

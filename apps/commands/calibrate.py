@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, Threads, flag, lines, note, option
+from edgevlm.apps.commands.cli_options import Json, Threads, flag, lines, option
+from edgevlm.progress import to_stderr
 
 EPILOG = """
 \b
@@ -52,7 +53,7 @@ def calibrate(
         from edgevlm.apps.bundles.resolve import resolve_model
 
         comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
-        model = resolve_model(bundle, step, note)
+        model = resolve_model(bundle, step, to_stderr)
         request = command.CalibrateRequest(model, video or [], frames, out, plot, threads, comparison, layers, evidence)
-        result = command.start(request, step, note)
+        result = command.start(request, step, to_stderr)
     typer.echo((command.as_json if json else command.describe)(*result))

@@ -66,7 +66,3 @@ def parse_size(option: str, text: str) -> tuple[int, int]:
     if not (match := re.fullmatch(r"(\d{1,5})[xX](\d{1,5})", text.strip())) or "0" in match.groups():
         raise UserError(f"{option} {text}: give width and height in pixels, like 640x480")
     return int(match[1]), int(match[2])
-
-
-def note(line: str) -> None:
-    typer.echo(line, err=True)

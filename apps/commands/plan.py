@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Device, Json, flag, note, option, parse_size
+from edgevlm.apps.commands.cli_options import KV, Device, Json, flag, option, parse_size
+from edgevlm.progress import to_stderr
 
 EPILOG = """
 \b
@@ -53,7 +54,7 @@ def plan(
         else:
             wanted = None if budget is None else parse_budget(budget)
             width, height = parse_size("--frame-size", frame_size)
-            folder = resolve_config(model, step, note)
+            folder = resolve_config(model, step, to_stderr)
             size = height, width
             request = command.PlanRequest(
                 folder, device, wanted, precision, kv, fps, chunk, size, vision_precision, changed, cameras

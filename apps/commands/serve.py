@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import EncryptWith, Json, KeyFile, Snapshots, flag, lines, note, option
+from edgevlm.apps.commands.cli_options import EncryptWith, Json, KeyFile, Snapshots, flag, lines, option
 from edgevlm.apps.credentials import secret, state_key
 from edgevlm.packages import needed
+from edgevlm.progress import to_stderr
 
 EPILOG = """
 \b
@@ -62,7 +63,7 @@ def serve(
     server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
     given = assigned or lines("EDGEVLM_SERVE_SET")
     if config is None and not camera and Path("edgevlm.toml").is_file():
-        note("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
+        to_stderr("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
 
     def load() -> Any:
         return server_of.settings_of(config, camera or [], shared, server, given, cluster)
@@ -99,4 +100,4 @@ def check(
     if json:
         typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
     else:
-        note(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")
+        to_stderr(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.schemas import json_line
+from edgevlm.progress import to_stderr
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.capture import ago
 from edgevlm.runtime.store import StoreUse
@@ -183,10 +183,6 @@ class TextOutput:
     def notice(self, text: str) -> None:
         if not self._quiet:
             to_stderr(text)
-
-
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.paths import PRIVATE
 
 FILE = "thumbnails.sqlite"
@@ -54,7 +55,7 @@ class Thumbnails:
     def __init__(
         self,
         folder: Path | None = None,
-        notify: Callable[[str], object] = lambda line: None,
+        notify: Notify = lambda line: None,
         *,
         every: float = 30.0,
         cap: int = CAP,

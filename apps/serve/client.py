@@ -15,9 +15,10 @@ from urllib.parse import urlencode, urlsplit
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.clock import NOW_S, clock_time
-from edgevlm.apps.run.events import to_stderr, wall_clock
+from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
+from edgevlm.progress import to_stderr
 from edgevlm.runtime.snapshots.capture import ago
 
 TIMEOUT_S = 600.0

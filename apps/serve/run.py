@@ -22,7 +22,7 @@ from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.run.events import to_stderr, wall_clock
+from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.run.watchdog import START_S, Notifier
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.serve.config import ServeConfig, assign, check_config, named_cameras, read_config
@@ -30,7 +30,7 @@ from edgevlm.apps.serve.guard import Guard, error_body, refuse
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
-from edgevlm.progress import progress
+from edgevlm.progress import Notify, progress, to_stderr
 
 HEAD_S = 20.0  # that a request may take to come, without its body
 READ_S = 20.0  # that a client may leave unread what was sent to it
@@ -77,10 +77,10 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
 
     join: makes a service a node of a cluster; is given it, its port, and what is told of it.
     """
-    config, notice = load(), (lambda line: None) if quiet else to_stderr
-    service = Service(config, notice)
+    config, notify = load(), (lambda line: None) if quiet else to_stderr
+    service = Service(config, notify)
     listening = bound(config.server.host, config.server.port)
-    member = None if join is None else join(service, listening.getsockname()[1], notice)
+    member = None if join is None else join(service, listening.getsockname()[1], notify)
     serving, done = threading.Event(), threading.Event()
     threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True).start()
     try:
@@ -111,7 +111,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
         threading.Thread(
-            target=reload_when_told, args=(hangups, service, load, notice), name="edgevlm-reload", daemon=True
+            target=reload_when_told, args=(hangups, service, load, notify), name="edgevlm-reload", daemon=True
         ).start()
         before = None
         if threading.current_thread() is threading.main_thread():
@@ -203,9 +203,7 @@ class BoundedProtocol(H11Protocol):
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 
-def reload_when_told(
-    hangups: SimpleQueue[int], service: Service, load: Callable[[], ServeConfig], notice: Callable[[str], object]
-) -> None:
+def reload_when_told(hangups: SimpleQueue[int], service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
     """Apply the configuration as it is, once for all signals so far; one that is wrong changes nothing and is told of."""
     while hangups.get():
         with suppress(Empty):
@@ -213,9 +211,9 @@ def reload_when_told(
                 hangups.get_nowait()
         try:
             for line in service.reload(load()):
-                notice(line)
+                notify(line)
         except UserError as error:
-            notice(f"reload: {mask_credentials(str(error))}")
+            notify(f"reload: {mask_credentials(str(error))}")
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:

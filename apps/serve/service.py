@@ -39,7 +39,7 @@ from edgevlm.apps.watches.watches import Watches
 from edgevlm.engines.power import find_meter
 from edgevlm.engines.power.energy import Energy
 from edgevlm.errors import FieldError, UserError, nearest
-from edgevlm.progress import progress
+from edgevlm.progress import Notify, progress
 from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import is_file, names
@@ -82,7 +82,7 @@ class Service:
     def __init__(
         self,
         config: ServeConfig,
-        notice: Callable[[str], object],
+        notify: Notify,
         options: SourceOptions | None = None,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
@@ -92,14 +92,14 @@ class Service:
         self._models: dict[str, Model] = {}
         self._overloaded: set[str] = set()  # models
         self._reopened: dict[str, list[float]] = {}  # when cameras with a torn memory were opened again
-        self._notice, self._lock = notice, threading.RLock()
+        self._notify, self._lock = notify, threading.RLock()
         self.power = Power()
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         self._state = Path(config.state) if config.state else state_folder()
         self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
-        self.watches = Watches(self._watchers, lambda: self.delivery, notice)
+        self.watches = Watches(self._watchers, lambda: self.delivery, notify)
         self.camera_folder: Callable[[str], Path] = lambda name: self._state / name  # of its snapshots
         self.may_watch: Callable[[str], bool] = lambda name: True  # asked before each frame of a camera
 
@@ -297,8 +297,8 @@ class Service:
             with self._lock:
                 if self._delivery is None:
                     sinks, kept = {**open_sinks(self.config.sinks), **self._sinks}, self.config.events
-                    store = EventStore(self._state, self._notice, days=kept.days, cap=kept.megabytes << 20)
-                    self._delivery = Delivery(store, sinks, self._notice, self.watches.control)
+                    store = EventStore(self._state, self._notify, days=kept.days, cap=kept.megabytes << 20)
+                    self._delivery = Delivery(store, sinks, self._notify, self.watches.control)
         return self._delivery
 
     def _watchers(self) -> dict[str, Watcher]:
@@ -310,7 +310,7 @@ class Service:
         kept = self.config.journal
         with self._lock:
             if self._journal is None and (kept.every or (self._state / JOURNAL).exists()):
-                self._journal = Journal(self._state, self._notice, days=kept.days, cap=kept.megabytes << 20)
+                self._journal = Journal(self._state, self._notify, days=kept.days, cap=kept.megabytes << 20)
             return self._journal
 
     def lines(
@@ -379,7 +379,7 @@ class Service:
                 line = "no longer overloaded: all frames are watched"
             else:
                 continue
-            self._notice(f"{mask_credentials(name)}: {line}")
+            self._notify(f"{mask_credentials(name)}: {line}")
             for stream in streams:
                 stream.events.send("notice", {"text": line})
 
@@ -413,7 +413,7 @@ class Service:
             streams, self.streams = self.streams, {}
             size = sum(stream.session.stats.state_bytes for stream in streams.values())
             if size > TOLD_BYTES:
-                self._notice(f"writing the last snapshots, {size / 1e6:,.0f} MB, for {CLOSING_S:g} s at most")
+                self._notify(f"writing the last snapshots, {size / 1e6:,.0f} MB, for {CLOSING_S:g} s at most")
             threads = {
                 name: threading.Thread(target=stream.close, name="edgevlm-closing", daemon=True)
                 for name, stream in streams.items()
@@ -429,7 +429,7 @@ class Service:
             if self._journal is not None:
                 self._journal.close()
             if late := [name for name, thread in threads.items() if thread.is_alive()]:
-                self._notice(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
+                self._notify(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
                 return
             for model in self._models.values():
                 model.close()
@@ -471,7 +471,7 @@ class Service:
         model, config = self._model(settings.model or "demo"), self.config
         every, pictures = config.state_every, config.server.max_pictures
         stream = CameraStream(
-            name, settings, model, options, folder, every, pictures, self._notice, self.watches, config.thumbnails,
+            name, settings, model, options, folder, every, pictures, self._notify, self.watches, config.thumbnails,
             None if folder.name.startswith(SWITCHED) else self._address(name), self._state_key,
         )  # fmt: skip
         if self.journal is not None:
@@ -489,7 +489,7 @@ class Service:
     def _model(self, name: str) -> Model:
         if name not in self._models:
             with progress("reading the model") as step:
-                bundle = resolve_model(name, step, lambda line: self._notice(mask_credentials(line)), self.config.engine)
+                bundle = resolve_model(name, step, lambda line: self._notify(mask_credentials(line)), self.config.engine)
             with progress("verifying and loading the model"):
                 self._models[name] = Model.load(bundle, engine=self.config.engine, threads=self.config.threads)
         return self._models[name]

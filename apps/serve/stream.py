@@ -29,6 +29,7 @@ from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, 
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
@@ -129,7 +130,7 @@ class Notes(Protocol):
 
 
 class CameraStream:
-    """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners; ``told``: called with notices.
+    """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners; ``notify``: called with notices.
 
     state: as a source's, or ``paused``. The thread that watches is its own; the model's work is done by the model's thread.
     """
@@ -143,7 +144,7 @@ class CameraStream:
         folder: Path,
         every: float,
         pictures: int,
-        told: Callable[[str], object],
+        notify: Notify,
         watches: Watches,
         thumbnails: ThumbnailSettings,
         snapshots: str | None = None,
@@ -155,7 +156,7 @@ class CameraStream:
         snapshots: the address where they go instead. key: encrypts them.
         """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
-        self.events, self.told = Broadcast(), told
+        self.events, self._notify = Broadcast(), notify
         self.stats: StatsEvent | None = None
         self.rates = FrameRates()
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
@@ -187,7 +188,7 @@ class CameraStream:
         self._resume()
         self.watcher = Watcher(
             name, self.session, kept, taught=lambda question: self.loop.as_taught(question), record=watches.record,
-            last=watches.last, changed=lambda fields: self._watch_changed(fields, watches), notice=self.notice,
+            last=watches.last, changed=lambda fields: self._watch_changed(fields, watches), notify=self.notice,
             replays=self._address == "demo" or comes_to_an_end(self._address, None),
         )  # fmt: skip
         self.loop = self._make_loop()
@@ -364,7 +365,7 @@ class CameraStream:
 
     def notice(self, text: str) -> None:
         line = mask_credentials(text)
-        self.told(f"{self.name}: {line}")
+        self._notify(f"{self.name}: {line}")
         self.events.send("notice", {"text": line})
 
     def _watch(self) -> None:

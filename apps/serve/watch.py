@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.run.events import to_stderr
 from edgevlm.apps.run.shutdown import is_gone
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.service import Service
@@ -21,7 +20,7 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import Sink, Stdout
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
-from edgevlm.progress import progress
+from edgevlm.progress import progress, to_stderr
 
 LOOK_S = 0.2  # from one look whether it is to end to the next
 NEVER_S = 86_400.0  # from one snapshot to the next, where nobody comes back for it

@@ -15,6 +15,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Sink, WatchStatus
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 
 FIRST_S, MOST_S = 1.0, 60.0  # from one attempt to the next: doubled each time
 CLOSE_S = 2.0  # that sinks have for what is still to be sent
@@ -31,10 +32,10 @@ class Delivery:
         self,
         store: EventStore,
         sinks: Mapping[str, Sink],
-        notice: Callable[[str], object],
+        notify: Notify,
         control: Callable[[str, str, bool], object] = Sink.control,
     ) -> None:
-        self.store, self.notice, self._control = store, notice, control
+        self.store, self.notify, self._control = store, notify, control
         self.recorded: Counter[tuple[str, str, str]] = Counter()  # by camera, watch and state
         self.delivered: Counter[str] = Counter()  # by sink
         self.failures: Counter[str] = Counter()
@@ -50,7 +51,7 @@ class Delivery:
         self.close()
         for name, count in self.store.waiting().items():
             if name not in sinks:
-                self.notice(f"sink {name} is not configured any more: {count} events for it are dropped")
+                self.notify(f"sink {name} is not configured any more: {count} events for it are dropped")
                 self.store.drop(name)
         self._senders = {name: Sender(name, sink, self) for name, sink in sinks.items()}
         for sink in sinks.values():
@@ -131,7 +132,7 @@ class Sender(threading.Thread):
                 delivery.failures[name] += 1
                 if not failed:
                     what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                    delivery.notice(f"sink {name}: {mask_credentials(what)}; what waits for it is tried again")
+                    delivery.notify(f"sink {name}: {mask_credentials(what)}; what waits for it is tried again")
                 failed += 1
                 pause = min(MOST_S, FIRST_S * 2.0 ** min(failed - 1, 30)) * random.uniform(0.5, 1.0)
                 if self._ending.wait(pause):
@@ -140,5 +141,5 @@ class Sender(threading.Thread):
             delivery.store.sent(name, found[0].id)
             delivery.delivered[name] += 1
             if failed:
-                delivery.notice(f"sink {name}: takes events again")
+                delivery.notify(f"sink {name}: takes events again")
             failed = 0

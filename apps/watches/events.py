@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.paths import PRIVATE, private_folder
 
 T = TypeVar("T")
@@ -99,16 +100,14 @@ class EventStore:
     """What happened, and what is still to be sent, in a folder that this process alone writes to. Any thread may call it.
 
     :meth:`record` returns once the event is on the disk. Where the disk takes none, events are held in memory, UNWRITTEN at
-    most, and sent from there; ``notice`` is told in one line, and when it works again. A damaged file is moved to DAMAGED.
+    most, and sent from there; ``notify`` is told in one line, and when it works again. A damaged file is moved to DAMAGED.
 
     days: that events are kept; those still to be sent stay. cap: bytes of the file; above it pictures go first, then events,
     oldest first. Raises UserError for a folder that cannot be written.
     """
 
-    def __init__(
-        self, folder: str | Path, notice: Callable[[str], object] = lambda line: None, *, days: float = DAYS, cap: int = CAP
-    ) -> None:
-        self._folder, self._notice, self._days, self._cap = Path(folder), notice, days, cap
+    def __init__(self, folder: str | Path, notify: Notify = lambda line: None, *, days: float = DAYS, cap: int = CAP) -> None:
+        self._folder, self._notify, self._days, self._cap = Path(folder), notify, days, cap
         self._path = self._folder / FILE
         self._lock, self._failing = threading.RLock(), False
         self._unwritten: deque[Unwritten] = deque()
@@ -406,7 +405,7 @@ class EventStore:
 
     def _tell(self, line: str) -> None:
         with suppress(OSError):
-            self._notice(line)
+            self._notify(line)
 
 
 def _event(*row: Any) -> WatchEvent:

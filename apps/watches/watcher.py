@@ -17,6 +17,7 @@ from edgevlm.apps.sources import Frame
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.errors import FieldError, UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.choices import Classified
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.session import Session
@@ -75,11 +76,11 @@ class Watcher:
         record: Callable[[Watch, WatchEvent, Sequence[bytes | None]], object],
         last: Callable[[str, str], WatchEvent | None] = lambda camera, watch: None,
         changed: Callable[[dict[str, Any]], object] = lambda fields: None,
-        notice: Callable[[str], object] = lambda line: None,
+        notify: Notify = lambda line: None,
         replays: bool = False,
     ) -> None:
         self.camera, self._session, self._thumbnails, self._replays = camera, session, thumbnails, replays
-        self._taught, self._record, self._last, self._changed, self._notice = taught, record, last, changed, notice
+        self._taught, self._record, self._last, self._changed, self._notify = taught, record, last, changed, notify
         self._tracked: dict[str, Tracked] = {}
         self._lock = threading.RLock()  # over the watches and their states
         self._frames: deque[SeenFrame] = deque(maxlen=FRAMES)
@@ -172,7 +173,7 @@ class Watcher:
             except Exception as error:  # the next frame may be another matter
                 problem = f"unexpected {type(error).__name__}: {error}"
             if problem != self._problem and problem and not self._closing:
-                self._notice(f"watches: {problem}")
+                self._notify(f"watches: {problem}")
             self._problem = problem
 
     def ask(self, *, watch: bool = True) -> None:

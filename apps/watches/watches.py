@@ -12,6 +12,7 @@ from edgevlm.apps.watches.sinks import WatchStatus
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.errors import FieldError, UserError, nearest
+from edgevlm.progress import Notify
 
 MAX_WATCHES = 256
 
@@ -22,11 +23,9 @@ class Watches:
     watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch.
     """
 
-    def __init__(
-        self, watchers: Callable[[], Mapping[str, Watcher]], delivery: Callable[[], Delivery], notice: Callable[[str], object]
-    ) -> None:
+    def __init__(self, watchers: Callable[[], Mapping[str, Watcher]], delivery: Callable[[], Delivery], notify: Notify) -> None:
         self.watches: dict[str, Watch] = {}
-        self._watchers, self._delivery, self._notice = watchers, delivery, notice
+        self._watchers, self._delivery, self._notify = watchers, delivery, notify
         self._lock = threading.RLock()
         self._announced: list[WatchStatus] = []
         self.elsewhere: Callable[[], Collection[str]] = tuple  # cameras that other nodes of a cluster watch
@@ -84,7 +83,7 @@ class Watches:
                 try:
                     watcher.add(watch)
                 except UserError as error:
-                    self._notice(f"{watcher.camera}: watch {watch.name} is not asked: {error}")
+                    self._notify(f"{watcher.camera}: watch {watch.name} is not asked: {error}")
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:

@@ -19,7 +19,6 @@ from edgevlm.bench.accuracy.command import variants_of
 from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion
-from edgevlm.calib.accuracy.compare import Progress
 from edgevlm.calib.accuracy.memory_accounting import bytes_per_token
 from edgevlm.calib.accuracy.variants import Budget, SkippedRun, Variant, VariantRun, parse_tokens
 from edgevlm.calib.accuracy.worker import TEXT_BUDGET, AccuracySettings, Worker, policy_of
@@ -27,7 +26,7 @@ from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.world import COLORS, SHAPES
 from edgevlm.calib.intervals import difference, fraction_right
 from edgevlm.errors import UserError
-from edgevlm.progress import progress
+from edgevlm.progress import Report, progress
 from edgevlm.runtime.session import Session
 
 PROMPT = "what left last?"
@@ -77,7 +76,7 @@ def describe(line: dict[str, Any]) -> str:
 
 
 def measure_journal(
-    settings: AccuracySettings, variants: list[Variant], budgets: list[Budget], streams: int, step: Progress
+    settings: AccuracySettings, variants: list[Variant], budgets: list[Budget], streams: int, step: Report
 ) -> Iterator[dict[str, Any]]:
     """A line for each policy, budget and kind of question. Raises UserError."""
     worker = Worker(settings)

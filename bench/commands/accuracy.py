@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, note, option
+from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, option
 from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
+from edgevlm.progress import to_stderr
 
 if TYPE_CHECKING:
     from edgevlm.calib.accuracy.pools import Processes, RayActors
@@ -95,7 +96,7 @@ def accuracy(
     from edgevlm.progress import progress
 
     with progress("reading the model") as step:
-        folder = model if name == TEXT_FACTS else resolve_model(model, step, note)
+        folder = model if name == TEXT_FACTS else resolve_model(model, step, to_stderr)
     settings = AccuracySettings(folder, frames, seed, turns, name)
     if name == TEXT_FACTS and encode != "all":
         raise UserError(f"--encode: is not for --suite {name}, which shows text; leave it out")

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, Threads, flag, note, option
+from edgevlm.apps.commands.cli_options import Json, Threads, flag, option
 from edgevlm.apps.commands.cli_options import threads as threads_option
 from edgevlm.errors import UserError, nearest
-from edgevlm.progress import Report
+from edgevlm.progress import Report, to_stderr
 
 EPILOG = (
     "Needs: --against transformers, vision and export need torch and transformers; "
@@ -351,5 +351,5 @@ def _resolved(names: str | list[str], progress: Report, *, is_checkpoint: bool) 
     if not isinstance(names, str):
         return [_resolved(name, progress, is_checkpoint=is_checkpoint) for name in names]
     if is_checkpoint:
-        return names if names.startswith("seeded-") else str(resolve_checkpoint(names, progress, note))
-    return resolve_model(names, progress, note)
+        return names if names.startswith("seeded-") else str(resolve_checkpoint(names, progress, to_stderr))
+    return resolve_model(names, progress, to_stderr)

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, flag, note, option
+from edgevlm.apps.commands.cli_options import Json, flag, option
 from edgevlm.errors import UserError
+from edgevlm.progress import to_stderr
 
 EPILOG = "Charts need edgevlm[report]."
 
@@ -50,10 +51,10 @@ def all_benches(
     earlier = None if baseline is None else last_run(baseline)
     try:
         with progress("reading the results") as step:
-            tell = step if sys.stderr.isatty() else note
-            run = run_all(out, entries, step.print, tell, quick=quick, new=new)
+            what_runs = step if sys.stderr.isatty() else to_stderr
+            run = run_all(out, entries, step.print, what_runs, quick=quick, new=new)
     except KeyboardInterrupt:
-        note(f"stopped; what is done is in {out}, and the same command continues")
+        to_stderr(f"stopped; what is done is in {out}, and the same command continues")
         raise
     asked = {entry.command for entry in entries}
     ran = [one for one in run.entries.values() if one.command in asked]
@@ -100,7 +101,7 @@ def report(
         from edgevlm.bench.results.report import write
 
         write(out, runs, [] if earlier is None else compare(runs[-1], earlier, margin, force=force))
-        note(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
+        to_stderr(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
     if earlier is not None and _compare(runs[-1], earlier, margin, force, as_json):
         raise typer.Exit(1)
 
@@ -112,7 +113,7 @@ def _compare(new: Any, old: Any, margin: float, force: bool, as_json: bool) -> b
     changes = compare(new, old, margin, force=force)
     _print(changes, as_json)
     if unsure := sum(change["verdict"] == "no spread" for change in changes):
-        note(f"{unsure} slower by more than {margin:.0%}, measured once: cannot be told from chance; measure again")
+        to_stderr(f"{unsure} slower by more than {margin:.0%}, measured once: cannot be told from chance; measure again")
     return any_worse(changes)
 
 

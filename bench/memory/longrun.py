@@ -23,8 +23,8 @@ from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
 from edgevlm.calib.demo.world import COLORS, SHAPES
+from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.changed_patches import parse_encode
 from edgevlm.runtime.changes import ALL, parse_append
 from edgevlm.runtime.model import Model
@@ -69,7 +69,7 @@ def longrun(
     host_bytes: int = 256_000_000,
     file_bytes: int = 8_000_000_000,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
 

@@ -19,7 +19,7 @@ from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
@@ -38,7 +38,7 @@ def windows(
     rounds: int = 15,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model (``demo``, SEEDED or a bundle's directory), policy and share of the time that is asked about.
 
@@ -61,7 +61,7 @@ def evidence(
     rounds: int = 15,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model and policy. ``ratio``: time of an answer whose evidence is read over that of one without.
 
@@ -89,7 +89,7 @@ def journal(
     rounds: int = 15,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model and policy. ``ratio``: time of ``frames`` frames and a line of the journal over that of the frames.
 
@@ -125,7 +125,7 @@ def _write(session: Session, notes: Journal, max_tokens: int | None) -> None:
     notes.add(Line("bench", time.time(), f"{QUESTION} {answer.text}", [asdict(moment) for moment in moments]))
 
 
-def _report(progress: Progress, context: str, what: str) -> None:
+def _report(progress: Notify, context: str, what: str) -> None:
     progress(f"{context}: {what}")
 
 

@@ -22,7 +22,7 @@ from edgevlm.bench.output import prefixed
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -79,7 +79,7 @@ def retrieval(
     cold: bool = False,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model and policy. Raises UserError for a policy that retrieves nothing."""
     check_policies(policy, lambda one: isinstance(one, Retrieval), "retrieves nothing")
@@ -93,7 +93,7 @@ def retrieval(
                 yield {"bench": "retrieval", "model": name, "policy": text, "threads": threads or default_threads(), **line}
 
 
-def _measure(model: Model, policy: str, settings: WatchSettings, plain: WatchCost, progress: Progress) -> dict[str, Any]:
+def _measure(model: Model, policy: str, settings: WatchSettings, plain: WatchCost, progress: Notify) -> dict[str, Any]:
     """What one policy fetched and took, and how much more than the plain window."""
     with settings.open(model, policy) as session:
         took = watch(session, settings, progress)
@@ -117,7 +117,7 @@ def _measure(model: Model, policy: str, settings: WatchSettings, plain: WatchCos
         }  # fmt: skip
 
 
-def watch(session: Session, settings: WatchSettings, progress: Progress) -> WatchCost:
+def watch(session: Session, settings: WatchSettings, progress: Notify) -> WatchCost:
     """Watch frames of the demo's world, then ask; a first question is not counted."""
     world, chunks, ttft_ms, frames = World(0), [], [], settings.frames
     progress(f"{frames:,} frames")

@@ -19,7 +19,7 @@ from edgevlm.bench.models import budget_of, filling, open_model
 from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -37,7 +37,7 @@ def snapshot(
     directory: Path | None = None,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model (``demo``, SEEDED or a bundle's directory) and policy; ``directory``: where to write."""
     for name in model:

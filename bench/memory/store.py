@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.timing import spread, timed
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
@@ -33,7 +33,7 @@ def store(
     rounds: int = 15,
     directory: Path | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """One line: medians over rounds of fetching ``asked`` of ``clusters``, each ``rows`` rows of ``heads`` KV heads in fp16.
 

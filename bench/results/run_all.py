@@ -23,10 +23,10 @@ from edgevlm.bench.results import environment
 from edgevlm.bench.results.journal import ResultsWriter, Run, lines_of, runs_of
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError, nearest
+from edgevlm.progress import Notify
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
 PATIENCE_S = 10.0  # for a process that was asked to end
-Note = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def planned(quick: bool, only: str | None, also: Sequence[str]) -> list[Planned]
 def run_all(
     folder: Path,
     plan: Sequence[Planned],
-    note: Note,
-    tell: Note,
+    notify: Notify,
+    progress: Notify,
     *,
     quick: bool,
     new: bool = False,
@@ -122,7 +122,7 @@ def run_all(
 ) -> Run:
     """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
 
-    ``note`` is told which command begins, ``tell`` what a command says on stderr.
+    ``notify`` is told which command begins, ``progress`` what a command says on stderr.
 
     Continues the last run of the same kind unless ``new``. A command that fails is a line with its error, and the rest go on.
     Raises UserError for a run of another machine or version.
@@ -139,30 +139,30 @@ def run_all(
             _check_same(run, header)
         done = {entry.command for entry in run.entries.values() if entry.seconds is not None}
         left = [entry for entry in plan if entry.command not in done]
-        note(f"run {run.id}: {len(left)} of {len(plan)} commands to do; results in {results.path}")
-        _run_each(run.id, left, results, note, tell)
+        notify(f"run {run.id}: {len(left)} of {len(plan)} commands to do; results in {results.path}")
+        _run_each(run.id, left, results, notify, progress)
         return next(found for found in runs_of(lines_of(results.path), "") if found.id == run.id)
 
 
-def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: Note, tell: Note) -> None:
+def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, notify: Notify, progress: Notify) -> None:
     expected = spent = 0.0
     for position, entry in enumerate(left, start=1):
         pace = spent / expected if expected else 1.0
         rest = pace * sum(other.seconds for other in left[position - 1 :])
-        note(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
+        notify(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
         context, began = {"run": run, "entry": entry.name}, time.monotonic()
         results.append({"event": "begin", **context, "command": entry.command, "at": _now()})
-        code, error = _process(entry, lambda line, context=context: results.append({**context, **line}), tell)  # type: ignore[misc]
+        code, error = _process(entry, lambda line, context=context: results.append({**context, **line}), progress)  # type: ignore[misc]
         took = time.monotonic() - began
         if code:
-            note(f"[{position}/{len(left)}] failed: {error}")
+            notify(f"[{position}/{len(left)}] failed: {error}")
             results.append({"event": "failed", **context, "code": code, "error": error})
         else:
             results.append({"event": "end", **context, "seconds": round(took, 1)})
         spent, expected = spent + took, expected + entry.seconds
 
 
-def _process(entry: Planned, keep: Callable[[Line], object], tell: Note) -> tuple[int, str]:
+def _process(entry: Planned, keep: Callable[[Line], object], progress: Notify) -> tuple[int, str]:
     """Its exit code and the last line of its stderr; objects on its stdout are kept at once."""
     said = [""]
     with subprocess.Popen(
@@ -171,7 +171,7 @@ def _process(entry: Planned, keep: Callable[[Line], object], tell: Note) -> tupl
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, said, tell), daemon=True)
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, said, progress), daemon=True)
         reader.start()
         try:
             for text in process.stdout:
@@ -184,12 +184,12 @@ def _process(entry: Planned, keep: Callable[[Line], object], tell: Note) -> tupl
     return process.returncode, said[-1] or f"its process ended with code {process.returncode}"
 
 
-def _pass_on(stream: IO[str], said: list[str], tell: Note) -> None:
+def _pass_on(stream: IO[str], said: list[str], progress: Notify) -> None:
     with closing(stream):
         for text in stream:
             if text.strip():
                 said[-1] = text.strip()
-                tell(said[-1])
+                progress(said[-1])
 
 
 def _object(text: str) -> Line | None:

@@ -18,7 +18,8 @@ from edgevlm.bench.speed.vision import TOWERS, checkpoint_of, engine_of
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.vision import check_precision
-from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.progress import Notify
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changed_encoder import ChangedEncoder
 from edgevlm.runtime.changed_patches import EncodeChanged, parse_encode
 from edgevlm.runtime.changes import CHANGED, unit_features
@@ -38,7 +39,7 @@ def changed(
     frames: Sequence[int] = (32,),
     fps: float = 2.0,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time frames whole, and with these percentages of their patches ``changed``, in turns; ratios are to the whole tower.
 

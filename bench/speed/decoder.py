@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edgevlm.apps.commands.cli_options import note
 from edgevlm.bench.seeded import TextModel, open_text_model
 from edgevlm.bench.speed.runtimes import OURS, RUNTIMES, Runtime, check_runtimes
 from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.precisions import load_precision
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
 TOKENS_PER_FRAME = {"demo": 16}  # of others 196
@@ -56,7 +55,7 @@ def decode(
     threads: int = 1,
     rounds: int = 15,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time one token: looked up, decoded after ``held`` rows, its logits computed.
 
@@ -91,7 +90,7 @@ def prefill(
     threads: int = 1,
     rounds: int = 3,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time a frame's prefill, in calls of ``frames`` frames after ``held`` tokens, without logits.
 
@@ -150,7 +149,7 @@ def measure(
     works: Sequence[Append],
     threads: int,
     rounds: int,
-    progress: Progress,
+    progress: Notify,
     kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:
     """Time ours and each of ``against`` that is installed and has ``precision``, with each of ``kinds`` of KV cache it has.
@@ -181,9 +180,9 @@ def _present(names: Sequence[str], precision: str) -> list[str]:
     for name in names:
         kind = RUNTIMES[name]
         if package := kind.missing():
-            note(f"{name} is left out, because the package {package} is not installed: {kind.install}")
+            to_stderr(f"{name} is left out, because the package {package} is not installed: {kind.install}")
         elif precision not in kind.precisions:
-            note(f"{name} is left out of {precision} weights, which it does not have here")
+            to_stderr(f"{name} is left out of {precision} weights, which it does not have here")
         else:
             present.append(name)
     return present

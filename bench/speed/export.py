@@ -14,7 +14,7 @@ from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.process import run_module, serve
 from edgevlm.export.footprint import FLOAT, PeakMemory
 from edgevlm.packages import needs
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 
 OURS, OTHER = "edgevlm", "transformers"
 
@@ -23,7 +23,7 @@ def export(
     model: Sequence[str] = (SEEDED,),
     precisions: Sequence[str] = ("fp32",),
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Lines of each precision and of tracing, then how much of tracing's time an export takes.
 

@@ -16,7 +16,8 @@ from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
-from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.progress import Notify
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Engine, FramePattern, load_engine
 from edgevlm.runtime.positions import rope_tables
 
@@ -33,7 +34,7 @@ def per_layer(
     threads: int | None = None,
     rounds: int = 30,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time a step through per-layer graphs beside the full graph, for one row with its logits and for a frame's rows.
 
@@ -89,7 +90,7 @@ def st_spattn(
     *,
     shape: Any = None,
     tokens_per_frame: int = TOKENS_PER_FRAME,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time a frame's prefill through PureKV's ST-SpAttn graph beside dense prefill; weights are random.
 

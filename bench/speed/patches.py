@@ -12,8 +12,9 @@ import numpy as np
 
 from edgevlm.bench.clips import Image, open_clip
 from edgevlm.bench.timing import Job, figures, time_job, timed
+from edgevlm.progress import Notify
 from edgevlm.runtime import kernels
-from edgevlm.runtime.bundle import Progress, VisionSpec
+from edgevlm.runtime.bundle import VisionSpec
 from edgevlm.runtime.changed_patches import EncodeChanged, Float32, PatchChanges
 from edgevlm.runtime.preprocess import Preprocessor
 
@@ -34,7 +35,7 @@ def patches(
     threads: int = 1,
     fps: float = 2.0,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each clip, as it is and shaken: frames of 384x384 in 27x27 patches.
 

@@ -16,9 +16,10 @@ from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.errors import UserError
 from edgevlm.export.kv_scales import in_fp32
 from edgevlm.packages import needs
+from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Sampler
 from edgevlm.runtime.budget import allocate
-from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
@@ -85,7 +86,7 @@ def weights(
     tokens: int = 2000,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
@@ -176,7 +177,7 @@ def kv_cache(
     turns: int = 0,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Compare each bundle's KV cache (int8 or fp16) with an fp32 one, on the same weights and text.
 
@@ -194,7 +195,7 @@ def kv_cache(
             loaded.close()
 
 
-def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, turns: int, progress: Progress) -> dict[str, Any]:
+def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, turns: int, progress: Notify) -> dict[str, Any]:
     window = min(WINDOW, model.bundle.limit, tokens)
     window, random = max(window // PIECE, 1) * min(PIECE, window), np.random.default_rng(0)
     plain, own = Forced(model, in_fp32(model.bundle), window, "fp32-kv"), Forced(model, model.bundle, window)

@@ -30,7 +30,8 @@ from edgevlm.export.families import load_family
 from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
 from edgevlm.packages import needed
-from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, FileRecord, Progress
+from edgevlm.progress import Notify
+from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, FileRecord
 from edgevlm.runtime.engine import Engine, load_engine
 
 HIDDEN = 896  # of the decoder that features are made for, where the tower does not say
@@ -213,7 +214,7 @@ def vision(
     threads: int = 1,
     rounds: int = 3,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time a tower by precision and ``frames`` in a call; then ratios to ``against``, then how far int8's features are off.
 
@@ -242,7 +243,7 @@ def vision(
 
 
 def _encoders(
-    tower: TimedTower, precisions: Sequence[str], against: Sequence[str], threads: int, stack: ExitStack, progress: Progress
+    tower: TimedTower, precisions: Sequence[str], against: Sequence[str], threads: int, stack: ExitStack, progress: Notify
 ) -> dict[tuple[str, str], Encode]:
     """Runtime and precision -> what encodes frames."""
     encoders: dict[tuple[str, str], Encode] = {}

@@ -23,7 +23,7 @@ from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
@@ -86,7 +86,7 @@ def against(
     attention: str = "sdpa",
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Lines of each precision and of transformers in float32, then how many times theirs our frames and tokens a second are.
 
@@ -145,7 +145,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(
-    sessions: dict[str, Session], baseline: TorchBaseline, frames: int, work: GrowthWork, progress: Progress
+    sessions: dict[str, Session], baseline: TorchBaseline, frames: int, work: GrowthWork, progress: Notify
 ) -> dict[tuple[str, str], Side]:
     """All watch a chunk, then all are asked, chunk by chunk; by runtime and precision."""
     ours = {(OURS, precision): (session, Side()) for precision, session in sessions.items()}

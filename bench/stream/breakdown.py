@@ -23,9 +23,9 @@ from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.threads import default_threads
+from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.budget import TextBudget, default_budget
-from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -45,7 +45,7 @@ def breakdown(
     frames: Sequence[int] = (),
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model (``demo``, SEEDED or a bundle's directory) and policy.
 
@@ -63,7 +63,7 @@ def breakdown(
                 yield place | line | {"threads": threads or default_threads(), "predicted_fps": predicted}
 
 
-def measure(model: Model, policy: str, budget: int | None, frames: int, progress: Progress) -> dict[str, Any]:
+def measure(model: Model, policy: str, budget: int | None, frames: int, progress: Notify) -> dict[str, Any]:
     """Fill a stream's cache, then watch ``frames`` frames and on to the end of the cycle; milliseconds a frame.
 
     ``vision_ms`` is None where features are noise; ``guidance_ms`` is no part of compression.

@@ -19,7 +19,7 @@ from edgevlm.bench.timing import Job, Took, figures, ratio, time_job
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
-from edgevlm.runtime.bundle import Progress
+from edgevlm.progress import Notify
 from edgevlm.runtime.changed_patches import parse_encode
 from edgevlm.runtime.changes import parse_append
 from edgevlm.runtime.model import Model
@@ -77,7 +77,7 @@ def changed(
     layers: int | None = None,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
 
@@ -149,7 +149,7 @@ def fill(session: Session, chunk: int) -> None:
 
 
 @contextmanager
-def bundle_of(name: str, precision: str, layers: int | None, progress: Progress) -> Iterator[str | Path]:
+def bundle_of(name: str, precision: str, layers: int | None, progress: Notify) -> Iterator[str | Path]:
     """A bundle's directory, or ``demo``; SEEDED is written and exported for as long as the context lasts."""
     if name != SEEDED:
         if layers is not None:

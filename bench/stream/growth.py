@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from edgevlm.apps.commands.cli_options import note
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.models import open_model
 from edgevlm.bench.process import ProcessError, run_module, serve
@@ -26,9 +25,9 @@ from edgevlm.engines.power import Meter, find_meter
 from edgevlm.engines.power.energy import Energy, idle_watts
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify, to_stderr
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import DTYPES
@@ -82,7 +81,7 @@ def growth(
     idle: float = 10.0,
     threads: int | None = None,
     *,
-    progress: Progress = lambda what: None,
+    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model, policy, chunk and number of frames.
 
@@ -96,7 +95,7 @@ def growth(
     meter, missing = find_meter()
     idle_w = None
     if meter is None:
-        note(f"energy: not measured ({'; '.join(missing)})")
+        to_stderr(f"energy: not measured ({'; '.join(missing)})")
     elif idle:
         progress(f"measuring {meter.name} at rest for {idle:g} s")
         idle_w = idle_watts(meter, idle)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
-from edgevlm.apps.run.events import to_stderr
 from edgevlm.apps.sources.base import SLOWEST_FPS
 from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.schemas import bench_line
@@ -24,7 +23,7 @@ from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, SuiteScor
 from edgevlm.calib.accuracy.pools import Processes, RayActors
 from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
-from edgevlm.progress import progress
+from edgevlm.progress import progress, to_stderr
 from edgevlm.runtime.budget import parse_budget
 
 WIDE = 10  # characters of a head that still goes on top of a table

@@ -18,12 +18,12 @@ from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
-from edgevlm.calib.accuracy.compare import Progress
 from edgevlm.calib.accuracy.journal import Key, RunJournal
 from edgevlm.calib.accuracy.pools import HERE, Processes, RayActors
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, reason_of
 from edgevlm.calib.accuracy.worker import check_same_model, model_identity
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify, Report
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
@@ -83,7 +83,7 @@ def read_questions(suite: str, data: Dataset) -> list[SuiteQuestion]:
     return questions
 
 
-def evaluate(job: SuiteJob, progress: Progress, note: Callable[[str], object], judge: Judge | None = None) -> SuiteResults:
+def evaluate(job: SuiteJob, progress: Report, notify: Notify, judge: Judge | None = None) -> SuiteResults:
     """Answer all that is not in the journal yet, then have it judged. Raises UserError."""
     data = Dataset(job.data)
     questions = read_questions(job.suite, data)
@@ -101,7 +101,7 @@ def evaluate(job: SuiteJob, progress: Progress, note: Callable[[str], object], j
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
-        _answer(job, worker, runs, asked, journal, progress, note)
+        _answer(job, worker, runs, asked, journal, progress, notify)
         if judge is not None:
             _judge(judge, runs, asked, journal, progress)
         records = {run: [_judged(journal, run, question, judge) for question in asked] for run in runs}
@@ -124,7 +124,7 @@ def _length(model: Model, chat: Chat, prompt: str) -> int:
         return 0
 
 
-def _runs(job: SuiteJob, worker: VideoWorker, progress: Progress) -> Iterator[VariantRun | SkippedRun]:
+def _runs(job: SuiteJob, worker: VideoWorker, progress: Report) -> Iterator[VariantRun | SkippedRun]:
     for number, (text, tokens) in enumerate(job.budgets.items()):
         progress("budgets of equal bytes", number, len(job.budgets))
         yield from worker.runs(job.variants, text, tokens) if job.variants else []
@@ -137,7 +137,7 @@ def _runs(job: SuiteJob, worker: VideoWorker, progress: Progress) -> Iterator[Va
 
 def _answer(
     job: SuiteJob, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal,
-    progress: Progress, note: Callable[[str], object],
+    progress: Report, notify: Notify,
 ) -> None:  # fmt: skip
     tasks = tasks_of(asked, runs, journal.records)
     videos = len(dict.fromkeys(question.video for question in asked))
@@ -149,7 +149,7 @@ def _answer(
             pool = replace(pool, memory=of_a_worker)
         elif (workers := workers_that_fit(wanted := pool.workers, of_a_worker)) < wanted:
             pool = Processes(workers)
-            note(f"{workers} of {wanted} workers: the free memory has room for no more")
+            notify(f"{workers} of {wanted} workers: the free memory has room for no more")
     progress("videos", videos - len(tasks), videos)
     found = pool.map(worker.perform, partial(_perform_of_new_worker, worker.settings, model_identity(worker.model)), tasks)
     for number, records in enumerate(found, 1):
@@ -189,7 +189,7 @@ def is_answered(record: Record | None) -> bool:
 
 
 def _judge(
-    judge: Judge, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal, progress: Progress
+    judge: Judge, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal, progress: Report
 ) -> None:
     """Have each open answer judged that has no verdict by this judge yet."""
     answers = [journal.records[answer_key(run, question)] for run in runs for question in asked]

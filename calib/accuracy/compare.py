@@ -16,12 +16,12 @@ from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
 from edgevlm.calib.intervals import Estimate, fraction_right
+from edgevlm.progress import Report
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
 
-Progress = Callable[[str, int, int], object]  # what is being done, how many are, of how many
 Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 
 
@@ -55,7 +55,7 @@ def compare(
     out: Path | None = None,
     resume: bool = False,
     pool: Pool = HERE,
-    progress: Progress = lambda what, done, total: None,
+    progress: Report = lambda *what: None,
     model: Model | None = None,
     append: Sequence[str] = (ALL,),
     encode: Sequence[str] = (ALL,),

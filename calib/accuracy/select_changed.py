@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgevlm.calib.accuracy.compare import Progress, clusters, compare, correct_answers, of_kinds
+from edgevlm.calib.accuracy.compare import clusters, compare, correct_answers, of_kinds
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.variants import FULL
 from edgevlm.calib.accuracy.worker import AccuracySettings
@@ -18,6 +18,7 @@ from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Values, half_width, mean
 from edgevlm.calib.trace import Float32
 from edgevlm.errors import UserError
+from edgevlm.progress import Report
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, EncodeChoice, EncodeTrial, Measure
 from edgevlm.runtime.changed_patches import EncodeChanged
 from edgevlm.runtime.changes import ALL, AppendChanged, References, unit_features
@@ -70,7 +71,7 @@ def surely_within(losses: Sequence[Values], bound: float) -> bool:
 
 
 def append_by_questions(
-    settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Progress
+    settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Report
 ) -> AppendChoice:
     """Loss: of the answers about before that whole frames give right; those about now see the newest frame whole.
 
@@ -109,7 +110,7 @@ def append_by_agreement(records: Sequence[Sequence[Record]]) -> AppendChoice:
 
 
 def encode_by_questions(
-    settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Progress
+    settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Report
 ) -> EncodeChoice:
     """Loss: of the answers that whole frames give right, about now too. What ``journal`` has already is not done again."""
     ways = (ALL, *map(str, SETTINGS))

@@ -7,7 +7,7 @@ rows and its query's length, and on how sure the answer is, under policies that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import Case, CaseQuestion, EvidenceScore, make_case, score_evidence, seed_words
 from edgevlm.calib.write import as_calibrated
+from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.evidence import QuestionAttention
@@ -32,7 +33,7 @@ STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
 Float64 = NDArray[np.float64]
 
 
-def select_evidence(model: Model, streams: int, progress: Callable[[str], object] = lambda _: None) -> EvidenceHeads:
+def select_evidence(model: Model, streams: int, progress: Notify = lambda _: None) -> EvidenceHeads:
     """The layer, its heads, and the rule. streams: of the demo world, of ``FRAMES`` frames each, half of them for the heads."""
     spec, words = model.bundle.decoder, seed_words("0")
     cases = [make_case(words, stream, FRAMES) for stream in range(streams)]

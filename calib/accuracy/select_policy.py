@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import islice
@@ -32,9 +32,9 @@ from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify, Report
 from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.budget import TextBudget, default_budget
-from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice, Measure
 from edgevlm.runtime.changes import AppendChanged
 from edgevlm.runtime.chat import Chat
@@ -44,8 +44,6 @@ from edgevlm.runtime.policies import create_policy, evicting
 SEED = "11"  # of the demo's streams, among those for development
 STREAM = 64  # frames of each
 LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,12 @@ class ComparisonInput:
     clips: Sequence[Clip]
     frames: int | None
     folder: Path
-    progress: Progress
-    note: Note
+    progress: Notify
+    notify: Notify
+
+    def report_on(self, compared: str) -> Report:
+        """What counts cases reports so to ``progress``, in one line."""
+        return lambda what, done=None, total=None: self.progress(f"comparing {compared}: {what}, {done} of {total}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
     )
 
 
-def _choices(comparisons: dict[int, BudgetComparison], note: Note) -> Iterator[Choice]:
+def _choices(comparisons: dict[int, BudgetComparison], notify: Notify) -> Iterator[Choice]:
     """A choice at each budget that one of the policies can run at, rising. Raises UserError where there is none."""
     for budget, comparison in sorted(comparisons.items()):
         if comparison.measured:
@@ -120,7 +122,7 @@ def _choices(comparisons: dict[int, BudgetComparison], note: Note) -> Iterator[C
         message = f"budget {budget}: none of the policies can run at it ({reasons})"
         if not any(other.measured for other in comparisons.values()):
             raise UserError(f"{message}; give a larger --budget")
-        note(message)
+        notify(message)
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
@@ -177,7 +179,7 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
         )
     for budget in (budget for budget in tokens if budget >= clip_tokens):
         whole = f"holds a whole clip, {clip_tokens} tokens, and is not compared"
-        given.note(f"the usual budget, {budget} tokens, {whole}; give longer clips")
+        given.notify(f"the usual budget, {budget} tokens, {whole}; give longer clips")
     return left
 
 
@@ -199,7 +201,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
         out=journal,
         resume=True,
         model=model,
-        progress=lambda what, done, total: given.progress(f"comparing policies: {what}, {done} of {total}"),
+        progress=given.report_on("policies"),
     )
     comparisons = {budget: BudgetComparison() for budget in budgets}
     for skip in found.skipped:
@@ -210,21 +212,15 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
             raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
         measured = MeasuredCandidate(make_candidate(run.label, found.records[run], fraction_right(right)), right)
         comparisons[int(run.budget)].measured.append(measured)
-    choices = tuple(_choices(comparisons, given.note))
+    choices = tuple(_choices(comparisons, given.notify))
     try:
-        append = append_by_questions(
-            settings, request.streams, journal, model,
-            lambda what, done, total: given.progress(f"comparing --append: {what}, {done} of {total}"),
-        )  # fmt: skip
+        append = append_by_questions(settings, request.streams, journal, model, given.report_on("--append"))
     except UserError as error:  # no positions for the present beside a whole stream
-        given.note(f"--append changed is not compared: {error}")
+        given.notify(f"--append changed is not compared: {error}")
         append = None
     encode = None
     if model.bundle.vision.changed is not None:
-        encode = encode_by_questions(
-            settings, request.streams, journal, model,
-            lambda what, done, total: given.progress(f"comparing --encode: {what}, {done} of {total}"),
-        )  # fmt: skip
+        encode = encode_by_questions(settings, request.streams, journal, model, given.report_on("--encode"))
     return frames, choices, append, encode
 
 
@@ -235,7 +231,7 @@ def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
     tokens = [budget for budget in request.budgets if isinstance(budget, int)] or [usual_budget(given.model)]
     wanted = given.frames or 2 * max(tokens) // meter.per_frame
     if wanted > longest:
-        given.note(f"full KV can hold {longest} frames ({limit}): so many of a clip are compared, not {wanted}")
+        given.notify(f"full KV can hold {longest} frames ({limit}): so many of a clip are compared, not {wanted}")
     given.progress("counting frames")
     frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
     budgets = budgets_of(request, given, frames * meter.per_frame)
@@ -244,7 +240,7 @@ def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
         meter, given.clips, frames, request.policies, budgets, journal,
         lambda what: given.progress(f"comparing policies: {what}"),
     )  # fmt: skip
-    return frames, tuple(_choices(comparisons, given.note)), append, encode
+    return frames, tuple(_choices(comparisons, given.notify)), append, encode
 
 
 def compare_by_divergence(
@@ -254,7 +250,7 @@ def compare_by_divergence(
     policies: Sequence[str],
     budgets: Sequence[int],  # rising
     journal: Path,
-    progress: Progress,
+    progress: Notify,
 ) -> tuple[dict[int, BudgetComparison], AppendChoice, EncodeChoice | None]:
     """Stream the first ``frames`` of every clip under full KV, under each policy at each budget of |M| tokens, and at each tau
     and way to encode.

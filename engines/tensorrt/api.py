@@ -18,9 +18,9 @@ import tensorrt as trt
 
 from edgevlm.engines.tensorrt.jobs import CallShapes, Dims
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 
 VERSION: str = trt.__version__
-Tell = Callable[[str], object]
 DTYPES: dict[Any, np.dtype] = {
     trt.DataType.FLOAT: np.dtype(np.float32),
     trt.DataType.HALF: np.dtype(np.float16),
@@ -55,9 +55,9 @@ class Log(trt.ILogger):
 class Monitor(trt.IProgressMonitor):
     """Tells how far a build has come, and stops it when it was cancelled. Called by TensorRT from its own threads."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, progress: Notify) -> None:
         trt.IProgressMonitor.__init__(self)
-        self._tell, self._steps = tell, dict[str, int]()
+        self._progress, self._steps = progress, dict[str, int]()
         self.cancelled = threading.Event()
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
@@ -65,7 +65,7 @@ class Monitor(trt.IProgressMonitor):
 
     def step_complete(self, phase_name: str, step: int) -> bool:
         with suppress(Exception):  # nothing may be raised into TensorRT
-            self._tell(f"{phase_name}, step {step + 1} of {self._steps.get(phase_name, step + 1)}")
+            self._progress(f"{phase_name}, step {step + 1} of {self._steps.get(phase_name, step + 1)}")
         return not self.cancelled.is_set()
 
     def phase_finish(self, phase_name: str) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgevlm.engines.tensorrt import api
 from edgevlm.engines.tensorrt.jobs import BuildJob, BuildSettings, build_need, check_memory, jobs_of
 from edgevlm.engines.tensorrt.store import EngineFolder, Record, engine_key
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, TENSORRT_10_3, profile_for
 
-Tell = Callable[[str], object]
 POLL_S = 0.1  # between looks at whether a build was interrupted
 
 
@@ -43,10 +43,10 @@ def check_profile(bundle: Bundle) -> None:
         )
 
 
-def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, tell: Tell, progress: Tell) -> Iterator[Made]:
+def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notify: Notify, progress: Notify) -> Iterator[Made]:
     """Build what is missing, each engine written as soon as it is made; yields one :class:`Made` a graph.
 
-    tell: a line for each graph; progress: how far TensorRT has come with it. An interrupt stops TensorRT at its next step and
+    notify: a line for each graph; progress: how far TensorRT has come with it. An interrupt stops TensorRT at its next step and
     is raised then. Raises UserError as :mod:`~edgevlm.engines.tensorrt.api` does, and for too little memory or disk.
     """
     check_profile(bundle)
@@ -57,15 +57,15 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, tell:
             plan = place.path(job.graph, job.fingerprint)
             there = None if settings.force else place.record(plan)
             if there:
-                tell(f"{job.graph}: its engine is there")
+                notify(f"{job.graph}: its engine is there")
             else:
                 check_memory(job.graph, build_need(job.weights, settings.workspace), driver)
-                tell(f"building {job.graph}, engine {number} of {len(jobs)}: this takes minutes")
+                notify(f"building {job.graph}, engine {number} of {len(jobs)}: this takes minutes")
             record = there or _build(job, settings, place, progress)
             yield Made(job.graph, str(plan), record.bytes, there is not None)
 
 
-def _build(job: BuildJob, settings: BuildSettings, place: EngineFolder, progress: Tell) -> Record:
+def _build(job: BuildJob, settings: BuildSettings, place: EngineFolder, progress: Notify) -> Record:
     built = _interruptible(job, settings, place.timings(), progress)
     about = {"tensorrt": api.VERSION, "capacity": settings.capacity, "probes": settings.probes}
     record = place.put(place.path(job.graph, job.fingerprint), built.plan, about)
@@ -73,7 +73,7 @@ def _build(job: BuildJob, settings: BuildSettings, place: EngineFolder, progress
     return record
 
 
-def _interruptible(job: BuildJob, settings: BuildSettings, cache: bytes, progress: Tell) -> api.Built:
+def _interruptible(job: BuildJob, settings: BuildSettings, cache: bytes, progress: Notify) -> api.Built:
     """Build in a thread of its own, so that an interrupt is seen while TensorRT works; it then stops at its next step."""
     log, monitor = api.Log(), api.Monitor(lambda step: progress(f"building {job.graph}: {step}"))
     recipe = api.Recipe(job.model, job.path, job.calls, job.dropped, settings.workspace, cache)

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 from edgevlm.runtime.snapshots.encryption import SnapshotKey
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.store import Store
-
-Notify = Callable[[str], object]
 
 
 class Captured(Protocol):

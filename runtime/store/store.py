@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.store.block import ALIGNMENT, Block, BlockRecord, joined
 from edgevlm.runtime.store.file import StoreFile
-from edgevlm.runtime.store.tables import Notify, StoreStats, StoreTables
+from edgevlm.runtime.store.tables import StoreStats, StoreTables
 from edgevlm.runtime.store.threads import PATIENCE_S, RETRY_S, Readers, Writer
 
 MIN_BYTES = 1_000_000
@@ -222,7 +223,7 @@ class Store:
             token = self._file.token if self._file is not None else 0
             resident = np.array(list(tables.memory.resident_blocks()), np.int64)
             if unwritten:
-                tables.note_once("only here", f"{len(unwritten)} clusters are in no file and will not outlive this process")
+                tables.queue_once("only here", f"{len(unwritten)} clusters are in no file and will not outlive this process")
         tables.send_messages()
         written = ~np.isin(state["number"], unwritten)
         records = {name: state[name][written] for name in ("number", "offset", "nbytes", "stamp")}
@@ -244,7 +245,9 @@ class Store:
             tables.found_lost += lost
             tables.stats.lost += len(lost)
             if lost:
-                tables.note(f"{len(lost)} of {len(state['numbers'])} clusters are lost: not in the file, or overwritten since")
+                tables.queue_message(
+                    f"{len(lost)} of {len(state['numbers'])} clusters are lost: not in the file, or overwritten since"
+                )
         tables.send_messages()
         for number in state["resident"]:
             self.get([number])
@@ -269,7 +272,7 @@ class Store:
             if (number := next(memory.unwritten_blocks(), None)) is None:
                 break
             if self._writer is None:
-                tables.note_once(
+                tables.queue_once(
                     "host", f"host memory is full ({memory.limit:,} bytes): the clusters used least lately are lost"
                 )
             tables.lose(number)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from edgevlm.progress import Notify
 from edgevlm.runtime.store.block import Block, joined, read_record
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.host_memory import HostMemory
 from edgevlm.runtime.store.ring import Ring
-
-Notify = Callable[[str], object]
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class StoreTables:
         self.stats.lost += 1
         if damaged:
             self.stats.damaged += 1
-            self.note_once("damaged", f"{self.name}: a cluster in it is damaged; it is dropped, and so will others be")
+            self.queue_once("damaged", f"{self.name}: a cluster in it is damaged; it is dropped, and so will others be")
 
     def forget(self, number: int) -> None:
         """A block that the ring no longer has leaves host memory too."""
@@ -105,14 +103,14 @@ class StoreTables:
             blocks += [record.block for record in unwritten]
             return blocks[0] if len(blocks) == 1 else joined(blocks), len(unwritten)
 
-    def note(self, message: str) -> None:
+    def queue_message(self, message: str) -> None:
         """Keep a message for the user until the lock is free."""
         self._messages.append(message)
 
-    def note_once(self, what: str, message: str) -> None:
+    def queue_once(self, what: str, message: str) -> None:
         if what not in self._noted:
             self._noted.add(what)
-            self.note(message)
+            self.queue_message(message)
 
     def send_messages(self) -> None:
         """Pass the messages on; for any thread, without the lock."""

@@ -210,11 +210,11 @@ class Writer:
             if number in ahead or (slack and ring.ahead(record.nbytes)):  # that has another number since: once more
                 return None
             if (place := ring.place(record.nbytes)) is None:
-                tables.note_once("large", f"{self._file.name}: a cluster is larger than it may grow; such stay in host memory")
+                tables.queue_once("large", f"{self._file.name}: a cluster is larger than it may grow; such stay in host memory")
                 return self._done(number)
             extent, lost = place
             for other in lost:
-                tables.note_once("full", f"{self._file.name} is as large as it may be: the oldest clusters are overwritten")
+                tables.queue_once("full", f"{self._file.name} is as large as it may be: the oldest clusters are overwritten")
                 tables.lose(other)
         record.seal(number, extent.stamp)
         self._file.write(record.buffer.data, extent.offset)
@@ -224,7 +224,7 @@ class Writer:
             if tables.memory.written(number, record) or number not in ring.blocks:
                 tables.to_write.pop(number, None)
             if self.failing:
-                tables.note(f"{self._file.name}: written again")
+                tables.queue_message(f"{self._file.name}: written again")
                 self.failing = False
             self._count()
         return None
@@ -254,7 +254,7 @@ class Writer:
 
     def _fail(self, why: str) -> None:
         if not self.failing:
-            self._tables.note(
+            self._tables.queue_message(
                 f"{self._file.name}: not written ({why}): new clusters stay in host memory, where those used least lately give "
                 f"way, and every {self._retry_s:g} s it is tried again"
             )

@@ -18,7 +18,7 @@ STAGES = {  # (the step that it is stopped at, and at what time of it), then wha
 }
 
 
-def export(checkpoint, out, stop=("", 0), notice=None):
+def export(checkpoint, out, stop=("", 0), notify=None):
     """Export, until a step begins for the so manieth time."""
     steps = []
 
@@ -27,7 +27,7 @@ def export(checkpoint, out, stop=("", 0), notice=None):
         if (step, steps.count(step)) == stop:
             raise KeyboardInterrupt
 
-    return scaling.export_scaled(checkpoint, out, precision="int4-zp", progress=progress, force=False, notice=notice)
+    return scaling.export_scaled(checkpoint, out, precision="int4-zp", progress=progress, force=False, notify=notify)
 
 
 def watched(monkeypatch, module, name, of=lambda *arguments: arguments):
@@ -57,7 +57,7 @@ def test_it_goes_on_where_it_was_stopped(exported, undisturbed, tmp_path, monkey
     samples = watched(monkeypatch, scaling.activations, "sample_activations")
     layers = watched(monkeypatch, decoder, "scaled", lambda w, layer, *_: layer)
     rounded = watched(monkeypatch, layouts, "round_to_blocks", lambda weight, *_: weight)
-    export(checkpoint, tmp_path / "out", notice=said.append)
+    export(checkpoint, tmp_path / "out", notify=said.append)
     assert said[1] == "going on with what an export that was stopped has finished"
     assert (len(towers), len(samples), layers) == again
     assert all(weight.any() for weight in rounded if len(weight) > PROBE), "zeros of a finished layer"

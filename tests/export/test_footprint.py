@@ -41,7 +41,7 @@ def test_own_memory_is_seen_and_the_page_cache_is_not(tmp_path: Path) -> None:
 
 def test_a_layer_is_counted_as_it_is_written(exported: Any, tmp_path: Path) -> None:
     made, said = exported("llava", layers=3, heads=6, kv_heads=2), []
-    export_checkpoint(made.checkpoint, tmp_path / "out", notice=said.append)
+    export_checkpoint(made.checkpoint, tmp_path / "out", notify=said.append)
     config = json.loads((made.checkpoint / "config.json").read_text())["text_config"]
     matrices = (96 * 96 * 2 + 2 * 96 * 32 + 3 * 96 * 128) * 4
     assert layer_bytes(text_backbone("qwen2").shape(config, False)) == matrices

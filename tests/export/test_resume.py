@@ -121,7 +121,7 @@ def test_what_was_finished_is_not_done_again(exported: Any, tmp_path: Path, monk
 
     monkeypatch.setattr(Checkpoint, "rows", watched)
     monkeypatch.setattr(writer.vision, "write_vision", lambda *_, **__: pytest.fail("the tower was written again"))
-    export_checkpoint(made.checkpoint, target, notice=said.append)
+    export_checkpoint(made.checkpoint, target, notify=said.append)
     assert {name.split(".")[2] for name in read if name.startswith("text.layers")} == {"2"}
     assert "text.embed_tokens.weight" not in read
     assert said[0] == "going on with what an export that was stopped has finished"
@@ -139,7 +139,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_failure_does_not(exported: An
         return progress
 
     with pytest.raises(KeyboardInterrupt):
-        export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(KeyboardInterrupt()), notice=said.append)
+        export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(KeyboardInterrupt()), notify=said.append)
     assert said == ["stopped; the same command goes on from here"]
     assert len(leftovers(tmp_path)) == 1
     with pytest.raises(UserError):
@@ -154,7 +154,7 @@ def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) 
     killed_at("decoder layer 2 of 3", checkpoint, out / "bundle")
     if change == "checkpoint":
         os.utime(checkpoint / "model.safetensors", (1, 1))
-    export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notice=said.append)
+    export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notify=said.append)
     assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
     assert leftovers(out) == []
 

@@ -176,7 +176,7 @@ def test_a_question_that_the_model_does_not_take_is_refused_by_name(camera):
 
 def test_a_round_that_fails_is_told_of_once_and_the_next_is_asked(monkeypatch):
     said = []
-    camera = Camera(monkeypatch, notice=said.append)
+    camera = Camera(monkeypatch, notify=said.append)
     camera.watcher.add(watch())
     monkeypatch.undo()
     failing = iter([RuntimeError("it broke")] * 2)
