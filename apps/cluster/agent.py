@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.planning.memory import camera_bytes
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import CameraSettings
-from edgevlm.apps.serve.service import Service
+from edgevlm.apps.serve.service import Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
+from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.budget import parse_budget
 
 ASK_S = 2.0  # from one question to the head to the next
@@ -73,6 +74,7 @@ class NodeAgent:
         self._needs: dict[str, tuple[int, int, float]] = {}
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self._following = threading.RLock()  # over the watches
+        self._working = threading.RLock()  # over the cameras
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=work, name=f"edgevlm-cluster-{work.__name__[1:]}", daemon=True)
@@ -182,6 +184,10 @@ class NodeAgent:
 
     def work(self) -> None:
         """Close what this node may watch no longer, open what it is to watch, and apply the cluster's watches."""
+        with self._working:
+            self._work()
+
+    def _work(self) -> None:
         held, view = self._lease.held(self._clock()), self.view
         for name, epoch in list(self.epochs.items()):
             if held.get(name) != epoch:
@@ -203,21 +209,27 @@ class NodeAgent:
     def _open(self, name: str, epoch: int, given: Mapping[str, Any]) -> None:
         self.epochs[name] = epoch
         try:
-            self._begin_folder(name, epoch)
+            before = self._begin_folder(name, epoch, given["begins"])
             self._events[name] = MovingEvents(self._folder(name))
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
-            self._service.add(name, CameraSettings(**given["settings"]), given["by_client"])
+            settings = CameraSettings(**{**given["settings"], **given["switched"]})
+            self._service.add(name, settings, given["by_client"], given["paused"])
+            self._pause_watches(name, given["paused_watches"])
         except (UserError, OSError) as error:
             self.problems[name] = mask_credentials(str(error))
             self._retry[name] = time.monotonic() + RETRY_S
+            if epoch == given["begins"]:  # nothing has been written there yet
+                shutil.rmtree(self._folder(name), ignore_errors=True)
             self.epochs.pop(name, None)
             self.release(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
+        for folder in before:
+            shutil.rmtree(folder, ignore_errors=True)
         self.problems.pop(name, None)
         resumed = self._service.stream(name).resumed_at
-        if epoch > 1:
+        if epoch > 1 and epoch != given["begins"]:
             self.moves[name] = {"from_time": resumed, "lost_s": None}
 
     def _reserve(self, name: str, model: str, fps: float) -> None:
@@ -250,23 +262,23 @@ class NodeAgent:
     def _folder(self, name: str) -> Path:
         return self._shared / name / f"{EPOCH}{self.epochs[name]}"
 
-    def _begin_folder(self, name: str, epoch: int) -> None:
-        """Copy the newest placement's folder, and remove all before. Raises OSError."""
+    def _begin_folder(self, name: str, epoch: int, begins: int) -> list[Path]:
+        """Copy the newest placement's folder, of those since ``begins``; the folders of all before. Raises OSError."""
         folder = self._folder(name)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         named = ((path, path.name.removeprefix(EPOCH)) for path in folder.parent.glob(f"{EPOCH}*"))
         known = {int(number): path for path, number in named if number.isdecimal()}
-        before = [number for number in sorted(known) if number < epoch]
+        before = [path for number, path in sorted(known.items()) if number < epoch]
+        newest = [path for number, path in sorted(known.items()) if begins <= number < epoch][-1:]
         if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            if before:
-                shutil.copytree(known[before[-1]], unfinished, ignore=shutil.ignore_patterns("lock", "*.unfinished"))
+            if newest:
+                shutil.copytree(newest[0], unfinished, ignore=shutil.ignore_patterns("lock", "*.unfinished"))
             else:
                 unfinished.mkdir(mode=0o700)
             unfinished.rename(folder)
-        for number in before:
-            shutil.rmtree(known[number], ignore_errors=True)
+        return before
 
     def _may_record(self, event: WatchEvent) -> bool:
         """Whether this node may; then it is written where the camera's next node finds it."""
@@ -302,6 +314,53 @@ class NodeAgent:
             self.call("watch", name, None)
             self.ask()
 
+    def pause(self, name: str, paused: bool) -> None:
+        """Pause a camera that is watched here, or let it go on, wherever it moves. Raises UserError, HeadAway."""
+        self.call("pause", name, paused)
+        stream = self._service.stream(name)
+        (stream.pause if paused else stream.resume)()
+
+    def switch(self, name: str, policy: str | None, budget: str | int | None) -> None:
+        """Give a camera that is watched here another policy or budget, None for what it has, and an empty memory.
+
+        It has them wherever it moves. Raises UserError, and it goes on as before, HeadAway, and FieldError for a policy that
+        clients may not name.
+        """
+        check_client_policy(policy)
+        with field("policy"):
+            check_policy(policy or AUTO)
+        with self._working:
+            before = self.view["cameras"][name]
+            change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
+            self._open_again(name, {**before["switched"], **change})
+            if name not in self.epochs:
+                why = self.problems.get(name, "another node may watch it")
+                self._open_again(name, before["switched"], before["begins"])
+                raise UserError(why)
+
+    def _open_again(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> None:
+        self.call("switch", name, switched, begins)
+        self._retry.pop(name, None)
+        self.ask()
+        self.work()
+
+    def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
+        """On one camera, or on all of its, wherever they are watched. Raises UserError for one that there is not, HeadAway."""
+        cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
+        self.call("pause_watch", name, paused, [each for each in cameras if camera in (None, each)])
+        self.follow()
+
+    def follow(self) -> None:
+        """Ask the head, and have the watches that it says. Raises HeadAway, UserError."""
+        self.ask()
+        self._follow()
+
+    def _pause_watches(self, name: str, paused: Sequence[str]) -> None:
+        """Have these watches of a camera paused, and no others."""
+        for watch, state in self._service.stream(name).watcher.states().items():
+            if state["paused"] != (watch in paused):
+                self._service.watches.pause(watch, watch in paused, name)
+
     def _follow(self) -> None:
         """Have the cluster's watches."""
         with self._following:
@@ -310,6 +369,9 @@ class NodeAgent:
             if self._joined and wanted != asked:
                 for line in self._service.watches.replace(asked, wanted):
                     self._notify(line)
+            for name in list(self._service.streams):
+                if name in self.view["cameras"]:
+                    self._pause_watches(name, self.view["cameras"][name]["paused_watches"])
 
 
 def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:

@@ -18,14 +18,16 @@ GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks diffe
 class Assignment:
     """A camera and the node that watches it.
 
-    epoch: counts its placements, and fences all that an earlier one still writes. since: of this placement. going: the node
-    that watches it next, once ``node`` has written its last snapshot.
+    epoch: counts its placements, and fences all that an earlier one still writes. begins: the epoch that began with an empty
+    memory; what earlier ones left is not read any more. since: of this placement. going: the node that watches it next, once
+    ``node`` has written its last snapshot.
     """
 
     camera: Camera
     node: str | None = None
     going: str | None = None
     epoch: int = 0
+    begins: int = 0
     since: float = 0.0
     problem: str | None = None  # why no node watches it
 
@@ -53,7 +55,7 @@ class Director:
     save: Callable[[], object] = lambda: None
     members: dict[str, Member] = field(default_factory=dict)
     cameras: dict[str, Assignment] = field(default_factory=dict)
-    removed: dict[str, int] = field(default_factory=dict)  # last epochs, from which those of that name go on
+    removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
     _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
 
     def join(self, node: Node, now: float) -> None:
@@ -80,19 +82,30 @@ class Director:
         for camera in cameras:
             if camera.name in self.cameras:
                 raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
-            self.cameras[camera.name] = Assignment(camera, epoch=self.removed.pop(camera.name, 0))
+            epoch, begins = self.removed.pop(camera.name, (0, 0))
+            self.cameras[camera.name] = Assignment(camera, epoch=epoch, begins=begins)
         self._place(now)
         self.save()
 
     def remove(self, name: str, now: float) -> None:
         """Watch a camera no longer. Raises UserError."""
-        if name not in self.cameras:
-            raise UserError(f"there is no stream {name!r}; {nearest(name, self.cameras)}")
-        each = self.cameras.pop(name)
+        each = self._camera(name)
+        del self.cameras[name]
         self._take(each)
-        self.removed[name] = each.epoch
+        self.removed[name] = each.epoch, each.begins
         self._place(now)
         self.save()
+
+    def renew(self, name: str, begins: int | None = None) -> int:
+        """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
+
+        Raises UserError.
+        """
+        each = self._camera(name)
+        each.epoch += 1
+        each.begins = each.epoch if begins is None else begins
+        self.save()
+        return each.epoch
 
     def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
         """The cameras that a node watches until LEASE_S from when it asked, with their epochs. Raises UserError for a lost one.
@@ -138,7 +151,7 @@ class Director:
 
     def restore(self, state: dict[str, Any], now: float) -> None:
         """Go on as a head that was killed; each node has a lease's time to be heard of again."""
-        self.removed = dict(state["removed"])
+        self.removed = {name: (epoch, begins) for name, (epoch, begins) in state["removed"].items()}
         for each in state["nodes"]:
             leaving = each.pop("leaving")
             self.members[each["name"]] = Member(Node(**each), now, leaving)
@@ -152,6 +165,11 @@ class Director:
         if name not in self.members:
             raise UserError(f"there is no node {name!r}; {nearest(name, self.members)}")
         return self.members[name]
+
+    def _camera(self, name: str) -> Assignment:
+        if name not in self.cameras:
+            raise UserError(f"there is no stream {name!r}; {nearest(name, self.cameras)}")
+        return self.cameras[name]
 
     def _watched(self) -> Iterable[Camera]:
         return [each.camera for each in self.cameras.values()]

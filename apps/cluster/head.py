@@ -12,7 +12,7 @@ from typing import Any
 
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
 from edgevlm.apps.cluster.placement import Camera, Need, Node
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, nearest
 
 FILE = "cluster.json"
 
@@ -101,7 +101,7 @@ class Head:
             "cameras": {
                 name: {
                     **self._given[name], "node": each.node, "moves_to": each.going, "epoch": each.epoch,
-                    "problem": each.problem,
+                    "begins": each.begins, "problem": each.problem,
                 }
                 for name, each in self._director.cameras.items()
             },
@@ -111,7 +111,7 @@ class Head:
         """Watch a camera. Raises UserError for a name in use, and, with the reason, where it fits nowhere.
 
         given: ``settings``, as edgevlm.toml has them, ``model``, ``fps``, ``only``, the one node that can, or None, and
-        ``by_client``.
+        ``by_client``. Added to it: ``paused``, ``paused_watches``, and ``switched``, settings that replace some of those.
         """
         self._tick()
         if name in self._given:
@@ -123,7 +123,7 @@ class Head:
             raise UserError(f"{name} fits on no node: {problem}")
 
     def _add(self, name: str, given: Mapping[str, Any]) -> None:
-        self._given[name] = dict(given)
+        self._given[name] = {"paused": False, "paused_watches": [], "switched": {}, **given}
         self._director.add([Camera(name, given["model"], given["fps"], given["only"])], self._clock())
 
     def remove(self, name: str) -> None:
@@ -132,10 +132,36 @@ class Head:
         del self._given[name]
         self._save()
 
+    def pause(self, name: str, paused: bool) -> None:
+        """A camera is paused, or goes on, wherever it is watched. Raises UserError."""
+        self._camera(name)["paused"] = paused
+        self._save()
+
+    def switch(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> int:
+        """A camera is opened again with these settings in place of some of its own, as :meth:`Director.renew`; its new epoch.
+
+        Raises UserError.
+        """
+        self._camera(name)["switched"] = dict(switched)
+        return self._director.renew(name, begins)
+
+    def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str]) -> None:
+        """A watch is paused on these cameras, or goes on there, wherever they are watched."""
+        for given in (self._given[name] for name in cameras if name in self._given):
+            others = [each for each in given["paused_watches"] if each != watch]
+            given["paused_watches"] = [*others, watch] if paused else others
+        self._save()
+
+    def _camera(self, name: str) -> dict[str, Any]:
+        if name not in self._given:
+            raise UserError(f"there is no stream {name!r}; {nearest(name, self._given)}")
+        return self._given[name]
+
     def watch(self, name: str, fields: Mapping[str, Any] | None) -> None:
         """A watch of all nodes; None removes it."""
         if fields is None:
             self._watches.pop(name, None)
+            self.pause_watch(name, False, self._given)
         else:
             self._watches[name] = dict(fields)
         self._save()

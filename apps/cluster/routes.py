@@ -21,7 +21,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.serve.chat import ChatRequest
 from edgevlm.apps.serve.config import CameraSettings
 from edgevlm.apps.serve.guard import error_body
-from edgevlm.apps.serve.http import NewStream
+from edgevlm.apps.serve.http import NewStream, StreamChange, WatchChange
 from edgevlm.apps.serve.responses import ResponsesRequest
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.watch import Watch
@@ -78,6 +78,8 @@ class ClusterRoutes:
         if parts in (["chat", "completions"], ["responses"]) and method == "POST":
             name = await self._asked_about(request, parts)
             return None if name is None else await self._of_camera(request, name, is_first)
+        if not is_first and parts[0] == "watches" and method == "PATCH":
+            await run_in_threadpool(self._agent.follow)
         if not is_first:
             return None
         if method == "GET" and (request.url.path in MERGED or parts[0] == "watches"):
@@ -161,8 +163,10 @@ class ClusterRoutes:
             await run_in_threadpool(agent.ask)
             return Response(status_code=204)
         if name in self._service.streams and agent.may_watch(name):
+            if request.method == "PATCH" and request.url.path == f"/v1/streams/{name}":
+                return await self._change(request, name)
             if request.method == "GET" and request.url.path == f"/v1/streams/{name}":
-                return JSONResponse({**self._service.stream(name).describe(), **agent.describe(name)})
+                return self._described(name)
             return None
         url = self._others().get(known["node"] or "")
         if url is None or not is_first:
@@ -171,6 +175,21 @@ class ClusterRoutes:
             why = known["problem"] or "it moves to another node"
             return problem(503, f"{name} is not watched now: {why}; ask again in a moment", "not_ready", "name")
         return await self._forwarded(request, url, known["node"])
+
+    def _described(self, name: str) -> Response:
+        return JSONResponse({**self._service.stream(name).describe(), **self._agent.describe(name)})
+
+    async def _change(self, request: Request, name: str) -> Response | None:
+        """Here, and wherever the camera moves."""
+        try:
+            change = StreamChange.model_validate_json(await request.body())
+        except ValidationError:
+            return None
+        if change.policy is not None or change.budget is not None:
+            await run_in_threadpool(self._agent.switch, name, change.policy, change.budget)
+        if change.state is not None:
+            await run_in_threadpool(self._agent.pause, name, change.state == "paused")
+        return self._described(name)
 
     async def _asked_about(self, request: Request, parts: list[str]) -> str | None:
         """The stream that a question is about; None where the node's own application says what is wrong with it."""
@@ -238,9 +257,11 @@ class ClusterRoutes:
         """One list of all nodes' parts, in the order that each has."""
         own = await self._locally(request)
         path, parts = request.url.path, await self._of_others(request)
-        if path.startswith("/v1/watches/") or own.status_code != 200:
+        if own.status_code != 200:
             return own
         merged = json.loads(bytes(own.body))
+        if path.startswith("/v1/watches/"):
+            return JSONResponse({**merged, "cameras": [each for of in (merged, *parts) for each in of.get("cameras", [])]})
         rows: dict[str, dict[str, Any]] = {}
         for row in [*merged["data"], *(row for part in parts for row in part.get("data", []))]:
             key = row["id"] if "id" in row and "event" not in row else json.dumps(row, sort_keys=True)
@@ -266,8 +287,15 @@ class ClusterRoutes:
         elif request.method == "DELETE" and len(parts) == 1 and parts[0] in self._service.watches.watches:
             await run_in_threadpool(self._agent.remove_watch, parts[0])
             return Response(status_code=204)
-        elif request.method == "PATCH":
-            await self._of_others(request, await request.body())
+        elif request.method == "PATCH" and len(parts) == 1 and parts[0] in self._service.watches.watches:
+            with suppress(ValidationError):
+                change, cameras = WatchChange.model_validate_json(await request.body()), self._agent.view["cameras"]
+                if change.camera is not None and change.camera not in cameras:
+                    there = nearest(change.camera, cameras)
+                    return problem(404, f"there is no stream {change.camera!r}; {there}", "not_found", "camera")
+                await run_in_threadpool(self._agent.pause_watch, parts[0], change.state == "paused", change.camera)
+                told = [self._service.watches.describe(parts[0]), *await self._of_others(request, await request.body())]
+                return JSONResponse({**told[0], "cameras": [each for of in told for each in of.get("cameras", [])]})
         return await self._locally(request)
 
     async def _forget(self, request: Request) -> Response | None:

@@ -116,8 +116,8 @@ class Service:
             self.close()
             raise
 
-    def add(self, name: str, settings: CameraSettings, by_client: bool = False) -> CameraStream:
-        """Open a camera and watch it. Raises UserError for what cannot be opened, and changes nothing.
+    def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
+        """Open a camera and watch it, unless ``paused``. Raises UserError for what cannot be opened, and changes nothing.
 
         by_client: a client names source and policy. Raises FieldError for what clients may not name.
         """
@@ -139,7 +139,7 @@ class Service:
                 check_policy(wanted.policy or "auto")
             for folder in self.camera_folder(name).glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
                 shutil.rmtree(folder, ignore_errors=True)
-            return self._open(name, wanted, self.camera_folder(name), hosts)
+            return self._open(name, wanted, self.camera_folder(name), hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.

@@ -221,3 +221,91 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
     assert cluster.settle() == {"one": "a"}
     with pytest.raises(UserError, match="there is a node a already"):
         cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {})
+
+
+def patch(node, path, **change):
+    done = httpx.patch(f"{node.url}{path}", json=change, timeout=WAIT_S)
+    assert done.status_code == 200, done.text
+    return done.json()
+
+
+def lose(cluster, name):
+    """A node is given up; what others have does not change hands."""
+    others = [node for node in cluster.nodes if node != name]
+    for _ in range(3):
+        cluster.now += (LEASE_S + GRACE_S) / 2
+        for node in others:
+            cluster.nodes[node].step()
+    return cluster.settle(*others)
+
+
+def test_what_was_switched_and_paused_over_http_stays_so_where_the_camera_moves(cluster):
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    assert cluster.settle() == {"one": "a"}
+    eventually(lambda: frames(a, "one") > 4)
+    a.service.stream("one")._writer._snapshot()
+    watch = {"name": "w", "question": "is there a red square?"}
+    assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
+    cluster.settle()
+    refused = httpx.patch(f"{b.url}/v1/streams/one", json={"policy": "nothing"}, timeout=WAIT_S)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
+    watched = frames(a, "one")
+    refused = httpx.patch(f"{b.url}/v1/streams/one", json={"budget": "1"}, timeout=WAIT_S)
+    assert refused.status_code == 400
+    assert frames(a, "one") >= watched  # it goes on with the memory that it had
+    switched = patch(b, "/v1/streams/one", policy="sliding-window", budget=400)
+    assert (switched["policy"], switched["epoch"], switched["node"]) == ("sliding-window", a.agent.epochs["one"], "a")
+    eventually(lambda: frames(a, "one") > 4)
+    assert patch(b, "/v1/watches/w", state="paused", camera="one")["cameras"][0]["paused"]
+    assert patch(b, "/v1/streams/one", state="paused")["state"] == "paused"
+    a.service.stream("one")._writer._snapshot()
+    cluster.head = Head(str(cluster.folder / "shared"), lambda: cluster.now)
+    a.hears = False
+    assert lose(cluster, "a") == {"one": "b"}
+    there = b.get("/v1/streams/one").json()
+    assert (there["state"], there["policy"], there["node"]) == ("paused", "sliding-window", "b")
+    stream = b.service.stream("one")
+    assert stream.settings.budget == 400
+    watched = frames(a, "one")
+    assert 0 < frames(b, "one") <= watched  # its memory, and no more
+    assert stream.watcher.states()["w"]["paused"]
+    patch(b, "/v1/watches/w", state="running")
+    patch(b, "/v1/streams/one", state="running")
+    assert not stream.watcher.states()["w"]["paused"]
+    eventually(lambda: frames(b, "one") > watched)
+    b.hears, a.hears = False, True
+    a.agent.work()
+    assert lose(cluster, "b") == {"one": "a"}
+    assert not a.service.stream("one").paused
+    assert not a.service.stream("one").watcher.states()["w"]["paused"]
+
+
+def test_a_switch_that_cannot_be_opened_leaves_the_memory_as_it_was(cluster, monkeypatch):
+    a = cluster.start("a", ["one"])
+    cluster.settle()
+    eventually(lambda: frames(a, "one") > 4)
+    watched, add = frames(a, "one"), a.service.add
+
+    def refuse(name, settings, *more):
+        if settings.policy == "sliding-window":
+            raise UserError("no such luck")
+        return add(name, settings, *more)
+
+    monkeypatch.setattr(a.service, "add", refuse)
+    refused = httpx.patch(f"{a.url}/v1/streams/one", json={"policy": "sliding-window"}, timeout=WAIT_S)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no such luck")
+    assert a.service.stream("one").settings.policy == "auto"
+    assert frames(a, "one") >= watched
+
+
+def test_a_watch_is_paused_on_a_camera_of_another_node(cluster):
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    assert cluster.settle() == {"one": "a"}
+    watch = {"name": "w", "question": "is there a red square?"}
+    assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
+    cluster.settle()
+    assert patch(b, "/v1/watches/w", state="paused", camera="one")["cameras"][0]["paused"]
+    (standing,) = b.get("/v1/watches/w").json()["cameras"]
+    assert (standing["camera"], standing["paused"]) == ("one", True)
+    unknown = httpx.patch(f"{b.url}/v1/watches/w", json={"state": "paused", "camera": "onee"}, timeout=WAIT_S)
+    assert unknown.json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
