@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from edgevlm.apps.cluster.director import LEASE_S, Lease
+from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.head import boot_time
 from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.planning.memory import camera_bytes
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import CameraSettings
@@ -26,10 +30,13 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.budget import parse_budget
+from edgevlm.runtime.snapshots.directory import snapshots
+from edgevlm.runtime.snapshots.forget import AllOrNothing
 
 ASK_S = 2.0  # from one question to the head to the next
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
+COUNTED = 16  # notes whose counts are known
 EPOCH = "epoch-"  # begins the folder of a camera's placement
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
 Call = Callable[..., Any]  # of a head's method by its name
@@ -73,6 +80,10 @@ class NodeAgent:
         self._retry: dict[str, float] = {}
         self._needs: dict[str, tuple[int, int, float]] = {}
         self._joined, self._told, self._asking = False, "", threading.Lock()
+        self._forgotten, self._forgotten_of = 0, dict[str, int]()  # of what the head notes; of what cameras have in memory
+        self._stuck = ""  # why something could not be forgotten, once it was told
+        self.refused: dict[int, str] = {}  # by note: why memories could not forget a time
+        self._counts: dict[int, dict[str, Forgotten]] = {}  # what was deleted, by note and camera
         self._following = threading.RLock()  # over the watches
         self._working = threading.RLock()  # over the cameras
         self._wake, self._done = threading.Event(), threading.Event()
@@ -125,7 +136,8 @@ class NodeAgent:
                 if not self._joined:
                     self._join()
                 open = {*self.epochs, *self._lease.orders}  # or about to be
-                told = self.call("ask", self.name, self.instance, sorted(open), self._needs)
+                done = self._forgotten, self._forgotten_of
+                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *done)
             except UserError:  # this node was given up: nothing of before counts
                 self._joined, self._lease = False, Lease()
                 raise
@@ -188,11 +200,13 @@ class NodeAgent:
             self._work()
 
     def _work(self) -> None:
-        held, view = self._lease.held(self._clock()), self.view
+        view = self.view
+        held = self._lease.held(self._clock())  # no older than the view
         for name, epoch in list(self.epochs.items()):
             if held.get(name) != epoch:
                 self._close(name)
         self._follow()
+        self._forget_noted()
         for name, epoch in held.items():
             if self._done.is_set():
                 return
@@ -210,6 +224,7 @@ class NodeAgent:
         self.epochs[name] = epoch
         try:
             before = self._begin_folder(name, epoch, given["begins"])
+            self._forget_before(name, self._folder(name))
             self._events[name] = MovingEvents(self._folder(name))
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
@@ -254,22 +269,30 @@ class NodeAgent:
 
     def _close(self, name: str) -> None:
         if name in self._service.streams:
+            thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
             self.release(name)
+            for note in self._noted(name):
+                if note["all"]:
+                    self._count(note, {name: {"thumbnails": thumbnails}})
+                    self._delete_forgotten(name)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)
 
     def _folder(self, name: str) -> Path:
         return self._shared / name / f"{EPOCH}{self.epochs[name]}"
 
+    def _epochs(self, name: str) -> list[tuple[int, Path]]:
+        """The folders of a camera's placements, oldest first."""
+        named = ((path.name.removeprefix(EPOCH), path) for path in (self._shared / name).glob(f"{EPOCH}*"))
+        return sorted((int(number), path) for number, path in named if number.isdecimal())
+
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[Path]:
         """Copy the newest placement's folder, of those since ``begins``; the folders of all before. Raises OSError."""
         folder = self._folder(name)
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        named = ((path, path.name.removeprefix(EPOCH)) for path in folder.parent.glob(f"{EPOCH}*"))
-        known = {int(number): path for path, number in named if number.isdecimal()}
-        before = [path for number, path in sorted(known.items()) if number < epoch]
-        newest = [path for number, path in sorted(known.items()) if begins <= number < epoch][-1:]
+        before = [path for number, path in self._epochs(name) if number < epoch]
+        newest = [path for number, path in self._epochs(name) if begins <= number < epoch][-1:]
         if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -277,8 +300,105 @@ class NodeAgent:
                 shutil.copytree(newest[0], unfinished, ignore=shutil.ignore_patterns("lock", "*.unfinished"))
             else:
                 unfinished.mkdir(mode=0o700)
+                for path in before[-1:]:  # its memory is empty, but its watches are as they were
+                    with suppress(FileNotFoundError):
+                        shutil.copy(path / EVENTS, unfinished / EVENTS)
             unfinished.rename(folder)
         return before
+
+    def forget(self, camera: str | None, span: Span) -> int:
+        """Have all nodes forget what was seen of a camera, or of all, until now at most; the note's number.
+
+        Those that are away do so when they are back. Raises UserError for a camera that there never was, HeadAway.
+        """
+        since, until = span.open_ended
+        now = time.time()
+        return int(self.call("forget", camera, since, now if until is None else min(until, now), span.everything))
+
+    def follow_notes(self, number: int) -> dict[str, Forgotten]:
+        """Forget what the head notes; what was deleted here for one of its notes, by camera. Raises UserError, HeadAway."""
+        with self._working:
+            self.ask()
+            self.work()
+            self.ask()  # the head is told
+            return self._counts.get(number, {})
+
+    def forget_shared(self, number: int) -> tuple[dict[str, Forgotten], list[str]]:
+        """Follow a note in what the shared folder has of cameras that are removed, or whose nodes are away.
+
+        What was deleted here for it, by camera, and who still has to: nodes that are away, and cameras that are not open.
+        Raises UserError, HeadAway.
+        """
+        with self._working:
+            for note in [note for note in self.view["notes"] if note["number"] == number]:
+                for name in {*self.view["cameras"], *self.view["removed"]}:
+                    if note["all"] and note["camera"] in (None, name):
+                        self._delete_forgotten(name)
+                for name in self.view["removed"]:
+                    for _, folder in self._epochs(name)[-1:] or [(0, self._shared / name)]:
+                        self._forget_before(name, folder)
+            self.ask()
+            waits = [note for note in self.view["notes"] if note["number"] == number]
+            cameras = [name for name in self.view["forgotten"]["cameras"] if any(note in waits for note in self._noted(name))]
+            nodes = [name for name, done in self.view["forgotten"]["nodes"].items() if waits and done < number]
+            return self._counts.get(number, {}), [*nodes, *cameras]
+
+    def _forget_noted(self) -> None:
+        """Delete what the head's notes name, of what this node keeps and of what its cameras have in memory."""
+        for note in self.view.get("notes", ()):
+            span, number = span_of(note), note["number"]
+            try:
+                if number > max(self._forgotten, self.view["forgotten"]["nodes"].get(self.name, 0)):
+                    self._count(note, self._service.forget_kept(note["camera"], Span() if note["all"] else span))
+                    self._forgotten = number
+                for name in [name for name in self._service.streams if note in self._noted(name)]:
+                    self._forget_memory(name, note, self._service.stream(name).forget)
+                    self._events[name].forget(span)
+                    self._forgotten_of[name] = number
+            except UserError as error:
+                if self._stuck != str(error):
+                    self._stuck = str(error)
+                    self._notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
+                return
+
+    def _forget_before(self, name: str, folder: Path) -> None:
+        """Delete from a camera's folder what was to be forgotten since it was written. Raises UserError."""
+        for note in self._noted(name):
+            span = span_of(note)
+            MovingEvents(folder).forget(span)
+            if snapshots(folder):
+                self._forget_memory(name, note, partial(self._service.forget_at, folder))
+            self._forgotten_of[name] = note["number"]
+
+    def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
+        """Rows and thumbnails of a time; a policy that forgets all or nothing is told of, and keeps them. Raises UserError."""
+        if note["all"]:
+            return
+        try:
+            self._count(note, {name: forget(span_of(note))})
+        except AllOrNothing as error:
+            self.refused[note["number"]] = f"{name}: {error}"
+            self._notify(f"{name}: {error}")
+
+    def _noted(self, name: str) -> list[dict[str, Any]]:
+        """What is to be forgotten of a camera's memory and has not been."""
+        view = self.view
+        done = max(self._forgotten_of.get(name, 0), view.get("forgotten", {"cameras": {}})["cameras"].get(name, 0))
+        return [note for note in view.get("notes", ()) if note["camera"] in (None, name) and note["number"] > done]
+
+    def _delete_forgotten(self, name: str) -> None:
+        """Delete the folders of before a camera's memory was emptied."""
+        begins = self.view["cameras"].get(name, {}).get("begins", self.view.get("removed", {}).get(name, 0))
+        for number, path in self._epochs(name):
+            if number < begins:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _count(self, note: Mapping[str, Any], done: Mapping[str, Forgotten]) -> None:
+        counts = self._counts.setdefault(note["number"], {})
+        add_counts(counts, done)
+        for number in sorted(self._counts)[:-COUNTED]:
+            del self._counts[number]
+            self.refused.pop(number, None)
 
     def _may_record(self, event: WatchEvent) -> bool:
         """Whether this node may; then it is written where the camera's next node finds it."""
@@ -372,6 +492,17 @@ class NodeAgent:
             for name in list(self._service.streams):
                 if name in self.view["cameras"]:
                     self._pause_watches(name, self.view["cameras"][name]["paused_watches"])
+
+
+def span_of(note: Mapping[str, Any]) -> Span:
+    return Span(-math.inf if note["since"] is None else note["since"], note["until"])
+
+
+def add_counts(counts: dict[str, Forgotten], more: Mapping[str, Forgotten]) -> None:
+    for name, each in more.items():
+        known = counts.setdefault(name, {})
+        for what, count in each.items():
+            known[what] = known.get(what, 0) + count
 
 
 def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:

@@ -99,8 +99,13 @@ class Director:
     def renew(self, name: str, begins: int | None = None) -> int:
         """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
 
-        Raises UserError.
+        A removed one has it when it is added again. Raises UserError.
         """
+        if name in self.removed:
+            epoch = self.removed[name][0] + 1
+            self.removed[name] = epoch, epoch
+            self.save()
+            return epoch
         each = self._camera(name)
         each.epoch += 1
         each.begins = each.epoch if begins is None else begins

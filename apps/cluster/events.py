@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 
 FILE = "events.json"
@@ -43,6 +44,15 @@ class MovingEvents:
             if events != self._events:
                 self._events = events
                 self._write()
+
+    def forget(self, span: Span) -> None:
+        """Delete events of a time, and closings of what opened then, sent or not."""
+        kept = [
+            each for each in self._events if not any(span.since <= at <= span.until for at in (each[0].time, each[0].opened))
+        ]
+        if kept != self._events:
+            self._events = kept
+            self._write()
 
     def each(self) -> list[tuple[WatchEvent, bool]]:
         """Events, oldest first, and whether they are still to be sent."""

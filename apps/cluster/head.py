@@ -36,6 +36,9 @@ class Head:
         self._instances: dict[str, str] = {}  # of nodes: which process goes by a name
         self._urls: dict[str, str] = {}
         self._watches: dict[str, dict[str, Any]] = {}
+        self._notes: list[dict[str, Any]] = []  # of what is to be forgotten, by number, until all have
+        self._number = 0  # of the newest note
+        self._forgotten: dict[str, dict[str, int]] = {"nodes": {}, "cameras": {}}  # to which number each has
         self._restore()
 
     def join(
@@ -56,6 +59,7 @@ class Head:
             left = known.seen + LEASE_S + GRACE_S - now
             raise UserError(f"there is a node {name} already; if it was killed it is free in {max(1.0, left):.0f} s")
         self._instances[name], self._urls[name] = instance, url
+        self._forgotten["nodes"].setdefault(name, 0)
         refused = []
         for camera, given in cameras.items():
             if camera not in self._given:
@@ -68,10 +72,19 @@ class Head:
         self._director.join(Node(name, name, int(node["memory_bytes"])), now)
         return refused
 
-    def ask(self, name: str, instance: str, open: Iterable[str], needs: Mapping[str, tuple[int, int, float]]) -> dict[str, Any]:
+    def ask(
+        self,
+        name: str,
+        instance: str,
+        open: Iterable[str],
+        needs: Mapping[str, tuple[int, int, float]],
+        forgotten: int = 0,
+        forgotten_of: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
         """What a node is to watch until LEASE_S after it asked, and where all else is. Raises UserError for one to join again.
 
         open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them.
+        forgotten: the number of the last note that was followed in what the node keeps; forgotten_of: in memories of cameras.
         """
         if self._instances.get(name) != instance:
             raise UserError(f"there is no node {name} of that process")
@@ -82,11 +95,15 @@ class Head:
             self._director.spread(now)
             orders = self._director.orders(name, open, now)
         self._tick()
+        self._have_forgotten(name, forgotten, forgotten_of or {})
         models = {each.camera.model for each in self._director.cameras.values()}
         return {
             "orders": orders,
             "unknown": sorted(model for model in models if (name, model) not in self._needs),
             "watches": self._watches,
+            "notes": self._notes,
+            "forgotten": self._forgotten,
+            "removed": {camera: begins for camera, (_, begins) in self._director.removed.items()},
             **self.view(),
         }
 
@@ -123,6 +140,7 @@ class Head:
             raise UserError(f"{name} fits on no node: {problem}")
 
     def _add(self, name: str, given: Mapping[str, Any]) -> None:
+        self._forgotten["cameras"].setdefault(name, self._number)
         self._given[name] = {"paused": False, "paused_watches": [], "switched": {}, **given}
         self._director.add([Camera(name, given["model"], given["fps"], given["only"])], self._clock())
 
@@ -166,6 +184,37 @@ class Head:
             self._watches[name] = dict(fields)
         self._save()
 
+    def forget(self, camera: str | None, since: float | None, until: float, everything: bool) -> int:
+        """What was seen of a camera, or of all, is to be forgotten: a note's number, kept until all nodes and cameras have.
+
+        everything: cameras begin with an empty memory. Raises UserError.
+        """
+        named = [*self._given, *self._director.removed]
+        if camera is not None and camera not in named:
+            raise UserError(f"there is no stream {camera!r}; {nearest(camera, named)}")
+        self._number += 1
+        note = {"number": self._number, "camera": camera, "since": since, "until": until, "all": everything}
+        self._notes = [*self._notes, note]
+        for name in named if everything else ():
+            if camera in (None, name):
+                self._director.renew(name)
+        self._save()
+        return self._number
+
+    def _have_forgotten(self, node: str, number: int, cameras: Mapping[str, int]) -> None:
+        nodes, known = self._forgotten["nodes"], self._forgotten["cameras"]
+        new = {name: each for name, each in cameras.items() if each > known.get(name, 0)}
+        if number <= nodes.get(node, 0) and not new:
+            return
+        nodes[node] = max(number, nodes.get(node, 0))
+        known.update(new)
+        self._notes = [
+            note for note in self._notes
+            if any(each < note["number"] for each in nodes.values())
+            or any(each < note["number"] for name, each in known.items() if note["camera"] in (None, name))
+        ]  # fmt: skip
+        self._save()
+
     def leave(self, name: str, instance: str) -> None:
         """Empty a node, which goes on asking until it has nothing open."""
         if self._instances.get(name) == instance:
@@ -186,7 +235,8 @@ class Head:
         needs = [[*key, *asdict(need).values()] for key, need in self._needs.items()]
         known = {
             "director": self._director.state(), "given": self._given, "instances": self._instances, "urls": self._urls,
-            "watches": self._watches, "needs": needs,
+            "watches": self._watches, "needs": needs, "notes": self._notes, "number": self._number,
+            "forgotten": self._forgotten,
         }  # fmt: skip
         unfinished = self._path.with_suffix(".unfinished")
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -204,6 +254,7 @@ class Head:
         except (OSError, ValueError) as error:
             raise UserError(f"{self._path}: cannot be read ({error}); move it away to begin without it") from None
         self._given, self._instances, self._urls = known["given"], known["instances"], known["urls"]
-        self._watches = known["watches"]
+        self._watches, self._notes, self._number = known["watches"], known["notes"], known["number"]
+        self._forgotten = known["forgotten"]
         self._needs.update({(kind, model): Need(*need) for kind, model, *need in known["needs"]})
         self._director.restore(known["director"], self._clock())

@@ -16,12 +16,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgevlm.apps.cluster.agent import HeadAway, NodeAgent, asked_for
+from edgevlm.apps.cluster.agent import HeadAway, NodeAgent, add_counts, asked_for
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.serve.chat import ChatRequest
+from edgevlm.apps.forget import Forgotten
+from edgevlm.apps.serve.chat import ChatRequest, Strict
 from edgevlm.apps.serve.config import CameraSettings
 from edgevlm.apps.serve.guard import error_body
-from edgevlm.apps.serve.http import NewStream, StreamChange, WatchChange
+from edgevlm.apps.serve.http import Forget, NewStream, StreamChange, WatchChange
 from edgevlm.apps.serve.responses import ResponsesRequest
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.watch import Watch
@@ -30,9 +31,16 @@ from edgevlm.errors import FieldError, UserError, nearest
 FROM = "x-edgevlm-node"  # the node that a request was forwarded by: it is not forwarded again
 PASSED = ("authorization", "content-type", "accept", "range")
 CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # that another node may take: to connect, for its part of a list, between bytes
+FORGET_S = 60.0  # that another node may take to forget: it writes its cameras' snapshots
 MERGED = ("/v1/models", "/v1/events", "/v1/digest", "/v1/journal", "/v1/watches")  # lists of which each node has a part
 LATE_S = 6.0  # after which a node that is not heard of is told of
 OPENING_S = 20.0  # that a camera which was added may take to be given to a node
+
+
+class Noted(Strict):
+    """What one node asks another: to forget what the head's note of this number says."""
+
+    note: int
 
 
 class ClusterRoutes:
@@ -80,6 +88,11 @@ class ClusterRoutes:
             return None if name is None else await self._of_camera(request, name, is_first)
         if not is_first and parts[0] == "watches" and method == "PATCH":
             await run_in_threadpool(self._agent.follow)
+        if not is_first and parts == ["forget"] and method == "POST":
+            with suppress(ValidationError):
+                noted = Noted.model_validate_json(await request.body())
+                streams = await run_in_threadpool(self._agent.follow_notes, noted.note)
+                return JSONResponse({"streams": streams, "refused": self._agent.refused.get(noted.note)})
         if not is_first:
             return None
         if method == "GET" and (request.url.path in MERGED or parts[0] == "watches"):
@@ -229,13 +242,14 @@ class ClusterRoutes:
         }
         return StreamingResponse(pieces(), answer.status_code, headers)
 
-    async def _of_others(self, request: Request, body: bytes | None = None) -> list[dict[str, Any]]:
+    async def _of_others(self, request: Request, body: bytes | None = None, seconds: float = LIST_S) -> list[dict[str, Any]]:
         """What the other nodes answer; nothing of those that do not."""
+        patience = httpx.Timeout(seconds, connect=CONNECT_S)
 
         async def one(url: str) -> dict[str, Any]:
             try:
                 asked = self._client.request(
-                    request.method, self._url(url, request), headers=self._headers(request), content=body, timeout=LIST_S
+                    request.method, self._url(url, request), headers=self._headers(request), content=body, timeout=patience
                 )
                 answer = await asked
                 found = answer.json() if answer.status_code < 300 and answer.content else {}
@@ -298,20 +312,28 @@ class ClusterRoutes:
                 return JSONResponse({**told[0], "cameras": [each for of in told for each in of.get("cameras", [])]})
         return await self._locally(request)
 
-    async def _forget(self, request: Request) -> Response | None:
+    async def _forget(self, request: Request) -> Response:
+        """On all nodes; ``waiting`` are nodes that are away, and cameras that are watched nowhere now: they do so later."""
+        agent = self._agent
         try:
-            name = json.loads(await request.body()).get("stream")
-        except (ValueError, AttributeError):
-            return None
-        if name is not None:
-            return await self._of_camera(request, str(name), True)
-        answer = await self._locally(request)
-        if answer.status_code < 300:
-            done = json.loads(bytes(answer.body))
-            for part in await self._of_others(request, await request.body()):
-                done["streams"] |= part.get("streams", {})
-            return JSONResponse(done)
-        return answer
+            what = Forget.model_validate_json(await request.body())
+        except ValidationError:
+            return await self._locally(request)
+        known = [*agent.view["cameras"], *agent.view["removed"]]
+        if what.stream is not None and what.stream not in known:
+            return problem(404, f"there is no stream {what.stream!r}; {nearest(what.stream, known)}", "not_found", "stream")
+        number = await run_in_threadpool(agent.forget, what.stream, what.span())
+        done: dict[str, Forgotten] = {}
+        await run_in_threadpool(agent.follow_notes, number)
+        parts = await self._of_others(request, Noted(note=number).model_dump_json().encode(), FORGET_S)
+        for part in parts:
+            add_counts(done, part.get("streams", {}))
+        here, waiting = await run_in_threadpool(agent.forget_shared, number)
+        add_counts(done, here)
+        for refused in (agent.refused.get(number), *(part.get("refused") for part in parts)):
+            if refused is not None:
+                return problem(400, refused, "invalid_value")
+        return JSONResponse({"object": "forget", "streams": done, "waiting": waiting})
 
     async def _anywhere(self, request: Request) -> Response:
         """Here, or at the first node that has it."""

@@ -81,7 +81,10 @@ def seen(extension: dict[str, Any]) -> str:
 def forget_served(url: str, body: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     """What a server has deleted, by camera. Raises UserError, one line."""
     with asked(url, "/v1/forget", {**body, "confirm": True}, key_file) as response:
-        streams: dict[str, Any] = json.load(response)["streams"]
+        told = json.load(response)
+        if waiting := told.get("waiting"):
+            to_stderr(f"still to be forgotten, once they are back: {', '.join(waiting)}")
+        streams: dict[str, Any] = told["streams"]
         return streams
 
 

@@ -81,6 +81,16 @@ class Forget(Strict):
     all: bool = False
     confirm: Literal[True]
 
+    def span(self) -> Span:
+        """Raises FieldError."""
+        if self.all == bool(self.since or self.until):
+            raise FieldError("all", "give since or until, or all")
+        since, until = moments(self.since, self.until)
+        span = Span(-math.inf if since is None else since, math.inf if until is None else until)
+        if span.until < span.since:
+            raise FieldError("until", "is before since")
+        return span
+
 
 class WatchChange(Strict):
     state: Literal["running", "paused"]
@@ -502,13 +512,7 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
         """Delete what was seen then from memory, snapshots and thumbnails. It does not come back."""
         if what.stream is not None and what.stream not in server.service.removed():
             server.stream(what.stream)
-        if what.all == bool(what.since or what.until):
-            raise FieldError("all", "give since or until, or all")
-        since, until = moments(what.since, what.until)
-        span = Span(-math.inf if since is None else since, math.inf if until is None else until)
-        if span.until < span.since:
-            raise FieldError("until", "is before since")
-        done = await run_in_threadpool(server.service.forget, what.stream, span)
+        done = await run_in_threadpool(server.service.forget, what.stream, what.span())
         return {"object": "forget", "streams": done}
 
     @app.post("/v1/reload", tags=["streams"])

@@ -183,17 +183,28 @@ class Service:
             removed = {each: path for each, path in self.removed().items() if name in (None, each)}
             watched = list(self.streams) if name is None else [] if removed else [self.stream(name).name]
             done = {each: self._forget_all(each) if span.everything else self.stream(each).forget(span) for each in watched}
-            for each, path in removed.items():
-                done[each] = forget_camera(path, span, self._state_key)
-                if (address := self._address(each)) is not None:
-                    done[each] |= forget_camera(address, span, self._state_key)
-            if self.has_events or (self._state / EVENTS).exists():
-                for camera in [None] if name is None else list(done):
-                    done.setdefault(camera or "", {})["events"] = self.delivery.store.forget(*span.open_ended, camera)
-            if self.journal is not None:
-                for camera in [None] if name is None else list(done):
-                    done.setdefault(camera or "", {})["journal"] = self.journal.forget(*span.open_ended, camera)
+            for each, counts in self.forget_kept(name, span).items():
+                done[each] = {**done.get(each, {}), **counts}
             return done
+
+    def forget_kept(self, name: str | None, span: Span) -> dict[str, Forgotten]:
+        """As :meth:`forget`, of what is kept beside the memories of cameras that are watched."""
+        with self._lock:
+            done: dict[str, Forgotten] = {}
+            for each, path in self.removed().items():
+                if name in (None, each):
+                    done[each] = self.forget_at(path, span)
+                    if (address := self._address(each)) is not None:
+                        done[each] |= self.forget_at(address, span)
+            if self.has_events or (self._state / EVENTS).exists():
+                done.setdefault(name or "", {})["events"] = self.delivery.store.forget(*span.open_ended, name)
+            if self.journal is not None:
+                done.setdefault(name or "", {})["journal"] = self.journal.forget(*span.open_ended, name)
+            return done
+
+    def forget_at(self, where: str | Path, span: Span) -> Forgotten:
+        """Of a camera's folder, or address, that nothing uses. Raises UserError."""
+        return forget_camera(where, span, self._state_key)
 
     def removed(self) -> dict[str, Path]:
         """Cameras that are not watched any more and of which something is kept, with their folders."""

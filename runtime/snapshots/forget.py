@@ -20,6 +20,10 @@ from edgevlm.runtime.time_window import TimeWindow
 Bool = NDArray[np.bool_]
 
 
+class AllOrNothing(UserError):
+    """A time cannot be forgotten alone."""
+
+
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
     """Change header and arrays of a capture, in place; returns the rows that the layer which loses most of them lost.
 
@@ -30,7 +34,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     Raises UserError where the policy mixes times outside the memory, and for frame 0 under one that keeps it for all others.
     """
     if any(name.startswith("policy.store.") for name in arrays):
-        raise UserError("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
+        raise AllOrNothing("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
     times = FrameTimes()
     times.restore(strip_prefix("times", arrays))
     first, last = window.frames(times, float(about["session"]["time_s"]))
@@ -40,7 +44,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     if not (present or waiting or any(mask.any() for mask in gone.values())):
         return 0
     if keeps_first_frame and first <= 0 <= last:
-        raise UserError("the policy shows the first frame to all others: forget --all, or a time behind it")
+        raise AllOrNothing("the policy shows the first frame to all others: forget --all, or a time behind it")
     most = 0
     for layer, mask in gone.items():
         keep = _kept(arrays, layer, mask | (arrays[f"{layer}.kind"] == Kind.SUMMARY), 1 if keeps_first_frame else 0)

@@ -1,7 +1,9 @@
 """Nodes of a cluster in one process, on real sockets, with a head that is called directly and a clock that is set."""
 
 import threading
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -309,3 +311,118 @@ def test_a_watch_is_paused_on_a_camera_of_another_node(cluster):
     assert (standing["camera"], standing["paused"]) == ("one", True)
     unknown = httpx.patch(f"{b.url}/v1/watches/w", json={"state": "paused", "camera": "onee"}, timeout=WAIT_S)
     assert unknown.json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
+
+
+def ask_to_forget(node, **what):
+    done = httpx.post(f"{node.url}/v1/forget", json={**what, "confirm": True}, timeout=WAIT_S)
+    assert done.status_code == 200, done.text
+    return done.json()
+
+
+def an_event(camera):
+    """Of an hour ago."""
+    at = time.time() - 3600
+    return WatchEvent(camera, "w", "open", at, 0.9, at)
+
+
+def events(node, camera):
+    return [each.watch for each in node.service.delivery.store.query(camera=camera)]
+
+
+def watched_with_events(cluster, *cameras):
+    """Two nodes, of which the first watches the cameras, each with a snapshot and an event; a third has events, and is away."""
+    a, b, c = cluster.start("a", cameras), cluster.start("b"), cluster.start("c")
+    a.agent._memory = 16_000_000_000
+    assert set(cluster.settle("a").values()) == {"a"}
+    watch = {"name": "w", "question": "is there a red square?", "sinks": ["kept"], "every": 600_000.0, "open_after": 600_000.0}
+    assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
+    cluster.settle()
+    assert set(cluster.where().values()) == {"a"}
+    for camera in cameras:
+        eventually(lambda camera=camera: a.service.stream(camera).session.stats.tokens > 0)
+        a.service.stream(camera)._writer._snapshot()
+        a.service.watches.record(a.service.watches.watch("w"), an_event(camera), ())
+        c.service.delivery.store.record(an_event(camera))
+    c.hears = False
+    return a, b, c
+
+
+def test_forgetting_through_any_node_reaches_memory_snapshots_and_a_node_that_was_away(cluster):
+    a, b, c = watched_with_events(cluster, "one", "two")
+    told = ask_to_forget(b, stream="one", all=True)
+    assert told["waiting"] == ["c"]
+    assert told["streams"]["one"]["events"] == 1
+    assert (events(a, "one"), events(a, "two")) == ([], ["w"])
+    assert a.service.stream("one").resumed_at is None
+    assert cluster.settle("a", "b") == {"one": "a", "two": "a"}
+    shared = cluster.folder / "shared"
+    assert [path.name for path in (shared / "one").glob("epoch-*")] == ["epoch-2"]
+    assert not list((shared / "one").glob("*/*.snapshot"))
+    assert list((shared / "two").glob("*/*.snapshot"))
+    assert events(c, "one") == ["w"]
+    cluster.head = Head(str(shared), lambda: cluster.now)  # it knows what is still to be forgotten
+    c.hears = True
+    c.step()
+    c.step()
+    assert (events(c, "one"), events(c, "two")) == ([], ["w"])
+    b.step()
+    assert b.agent.view["notes"] == []
+
+
+def test_what_is_forgotten_while_its_node_is_cut_off_does_not_come_back(cluster):
+    a, b, _ = watched_with_events(cluster, "one", "two")
+    a.hears = False
+    seen = a.service.stream("two").observer.thumbnails.taken()
+    told = ask_to_forget(b, stream="one", all=True)
+    assert told["waiting"] == ["a", "c", "one"]
+    told = ask_to_forget(b, stream="two", since="600s")  # all of it, but not the old event
+    assert told["waiting"] == ["a", "c", "two"]
+    assert lose(cluster, "a") == {"one": "b", "two": "b"}
+    assert b.service.stream("one").resumed_at is None
+    assert events(b, "one") == []
+    assert events(b, "two") == ["w"]
+    assert seen
+    assert not {*seen} & {*b.service.stream("two").observer.thumbnails.taken()}
+    later = replace(an_event("one"), time=time.time(), opened=time.time())  # seen after it
+    b.service.watches.record(b.service.watches.watch("w"), later, ())
+    a.hears = True
+    a.agent.work()
+    cluster.settle("a", "b")
+    assert (events(a, "one"), events(a, "two")) == ([], ["w"])
+    assert [path.name for path in (cluster.folder / "shared" / "one").glob("epoch-*")] == [f"epoch-{b.agent.epochs['one']}"]
+    assert events(b, "one") == ["w"]
+
+
+def test_a_removed_camera_is_forgotten_and_begins_anew_when_it_is_added_again(cluster):
+    a, b, _ = watched_with_events(cluster, "one", "two")
+    for camera in ("one", "two"):
+        assert httpx.delete(f"{a.url}/v1/streams/{camera}", timeout=WAIT_S).status_code == 204
+    cluster.settle("a", "b")
+    shared = cluster.folder / "shared"
+    assert list((shared / "one").glob("*/*.snapshot"))
+    ask_to_forget(b, stream="one", all=True)
+    assert not list((shared / "one").glob("epoch-*"))
+    assert list((shared / "two").glob("*/*.snapshot"))
+    assert ask_to_forget(b, stream="two", since="600s")["streams"]["two"]["rows"] > 0
+    unknown = httpx.post(f"{b.url}/v1/forget", json={"stream": "onee", "all": True, "confirm": True}, timeout=WAIT_S)
+    assert unknown.json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
+    for camera in ("one", "two"):
+        added = httpx.post(f"{b.url}/v1/streams", json={"id": camera, "source": "demo"}, timeout=WAIT_S)
+        assert added.status_code == 201
+    where = cluster.settle("a", "b")
+    assert cluster.nodes[where["one"]].service.stream("one").resumed_at is None
+    assert cluster.nodes[where["two"]].service.stream("two").resumed_at is not None
+
+
+def test_a_policy_that_forgets_all_or_nothing_is_told_of_and_holds_up_nothing(cluster):
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    cluster.settle()
+    patch(a, "/v1/streams/one", policy="rekv")
+    eventually(lambda: a.service.stream("one").session.stats.tokens > 0)
+    refused = httpx.post(f"{b.url}/v1/forget", json={"since": "600s", "confirm": True}, timeout=WAIT_S)
+    assert refused.status_code == 400
+    assert "forget --all" in refused.json()["error"]["message"]
+    cluster.settle()
+    assert a.agent.view["notes"] == []
+    assert ask_to_forget(b, all=True)["waiting"] == []
+    assert cluster.settle() == {"one": "a"}
