@@ -27,7 +27,7 @@ from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
-from edgevlm.progress import Report, progress, to_stderr
+from edgevlm.progress import Report, progress, to_stderr, typing_hidden
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import Bundle
@@ -88,6 +88,12 @@ class RunRequest:
 
 def launch(request: RunRequest) -> None:
     """Run to the end. Raises UserError before anything is opened where that is possible."""
+    drawn = not request.as_json and is_terminal() and not is_dumb()
+    with typing_hidden() if drawn else nullcontext():  # until the prompt shows it
+        _launch(request, drawn)
+
+
+def _launch(request: RunRequest, drawn: bool) -> None:
     is_demo_source = request.video is None and request.camera in (None, "demo")
     interactive = not request.as_json and is_terminal()
     plan = make_plan(request)
@@ -96,7 +102,6 @@ def launch(request: RunRequest) -> None:
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
-    drawn = interactive and not is_dumb()
     compares = is_demo_source and drawn and request.model == "demo" and request.state is None and not plan.questions
     options = replace(request.source, realtime=is_demo_source and interactive if request.realtime is None else request.realtime)
     if compares and request.realtime is None:
@@ -156,7 +161,8 @@ def launch(request: RunRequest) -> None:
             open_session=open_session if writer is None else None,
         )  # fmt: skip
         run.check()
-        for line in opening_lines(session, source, model, plan, request.as_json, drawn, compares):
+        asks = not drawn and stdin_questions(request) is not None
+        for line in opening_lines(session, source, model, plan, request.as_json, drawn, compares, asks):
             output.notice(line)
     except BaseException:
         if source is not None:
@@ -215,30 +221,45 @@ def warn_of_stretching(model: Model, output: Output, shape: tuple[int, int]) -> 
 
 
 def opening_lines(
-    session: Session, source: Source, model: Model, plan: RunPlan, as_json: bool, drawn: bool, compares: bool
+    session: Session, source: Source, model: Model, plan: RunPlan, as_json: bool, drawn: bool, compares: bool, asks: bool
 ) -> Iterator[str]:
-    """The first thing somebody reads: what this is and what to do; then what the policy rests on, where nobody watches it."""
+    """The first thing somebody reads: what this is and what to do; then what the policy rests on, where nobody watches it.
+
+    asks: whether questions may come on stdin.
+    """
     if compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
         yield "Three memories watch the same frames: watch what each forgets. /help lists commands, ctrl-D ends."
-    elif plan.sample is not None and not as_json and not drawn:
-        yield "A small model watches a made-up world of coloured shapes. Questions on stdin replace the demo's own."
-    elif model.is_demo and source.name != "demo":
-        yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if drawn and not compares:
+    elif drawn:
         yield f"Watching {source.name}. Ask about what it has seen so far; /help lists commands, ctrl-D ends."
-    elif session.basis and not drawn:  # at a terminal /policy says it
+    elif as_json:
+        pass  # a program reads it
+    elif plan.sample is not None:
+        yield "A small model watches a made-up world of coloured shapes. Questions on stdin replace the demo's own."
+    else:
+        answered = "as they come" if source.live else "at its end"
+        yield f"Watching {source.name}." + f" Questions on stdin are answered {answered}." * asks
+    if model.is_demo and source.name != "demo":
+        yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
+    if session.basis and not drawn:  # at a terminal /policy says it
         yield session.basis
 
 
 def listening(output: JsonOutput | TextOutput | Screen, run: RunLoop, request: RunRequest) -> AbstractContextManager[None]:
     """Questions typed at the terminal or piped into stdin, where that is not the video."""
-    from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
+    from edgevlm.apps.terminal.commands import piped_questions
 
     if isinstance(output, (JsonOutput, TextOutput)):
-        lines = None if request.camera == "-" or request.video == "-" else stdin_lines(request.as_json)
+        lines = stdin_questions(request)
         return nullcontext() if lines is None else piped_questions(run, to_stderr, lines)
     return output.attached(run)
+
+
+def stdin_questions(request: RunRequest) -> int | None:
+    """The descriptor that questions may come on, where stdin is not the video."""
+    from edgevlm.apps.terminal.commands import stdin_lines
+
+    return None if "-" in (request.camera, request.video) else stdin_lines(request.as_json)
 
 
 def is_terminal() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
@@ -14,6 +15,7 @@ PATIENCE_S = 0.8  # from ctrl-C until a call that does not return to Python is a
 
 Notify = Callable[[str], object]  # called with a line for the user
 
+_shown_typing: list[Callable[[], None]] = []  # each shows again what is typed, the first as it was before the process
 _shown: Step | None = None  # rich draws one display at a time: what is shown inside another's block joins it
 
 
@@ -50,9 +52,9 @@ class Step:
 def progress(what: str) -> Iterator[Step]:
     """Show ``what`` on stderr, if it is a terminal, while the block runs; the line is gone afterwards.
 
-    What is printed meanwhile appears above it. Ctrl-C ends the process within a second, also inside a call that does not
-    return to Python: so no block that must finish its work (a run that ends with a snapshot) may be entered. A block
-    inside another changes that one's line.
+    What is printed meanwhile appears above it; what is typed is not shown, and waits for whoever reads it next. Ctrl-C ends
+    the process within a second, also inside a call that does not return to Python: so no block that must finish its work (a
+    run that ends with a snapshot) may be entered. A block inside another changes that one's line.
     """
     global _shown
     if _shown is not None:
@@ -68,13 +70,34 @@ def progress(what: str) -> Iterator[Step]:
         with _prompt_interrupt(None):
             yield Step()
         return
-    with display, _above(display.console), _prompt_interrupt(display):
+    with typing_hidden(), display, _above(display.console), _prompt_interrupt(display):
         _shown = Step(display, display.add_task(what, total=None))
         _shown.what = what
         try:
             yield _shown
         finally:
             _shown = None
+
+
+@contextmanager
+def typing_hidden() -> Iterator[None]:
+    """What is typed on the terminal while the block runs is not shown; it waits for whoever reads it next."""
+    try:
+        descriptor = sys.stdin.fileno()
+        shown = termios.tcgetattr(descriptor)
+        if os.tcgetpgrp(descriptor) != os.getpgrp():
+            raise OSError  # a job in the background would be stopped
+    except (AttributeError, OSError, ValueError, termios.error):
+        yield
+        return
+    hidden = [*shown[:3], shown[3] & ~termios.ECHO, *shown[4:]]
+    _shown_typing.append(lambda: termios.tcsetattr(descriptor, termios.TCSANOW, shown))
+    try:
+        termios.tcsetattr(descriptor, termios.TCSANOW, hidden)
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal has gone
+            _shown_typing.pop()()
 
 
 def _display() -> Any:
@@ -134,6 +157,8 @@ def _prompt_interrupt(display: Any) -> Iterator[None]:
                         display.stop()
                 with suppress(Exception):
                     sys.stdout.flush()
+                with suppress(Exception):
+                    _shown_typing[0]()
                 os._exit(130)
 
     reader, writer = os.pipe()

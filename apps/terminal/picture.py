@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
+import re
 import select
 import struct
 import sys
@@ -27,16 +28,21 @@ SIXEL_LEVELS = 6  # of each colour
 CHUNK = 4096  # bytes of a picture in one of kitty's escape sequences
 KITTY_CLEAR = "\x1b_Ga=d\x1b\\"  # takes every picture off the screen
 ANSWER_S = 0.3  # for a terminal to say what it can
+ATTRIBUTES = re.compile(rb"\x1b\[\?([\d;]*)c")
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a terminal can show. ``colors``: 2, 256 or 2**24; ``cell``: a character's width and height, pixels."""
+    """What a terminal can show. ``colors``: 2, 256 or 2**24; ``cell``: a character's width and height, pixels.
+
+    typed: what somebody had typed when the terminal was asked.
+    """
 
     unicode: bool = True
     colors: int = 2**24
     graphics: Graphics = "blocks"
     cell: tuple[int, int] = CELL
+    typed: bytes = b""
 
 
 def capabilities(environment: Mapping[str, str] = os.environ, encoding: str = "utf-8") -> Capabilities:
@@ -49,31 +55,35 @@ def capabilities(environment: Mapping[str, str] = os.environ, encoding: str = "u
     colors = 2 if environment.get("NO_COLOR") else 2**24 if environment.get("COLORTERM") in ("truecolor", "24bit") else 256
     term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
     graphics: Graphics = "blocks" if unicode and colors > 2 else "ascii"
+    typed = b""
     if colors > 2 and not environment.get("TMUX"):
         if "KITTY_WINDOW_ID" in environment or "kitty" in term or program in ("ghostty", "WezTerm"):
             graphics = "kitty"
-        elif has_sixel():
-            graphics = "sixel"
-    return Capabilities(unicode, colors, graphics, cell_size())
+        else:
+            attributes, typed = device_attributes()
+            graphics = "sixel" if 4 in attributes else graphics
+    return Capabilities(unicode, colors, graphics, cell_size(), typed)
 
 
-def has_sixel() -> bool:
-    """Whether the terminal names sixel (4) among its device attributes (DA1)."""
+def device_attributes() -> tuple[list[int], bytes]:
+    """What the terminal says of itself (DA1), 4 for sixel, and what somebody typed before it did."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
-    answer, end = b"", time.monotonic() + ANSWER_S
+        return [], b""
+    read, end = b"", time.monotonic() + ANSWER_S
     saved = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(sys.stdin, termios.TCSANOW)  # which keeps what is typed already
         os.write(sys.stdout.fileno(), b"\x1b[c")
-        while not answer.endswith(b"c") and (left := end - time.monotonic()) > 0:
+        while not (found := ATTRIBUTES.search(read)) and (left := end - time.monotonic()) > 0:
             if select.select([sys.stdin], [], [], left)[0]:
-                answer += os.read(sys.stdin.fileno(), 64)
+                read += os.read(sys.stdin.fileno(), 64)
     except OSError:
-        return False
+        return [], read
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, saved)
-    return answer.startswith(b"\x1b[?") and b"4" in answer[3:-1].split(b";")[1:]
+    if found is None:
+        return [], read
+    return [int(number) for number in found[1].split(b";")[1:] if number], read[: found.start()] + read[found.end() :]
 
 
 def cell_size() -> tuple[int, int]:

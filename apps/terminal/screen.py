@@ -21,6 +21,9 @@ from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
@@ -148,6 +151,9 @@ class Screen:
         prompt.app.before_render += lambda _: self._clear_if_resized()
         prompt.app.after_render += lambda _: self._draw_images()
         self._questions = act.questions
+        keys: list[KeyPress] = []
+        Vt100Parser(keys.append).feed(self._able.typed.decode(errors="replace"))
+        store_typeahead(prompt.app.input, keys)
         return prompt
 
     def _listen(self) -> None:

@@ -98,7 +98,10 @@ def test_a_question_it_was_never_taught():
 def test_another_source_is_warned_about():
     done = edgevlm("run", "--video", clip("bikes.mp4"), "--ask", COUNT)
     assert done.returncode == 0
-    assert "only knows its own world" in done.stderr
+    watching, note, why, *_ = done.stderr.splitlines()
+    assert watching.startswith("Watching ")
+    assert "only knows its own world" in note
+    assert why.startswith("auto: chose ")
     assert "only knows" not in done.stdout
 
 

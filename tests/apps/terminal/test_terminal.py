@@ -97,6 +97,24 @@ def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
     assert COUNT in (tmp_path / "edgevlm" / "history").read_text()
 
 
+def test_what_is_typed_while_the_model_loads_is_answered_and_leaves_nothing_behind(tmp_path):
+    with Terminal(tmp_path) as terminal:
+        terminal.until("(starting|the model) +0:00:0")
+        terminal.type("/policy\rhow ma")
+        terminal.until(r"policy last-seen, budget 512 tokens a layer")
+        terminal.until("ask> how ma")
+        assert not re.search("/policy$|starting|the model +0", terminal.text, re.M), terminal.text
+        terminal.type("\x15/quit\r")
+        assert terminal.ends() == 0
+
+
+def test_the_terminal_shows_again_what_is_typed_after_an_interrupt(tmp_path):
+    with Terminal(tmp_path, then="stty -a; exit") as terminal:
+        terminal.until("(starting|the model) +0:00:0")
+        terminal.type("\x03")
+        assert "-echo " not in terminal.until(r"isig icanon .*\n?.*echo ")[0]
+
+
 def test_resize_suspend_and_ctrl_c(tmp_path):
     with Terminal(tmp_path, columns=80, rows=24, then="echo stopped; fg; exit $?") as terminal:
         terminal.until(r"full KV .*(knows|asked|answers)")
@@ -143,4 +161,11 @@ def test_a_dumb_terminal_takes_lines(tmp_path):
         terminal.until(rf"\[[\d:]+\] {re.escape(COUNT)}  \d   \(truth: \d\)")
         assert "\x1b" not in terminal.text
         terminal.type("\x04")
+        assert terminal.ends() == 0
+
+
+@pytest.mark.parametrize("stdin", ["< /dev/null", "<&-", "< <(sleep 1)"])
+def test_a_dumb_terminal_watches_to_the_end_where_nobody_can_type(tmp_path, stdin):
+    with Terminal(tmp_path, "--frames", "40", stdin, TERM="dumb") as terminal:
+        terminal.until(r"ended · 40 frames")
         assert terminal.ends() == 0
