@@ -23,7 +23,7 @@ from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 from edgevlm.runtime.snapshots.encryption import SnapshotKey
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.places import LOCK, is_address
+from edgevlm.runtime.snapshots.storage import LOCK, is_address
 from edgevlm.runtime.time_window import TimeWindow
 
 OURS = ("*.unfinished", f"{THUMBNAILS}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
@@ -118,7 +118,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
             return {"snapshots": directory.clear(), **counts}
         found = [snapshot for _, snapshot in directory.verified() if isinstance(snapshot, Snapshot)]
         if not found:
-            if directory.place.snapshots():
+            if directory.storage.snapshots():
                 raise UserError(f"{where}: no snapshot can be read; --all deletes them")
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
@@ -127,7 +127,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
         try:
             directory.write(about, arrays, alone=True)
         except OSError as error:
-            why = directory.place.why(error)
+            why = directory.storage.why(error)
             raise UserError(f"{where}: cannot be written ({why}); the snapshots are as they were") from None
         return {"rows": rows, **counts}
 

@@ -24,15 +24,15 @@ class Walker:
         """height: of the scene's."""
         tall = int(height * size[0])
         self._figure = _texture(rng, (tall, max(2, tall // 2)), 8) // 2 + rng.integers(0, 128, 3, np.uint8)
-        self._room = np.subtract(size, self._figure.shape[:2])
-        self._at = rng.random(2) * self._room
+        self._range = np.subtract(size, self._figure.shape[:2])
+        self._at = rng.random(2) * self._range
         self._pace = np.array([0.1, 1.0]) * rng.choice([-1, 1], 2) * 0.02 * size[1]
 
     def step(self, frame: Image) -> None:
         """Walk on, turn at the edges, and draw the figure."""
         ahead = self._at + self._pace
-        self._pace = np.where((ahead < 0) | (ahead > self._room), -self._pace, self._pace)
-        self._at = np.clip(ahead, 0, self._room)
+        self._pace = np.where((ahead < 0) | (ahead > self._range), -self._pace, self._pace)
+        self._at = np.clip(ahead, 0, self._range)
         (top, left), (tall, wide) = self._at.astype(int), self._figure.shape[:2]
         frame[top : top + tall, left : left + wide] = self._figure
 

@@ -176,8 +176,8 @@ def check_step(
     over = np.flatnonzero(past_len + np.int64(rows) > capacity)
     if over.size:
         layer = int(over[0])
-        have, room = int(past_len[layer]), int(capacity[layer])
-        raise CacheFull(f"layer {layer} holds {have} rows of {room}: {rows} more do not fit")
+        held, most = int(past_len[layer]), int(capacity[layer])
+        raise CacheFull(f"layer {layer} holds {held} rows of {most}: {rows} more do not fit")
 
 
 def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:

@@ -17,11 +17,11 @@ from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.families import Family, FamilyParts, load_family
 from edgevlm.export.fingerprint import fingerprint
-from edgevlm.export.footprint import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
 from edgevlm.export.graph import ExportJournal, save_array
 from edgevlm.export.kv_scales import add_scales, check_scales
+from edgevlm.export.memory import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks

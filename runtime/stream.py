@@ -241,7 +241,7 @@ class Stream:
                 self._append_piece(features[done : done + count], seconds[done : done + count])
                 done += count
                 if self.policy.appends_first:
-                    self._make_room(0)
+                    self._compress_for(0)
             return done
 
     def _queue(self, features: Float32, seconds: Float64) -> list[QueuedFrame]:
@@ -272,7 +272,7 @@ class Stream:
             for tokens in piece.tokens:
                 self.cache.confirm(tokens.reshape(self.model.bundle.vision.grid), self.frames)
                 self.frames += 1
-            self._make_room(0)
+            self._compress_for(0)
             done += len(piece.tokens)
             appended = 0 if rows is None else int((rows.rows.kind == Kind.VISION).sum())
             self.stats = self.stats.plus(tokens_seen=sum(map(len, piece.tokens)), tokens_appended=appended)
@@ -290,12 +290,12 @@ class Stream:
         So rows and positions are those of frames that are appended one by one. Text stands around what changed alone.
         """
         piece = ChangedPiece([], [], [], references.copy())
-        room, held = 0 if self.policy.takes_single_frames else self._free, 0
+        free, held = 0 if self.policy.takes_single_frames else self._free, 0
         for number, frame in enumerate(queue, self.frames):
             changed = piece.references.changed(frame.unit)
             count = np.count_nonzero(changed)
             rows = count + self.framing.most_text if count else 0
-            if piece.tokens and (held + rows > room or self.positions.due(rows, compressed=False)):
+            if piece.tokens and (held + rows > free or self.positions.due(rows, compressed=False)):
                 break
             seq = np.zeros(0, np.int64)
             if rows:
@@ -332,7 +332,7 @@ class Stream:
         if self.policy.appends_first:
             self._reindex_when_due(rows, compressed=False)
         else:
-            self._make_room(rows)
+            self._compress_for(rows)
 
     def _frames_at_once(self) -> int:
         """Frames that fit as it is, else those that one compression makes room for.
@@ -397,7 +397,7 @@ class Stream:
             self.positions.restore(mark)
             raise
 
-    def _make_room(self, rows: int) -> None:
+    def _compress_for(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
         started = time.perf_counter()
         guided = self.stats.guidance_ms

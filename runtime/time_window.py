@@ -74,7 +74,7 @@ class NarrowedMemory:
         """shown: ``[kv_heads, n_l]`` of each layer. frames: the first and last of the window, for :meth:`seen`."""
         self._cache, self._frames = cache, frames
         self.lengths = np.stack([mask.sum(1, dtype=np.int32) for mask in shown])  # [layers, kv_heads]
-        self._room = int((cache.capacities - cache.lengths).min())
+        self._free_rows = int((cache.capacities - cache.lengths).min())
         self._appended = 0
         self._slots: list[list[NDArray[np.int64]]] = []  # of each layer and head, where the rows at the front were
         self._saved: list[tuple[NDArray, NDArray[np.int64], NDArray]] = []
@@ -83,7 +83,7 @@ class NarrowedMemory:
             for head, count in enumerate(counts):
                 held = mask[head]
                 holes, behind = np.flatnonzero(~held[:count]), count + np.flatnonzero(held[count:])
-                over = np.concatenate([holes, np.arange(count, min(count + self._room, len(held)))])
+                over = np.concatenate([holes, np.arange(count, min(count + self._free_rows, len(held)))])
                 for rows in (part[head] for part in memory):
                     self._saved.append((rows, over, rows[over]))
                     rows[holes] = rows[behind]
@@ -111,8 +111,8 @@ class NarrowedMemory:
 
         probes: the layers whose queries ``layers`` gives. Raises CacheFull where the whole cache had no room for them.
         """
-        if self._appended + len(embeds) > self._room:
-            raise CacheFull(f"{self._appended} rows of text and {len(embeds)} more do not fit in {self._room}")
+        if self._appended + len(embeds) > self._free_rows:
+            raise CacheFull(f"{self._appended} rows of text and {len(embeds)} more do not fit in {self._free_rows}")
         past: Int32 = self.lengths + np.int32(self._appended)
         self._appended += len(embeds)
         if decoder is not None:

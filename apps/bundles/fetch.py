@@ -12,7 +12,7 @@ from edgevlm.export.checkpoint import FILES, ConfigOnly, checkpoint_folder
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 
-Room = tuple[str, int]  # a folder, and the bytes that the bundle made of a checkpoint will take there
+BundleSpace = tuple[str, int]  # a folder, and the bytes that the bundle made of a checkpoint will take there
 
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
@@ -21,9 +21,9 @@ def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
     return (pull if is_bundle(repository) else fetch_config)(repository, progress, notify)
 
 
-def fetch_rest(name: str, commit: str, room: Room, progress: Report, notify: Notify) -> None:
+def fetch_rest(name: str, commit: str, space: BundleSpace, progress: Report, notify: Notify) -> None:
     """The rest of a checkpoint that :func:`fetch_start` began to fetch. Raises as :func:`fetch_checkpoint`."""
-    fetch_checkpoint(Repository(required_id(name), notify, commit), room, progress, notify)
+    fetch_checkpoint(Repository(required_id(name), notify, commit), space, progress, notify)
 
 
 def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
@@ -43,10 +43,12 @@ def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
     return fetch_config(repository, progress, notify)
 
 
-def complete_checkpoint(model: str, folder: Path, room: Callable[[], Room] | None, progress: Report, notify: Notify) -> None:
+def complete_checkpoint(
+    model: str, folder: Path, space: Callable[[], BundleSpace] | None, progress: Report, notify: Notify
+) -> None:
     """Download the rest of a checkpoint if it is the hub's. Raises as :func:`fetch_checkpoint`."""
     if (name := hub_id(model)) is not None:
-        fetch_checkpoint(Repository(name, notify, folder.name), room and room(), progress, notify)
+        fetch_checkpoint(Repository(name, notify, folder.name), space and space(), progress, notify)
         remember(name, folder)
 
 
@@ -77,10 +79,10 @@ def fetch_config(repository: Repository, progress: Report, notify: Notify) -> Pa
     return folder
 
 
-def fetch_checkpoint(repository: Repository, room: Room | None, progress: Report, notify: Notify) -> None:
+def fetch_checkpoint(repository: Repository, space: BundleSpace | None, progress: Report, notify: Notify) -> None:
     """All that an export reads: no pickles, no second copy of the weights.
 
-    Raises HubError where there are no safetensors, and where they or a bundle that takes ``room`` do not fit on the disk.
+    Raises HubError where there are no safetensors, and where they or a bundle that takes ``space`` do not fit on the disk.
     """
     folder = repository.fetch(FILES, progress, notify)
     weights = ConfigOnly(folder).weight_files()
@@ -89,6 +91,6 @@ def fetch_checkpoint(repository: Repository, room: Room | None, progress: Report
     if not any(repository.has(file) for file in weights):
         what = f"{repository.name} has no {weights[0]}; only safetensors are read, since pickled weights can run code"
         raise HubError(what, "look for a conversion of it")
-    if room is not None:
-        repository.check_room(weights, Path(room[0]), room[1])
+    if space is not None:
+        repository.check_bundle_space(weights, Path(space[0]), space[1])
     repository.fetch(weights, progress, notify)

@@ -166,7 +166,7 @@ class Repository:
         except Exception as error:
             raise explain(error, self.name, self.home) from None
 
-    def check_room(self, names: Iterable[str], folder: Path, bundle: int) -> None:
+    def check_bundle_space(self, names: Iterable[str], folder: Path, bundle: int) -> None:
         """Raise HubError unless these files can be downloaded and ``folder`` takes a bundle of so many bytes beside them."""
         files = {self.home / "blobs" / self.files[name].digest: self.files[name] for name in names if name in self.files}
         self._check_space(self.home, missing_bytes(files), folder, bundle)

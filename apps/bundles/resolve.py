@@ -41,8 +41,8 @@ def resolve_model(
         return str(folder)
     found, options = find_bundle(folder, engine, model, notify, choice)
     if found is None:
-        room = [str(cache_folder()), bundle_bytes(folder, **options)]
-        call_in_helper(f"{FETCH}:fetch_rest", str(name), folder.name, room, progress=progress, notify=notify)
+        space = [str(cache_folder()), bundle_bytes(folder, **options)]
+        call_in_helper(f"{FETCH}:fetch_rest", str(name), folder.name, space, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
     remember(name, folder)
     return str(found)

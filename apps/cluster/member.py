@@ -19,7 +19,7 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
 from edgevlm.progress import Notify
-from edgevlm.runtime.snapshots.places import is_address
+from edgevlm.runtime.snapshots.storage import is_address
 
 CONNECT_S = 5.0
 NAME = re.compile(r"[^a-z0-9_-]+")

@@ -117,10 +117,10 @@ class Nodes:
             return f"{camera.model} runs on no node that is there"
         place = max(able, key=lambda place: rates[place] * (1 - self.load[place]))
         asked = each + weights * (self._cameras[camera.model] == 0)
-        room = max(able, key=lambda place: self.memory[place] - self.taken[place] - asked[place])
+        emptiest = max(able, key=lambda place: self.memory[place] - self.taken[place] - asked[place])
         return (
-            f"it takes {asked[room] / 1e6:,.0f} MB and {camera.fps:g} frames a second; {self.nodes[room].name} has "
-            f"{max(0, self.memory[room] - self.taken[room]) / 1e6:,.0f} MB left, {self.nodes[place].name} "
+            f"it takes {asked[emptiest] / 1e6:,.0f} MB and {camera.fps:g} frames a second; {self.nodes[emptiest].name} has "
+            f"{max(0, self.memory[emptiest] - self.taken[emptiest]) / 1e6:,.0f} MB left, {self.nodes[place].name} "
             f"{max(0.0, rates[place] * (1 - self.load[place])):.1f} frames a second"
         )
 

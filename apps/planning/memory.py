@@ -11,7 +11,7 @@ from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.tensorrt.jobs import RUNTIME, build_need
 from edgevlm.errors import UserError
 from edgevlm.export.families import TowerGeometry
-from edgevlm.export.footprint import needed_memory
+from edgevlm.export.memory import needed_memory
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.kv import DTYPES

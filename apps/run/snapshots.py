@@ -13,7 +13,7 @@ from edgevlm.runtime.snapshots.capture import described
 from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.encryption import SnapshotKey
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.places import is_address
+from edgevlm.runtime.snapshots.storage import is_address
 
 
 def show_state(state: str, as_json: bool, key: SnapshotKey | None = None) -> tuple[str, bool]:

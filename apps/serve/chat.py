@@ -300,24 +300,24 @@ class ChatRequest(Strict):
 
         Raises FieldError for what is not allowed or no picture, and where the last message alone shows too much.
         """
-        last, room, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[list[Pixels]]()
+        last, remaining, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[list[Pixels]]()
         for field, part in reversed(self._media()):
             if isinstance(part, VideoPart) and part.is_stream:
                 continue
-            if room == 0 and field.startswith(last):
+            if remaining == 0 and field.startswith(last):
                 raise FieldError(field, f"a question shows {settings.max_pictures} pictures at most (server.max_pictures)")
-            if room == 0:
+            if remaining == 0:
                 break
             try:
                 if isinstance(part, ImagePart):
                     images = [media.read_picture(part.image_url.url, settings)]
                 else:
                     wanted = self.media_io_kwargs.video
-                    images = media.read_video(part.url, settings, min(room, wanted.num_frames or room), wanted.fps)
+                    images = media.read_video(part.url, settings, min(remaining, wanted.num_frames or remaining), wanted.fps)
             except UserError as error:
                 raise FieldError(field, str(error)) from None
             shown.append([prepare(image) for image in images])
-            room -= len(images)
+            remaining -= len(images)
         return [picture for part in reversed(shown) for picture in part]
 
     def _media(self) -> list[tuple[str, ImagePart | VideoPart]]:

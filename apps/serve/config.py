@@ -22,7 +22,7 @@ from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
-from edgevlm.runtime.snapshots.places import is_address
+from edgevlm.runtime.snapshots.storage import is_address
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -196,11 +196,11 @@ def watching_panel(view: StripView, image: Image, columns: int, lines: int, able
     ]  # fmt: skip
     images = [PlacedImage(0, 0, wide, high, image)] if wide else []
     across, down = THUMBNAIL
-    room = max(0, (right + 1) // (across + 1))
+    fitting = max(0, (right + 1) // (across + 1))
     for title, frames in (("still held", view.held), ("just forgotten", view.forgotten)):
         if not wide or not frames or len(rows) + down + 1 > lines:
             continue
-        chosen = [frames[i] for i in np.unique(np.linspace(0, len(frames) - 1, min(room, len(frames))).astype(int))]
+        chosen = [frames[i] for i in np.unique(np.linspace(0, len(frames) - 1, min(fitting, len(frames))).astype(int))]
         rows.append([("class:dim", title)])
         for place, (_, number) in enumerate(chosen):
             if (thumbnail := view.image(int(number))) is not None:

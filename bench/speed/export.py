@@ -12,7 +12,7 @@ from typing import Any
 from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.process import run_module, serve
-from edgevlm.export.footprint import FLOAT, PeakMemory
+from edgevlm.export.memory import FLOAT, PeakMemory
 from edgevlm.packages import needs
 from edgevlm.progress import Notify
 

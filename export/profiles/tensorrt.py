@@ -100,7 +100,7 @@ class Columns:
         g = self.graph
         if part == "key":
             g.node("Shape", [f"columns{layer}"], [f"layer{layer}.n"])
-        bounds = [self.numbers(0), f"layer{layer}.n", self.numbers(2)]
+        bounds = [self.integers(0), f"layer{layer}.n", self.integers(2)]
         return g.node("Slice", [memory, *bounds], [f"layer{layer}.{part}s"])
 
     def stored(self, rows: str) -> str:
@@ -110,14 +110,14 @@ class Columns:
     def by_head(self, name: str, rows: str, heads: int) -> str:
         """``[1, S, heads D]`` to ``[1, heads, S, D]`` of the memory's type."""
         g = self.graph
-        split = g.node("Reshape", [self.stored(rows), self.numbers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
+        split = g.node("Reshape", [self.stored(rows), self.integers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [name], perm=[0, 2, 1, 3])
 
     def float32(self, rows: str) -> str:
         """Rows of the memory's type in float32."""
         return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.float", np.float32)
 
-    def numbers(self, *values: int) -> str:
+    def integers(self, *values: int) -> str:
         return self.graph.constant("int64." + ".".join(map(str, values)), np.array(values, np.int64))
 
 
@@ -135,8 +135,8 @@ class Beside(Columns):
         """``new.folded`` ``[1, 1, g S, 1]`` besides: the row of the call that a row of the folded scores is."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
-        folded = g.node("Tile", ["new", self.numbers(group)], ["new.tiled"])
-        g.node("Reshape", [folded, self.numbers(1, 1, -1, 1)], ["new.folded"])
+        folded = g.node("Tile", ["new", self.integers(group)], ["new.tiled"])
+        g.node("Reshape", [folded, self.integers(1, 1, -1, 1)], ["new.folded"])
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
         g, s, name = self.graph, self.shape, f"layer{layer}"
@@ -158,16 +158,16 @@ class Beside(Columns):
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
-        split = g.node("Reshape", [scaled, self.numbers(-1, s.kv_heads, s.heads // s.kv_heads, s.head_dim)], [f"{name}.split"])
+        split = g.node("Reshape", [scaled, self.integers(-1, s.kv_heads, s.heads // s.kv_heads, s.head_dim)], [f"{name}.split"])
         by_head = g.node("Transpose", [split], [f"{name}.by_head"], perm=[1, 2, 0, 3])
-        return g.node("Reshape", [by_head, self.numbers(1, s.kv_heads, -1, s.head_dim)], [name])
+        return g.node("Reshape", [by_head, self.integers(1, s.kv_heads, -1, s.head_dim)], [name])
 
     def _unfolded(self, layer: int, attended: str) -> str:
         """``[1, Hkv, g S, D]`` to ``[1, S, Hq D]`` in float32."""
         g, s, name = self.graph, self.shape, f"layer{layer}"
-        split = g.node("Reshape", [attended, self.numbers(s.heads, -1, s.head_dim)], [f"{name}.by_head"])
+        split = g.node("Reshape", [attended, self.integers(s.heads, -1, s.head_dim)], [f"{name}.by_head"])
         by_row = g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2])
-        joined = g.node("Reshape", [by_row, self.numbers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
+        joined = g.node("Reshape", [by_row, self.integers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
         return self.float32(joined)
 
     def _bias(self, layer: int) -> str:
@@ -204,14 +204,14 @@ class InPlace(Columns):
         queries = self.by_head(f"{name}.queries", query, s.heads)
         attended = g.node("Attention", [queries, *read, self._mask(layer)], [f"{name}.attended"])
         by_row = g.node("Transpose", [attended], [f"{name}.by_row"], perm=[0, 2, 1, 3])
-        joined = g.node("Reshape", [by_row, self.numbers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
+        joined = g.node("Reshape", [by_row, self.integers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
         return self.float32(joined)
 
     def _mask(self, layer: int) -> str:
         """``[1, 1, S, n]``: a row sees what is not behind itself."""
         g = self.graph
         own = g.node("Add", [f"past{layer}", "new"], [f"layer{layer}.own"])
-        by_row = g.node("Reshape", [own, self.numbers(1, 1, -1, 1)], [f"layer{layer}.own.rows"])
+        by_row = g.node("Reshape", [own, self.integers(1, 1, -1, 1)], [f"layer{layer}.own.rows"])
         return g.node("LessOrEqual", [f"columns{layer}", by_row], [f"layer{layer}.mask"])
 
 

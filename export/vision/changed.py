@@ -98,7 +98,7 @@ class ChangedGraph(VisionGraph):
     def per_patch(self, table: str) -> str:
         return self.node("Gather", [table, "patches"], f"{table}.patches")
 
-    def places(self) -> str:
+    def position_ids(self) -> str:
         return "positions.batch"
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:

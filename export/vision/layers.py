@@ -68,7 +68,7 @@ class VisionGraph:
         """The same of a table ``[patches, ...]`` in the order of the frame."""
         return table
 
-    def places(self) -> str:
+    def position_ids(self) -> str:
         """What RotaryEmbedding takes for the lines of its tables."""
         return self.integers(0)
 

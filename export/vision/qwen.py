@@ -223,7 +223,7 @@ class QwenTower(VisionTower):
     def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
         """``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
         if not g.standard:
-            return g.graph.fused("RotaryEmbedding", [rows, g.places(), self.cos, self.sin], [name], num_heads=self.heads)
+            return g.graph.fused("RotaryEmbedding", [rows, g.position_ids(), self.cos, self.sin], [name], num_heads=self.heads)
         half = self.columns // self.heads // 2
         heads = g.reshape(f"{name}.by_head", rows, 0, 0, self.heads, 2 * half)
         a, b = g.split(f"{name}.half", heads, [half, half])
@@ -255,7 +255,7 @@ class Qwen3Tower(QwenTower):
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
         super().__init__(grid, vision, width, inner, hidden)
         self.tapped = list(vision["deepstack_visual_indexes"])
-        self.width, self.places = (1 + len(self.tapped)) * hidden, int(vision["num_position_embeddings"])
+        self.width, self.position_count = (1 + len(self.tapped)) * hidden, int(vision["num_position_embeddings"])
 
     def embed(self, g: VisionGraph, pixels: str) -> str:
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, group=self.group)
@@ -264,8 +264,9 @@ class Qwen3Tower(QwenTower):
 
     def resampled(self, g: VisionGraph) -> Operand:
         """The square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""
-        c, side, name = g.compute, round(self.places**0.5), "vision.pos_embed.weight"
-        table: Operand = g.tensor(name, (self.places, self.columns)) if g.fixed else g.weight(name, (self.places, self.columns))
+        c, side, name = g.compute, round(self.position_count**0.5), "vision.pos_embed.weight"
+        shape = self.position_count, self.columns
+        table: Operand = g.tensor(name, shape) if g.fixed else g.weight(name, shape)
         matrices = []  # [places along an edge, side]
         for edge in self.shape:
             step = c("Div", np.float32(side - 1), c("Cast", c("Max", c("Sub", edge, 1), 1), to=TensorProto.FLOAT))

@@ -16,10 +16,10 @@ void Cache::reserve(std::int64_t count) {
     if (count < 0) refuse("cannot reserve ", count, " rows");
     for (std::int64_t l = 0; l < layers_; ++l) {
         const Layer& layer = parts_.layer[l];
-        const std::int64_t room = layer.capacity - layer.length;
-        if (count > room)
+        const std::int64_t free_rows = layer.capacity - layer.length;
+        if (count > free_rows)
             refuse<Full>("layer ", l, " holds ", layer.length, " of ", layer.capacity, " rows and cannot take ", count,
-                         " more: evict at least ", count - room, ", append fewer, or open with a larger capacity");
+                         " more: evict at least ", count - free_rows, ", append fewer, or open with a larger capacity");
     }
     reserved_ = count;
 }

@@ -92,7 +92,7 @@ std::int32_t Clusters::join(const float* key, const float* place, std::int64_t d
     for (std::int64_t a = 0; a < table_.axes; ++a)
         there[a] = static_cast<float>(there[a] + (static_cast<double>(place[a]) - there[a]) * share);
     open_bits_[at] = table_.bits[slot] = hash_bits(mean, planes_, table_.width);
-    if (used_ == table_.slots) make_room();
+    if (used_ == table_.slots) merge_nearest();
     return slot;
 }
 
@@ -116,7 +116,7 @@ void Clusters::seal(const float* keys, const float* places, const std::int32_t* 
         set_mean(to, key_ + s * table_.width, place_ + s * table_.axes, gone_[s]);
         home_[slots + s] = static_cast<std::int32_t>(to);
         if (known_) meet(to);
-        if (used_ == slots) make_room();
+        if (used_ == slots) merge_nearest();
     }
     add_up(keys, places, slot, leaving, 0, rows);  // what stays: means anew, so that no rounding adds up over months
     for (std::int64_t s = 0; s < slots; ++s) {
@@ -160,7 +160,7 @@ void Clusters::add_up(const float* keys, const float* places, const std::int32_t
     }
 }
 
-void Clusters::make_room() {
+void Clusters::merge_nearest() {
     if (!known_) {
         for (std::int64_t s = 0; s < table_.slots; ++s) {
             if (sealed(s)) near_[s] = nearest(s);

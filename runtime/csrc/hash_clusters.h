@@ -55,7 +55,7 @@ private:
     void set_mean(std::int64_t slot, const double* key, const double* place, std::int64_t count);
     void add_up(const float* keys, const float* places, const std::int32_t* slot, const std::uint8_t* mask, std::uint8_t wanted,
                 std::int64_t rows);
-    void make_room();
+    void merge_nearest();
     std::uint64_t nearest(std::int64_t slot);
     std::uint64_t ranked(std::uint32_t distance, std::int64_t slot) const;
     void merge(std::int64_t into, std::int64_t from);

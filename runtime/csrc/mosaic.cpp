@@ -103,17 +103,18 @@ py::tuple call_assign(py::handle key, py::handle partition, std::int64_t start, 
     const std::int64_t count = rows.shape(0), width = rows.shape(1);
     const auto of_row = call.dense<std::int32_t>(partition, "partition", {count});
     py::array table = call.array<float>(means, "means", {any, width}, true);
-    const std::int64_t room = table.shape(0);
-    const Clusters clusters{static_cast<float*>(table.mutable_data()), call.in_place<double>(variance, "variance", {room}),
-                            call.in_place<std::int64_t>(size, "size", {room}),
-                            call.in_place<std::int32_t>(partitions, "partitions", {room}), room, width};
+    const std::int64_t capacity = table.shape(0);
+    const Clusters clusters{static_cast<float*>(table.mutable_data()),
+                            call.in_place<double>(variance, "variance", {capacity}),
+                            call.in_place<std::int64_t>(size, "size", {capacity}),
+                            call.in_place<std::int32_t>(partitions, "partitions", {capacity}), capacity, width};
     std::int32_t* const out = call.in_place<std::int32_t>(slots, "slots", {count});
     const Threshold threshold{small, large, rate, least};
     if (start < 0 || start > count) refuse("there is no row ", start, " among ", count);
     for (std::int64_t row = start; row < count; ++row) {
         if (of_row.data()[row] < 0) refuse("partition must be 0 or more, not ", of_row.data()[row]);
     }
-    for (std::int64_t slot = 0; slot < room; ++slot) {
+    for (std::int64_t slot = 0; slot < capacity; ++slot) {
         if (clusters.size[slot] < 0 || clusters.size[slot] > kMost) refuse("a cluster cannot have ", clusters.size[slot], " rows");
     }
     std::vector<float> moved(static_cast<std::size_t>(width));

@@ -157,18 +157,18 @@ class Mosaic(Retrieval):
         heads, held = self.cache.kv_heads, self.updater.pages.held[layer]
         bare = self.unrotated(query).reshape(heads, -1, query.shape[2])
         return [
-            choose_clusters(self.table, layer, head, bare[head], self.partitions, held[head], self._room(layer, head))
+            choose_clusters(self.table, layer, head, bare[head], self.partitions, held[head], self._free_rows(layer, head))
             for head in range(heads)
         ]
 
-    def _room(self, layer: int, head: int) -> int:
+    def _free_rows(self, layer: int, head: int) -> int:
         """Rows of the working set that representatives leave."""
         return self._working_rows - len(self.table.live(layer, head))
 
     def _blocks(self, layer: int, slots: list[Int64]) -> tuple[list[list[int]], int]:
-        """For each KV head the blocks of these slots that there is room for, and the rows left out."""
+        """For each KV head the blocks of these slots that fit in the working set, and the rows left out."""
         pages = self.updater.pages
-        found = [pages.blocks_of(layer, head, of, self._room(layer, head)) for head, of in enumerate(slots)]
+        found = [pages.blocks_of(layer, head, of, self._free_rows(layer, head)) for head, of in enumerate(slots)]
         return [numbers for numbers, _ in found], sum(left for _, left in found)
 
     def _completed(self, layer: int, blocks: list[list[int]]) -> None:

@@ -65,22 +65,22 @@ class ClusterPages(Stateful):
         held: Int32 = (self.rows - self.missing).sum(3, dtype=np.int32)
         return held
 
-    def blocks_of(self, layer: int, head: int, slots: Int64, room: int) -> tuple[list[int], int]:
-        """Blocks of these slots, in this order, smallest run first in each, to cover ``room`` rows; and the rows left out."""
+    def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
+        """Blocks of these slots, in this order, smallest run first in each, to cover this many rows; and the rows left out."""
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):
-                if room <= 0:
+                if rows <= 0:
                     left += run.held
                     continue
                 full = run.rows // PAGE_ROWS
-                wanted = -(-room * run.rows // (run.held * PAGE_ROWS))  # so many more as are missing
+                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # so many more as are missing
                 if wanted < full:
                     blocks += [run.pages[(2 * at + 1) * full // (2 * wanted)] for at in range(wanted)]
                     left += run.held - wanted * PAGE_ROWS * run.held // run.rows
                 else:
                     blocks += run.pages
-                room -= run.held
+                rows -= run.held
         return blocks, left
 
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> dict[int, int]:
@@ -100,13 +100,13 @@ class ClusterPages(Stateful):
         self._write(layer, head, runs_of)
         return {slot: rows for slot, rows in lost.items() if rows}
 
-    def numbers(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
+    def block_ids(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
         """All blocks of these slots."""
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
         """All rows of these slots; the store has them no more."""
-        numbers = self.numbers(layer, head, slots)
+        numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)
         self._write(layer, head, {int(slot): [] for slot in slots})

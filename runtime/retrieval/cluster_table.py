@@ -119,9 +119,9 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
 
 
 def choose_clusters(
-    table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, held: Int32, room: int
+    table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, held: Int32, rows: int
 ) -> Int64:
-    """Slots, best first, until they hold ``room`` offloaded rows; query: un-rotated, ``[r, D]``, of all of a KV head's group.
+    """Slots, best first, until they hold ``rows`` offloaded rows; query: un-rotated, ``[r, D]``, of all of a KV head's group.
 
     held: offloaded rows of each slot.
 
@@ -138,7 +138,7 @@ def choose_clusters(
     order = np.lexsort((-table.seq[layer, head, live], -score))
     order = order[: int((score >= 0).sum())]
     before = np.cumsum(held[live[order]]) - held[live[order]]
-    return live[order[before < room]]
+    return live[order[before < rows]]
 
 
 def _partitions(table: ClusterTable, layer: int, head: int, live: Int64, query: Float32, count: int) -> Int64:

@@ -159,7 +159,7 @@ class ClusterUpdater(Stateful):
     def _over(self, at: At, row: Block, key: Float32) -> None:
         """The newcomer would take its cluster over the threshold (Alg. 1, lines 3 to 10)."""
         table, (layer, head, slot) = self.table, at
-        if self._eager or all(map(self.store.resident, self.pages.numbers(layer, head, self._family(layer, head, slot)))):
+        if self._eager or all(map(self.store.resident, self.pages.block_ids(layer, head, self._family(layer, head, slot)))):
             self.split(layer, head, slot, row)
             return
         alone = (layer, head, table.free(layer, head))

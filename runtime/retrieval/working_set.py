@@ -98,12 +98,12 @@ class WorkingSet(Stateful):
         return SeenRows(dequantize(key, scale)[0], *(np.roll(part, -self._turned[layer, head]) for part in known))
 
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
-        fitting, room = [], self.rows
+        fitting, free = [], self.rows
         for block in blocks:
-            fitting.append(block[:room])
-            room -= len(fitting[-1])
+            fitting.append(block[:free])
+            free -= len(fitting[-1])
             self.truncated += len(block) - len(fitting[-1])
-        if room == self.rows:
+        if free == self.rows:
             return 0
         rows = joined(fitting)
         self._turned[layer, head] = 0

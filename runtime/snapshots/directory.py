@@ -11,23 +11,23 @@ from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.capture import check_header, lost
 from edgevlm.runtime.snapshots.encryption import SnapshotKey, read_at
 from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, write
-from edgevlm.runtime.snapshots.places import SUFFIX, Folder, ObjectStore, place_of
+from edgevlm.runtime.snapshots.storage import SUFFIX, Folder, ObjectStore, storage_of
 
 
 def snapshots(where: str | Path) -> list[Any]:
     """The snapshots in a folder or at an address, newest first. Raises OSError."""
-    return place_of(where).snapshots()
+    return storage_of(where).snapshots()
 
 
 def verified(where: str | Path, key: SnapshotKey | None = None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
     """Each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
-    return _verified(place_of(where), key)
+    return _verified(storage_of(where), key)
 
 
-def _verified(place: Folder | ObjectStore, key: SnapshotKey | None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
-    for path in place.snapshots():
+def _verified(storage: Folder | ObjectStore, key: SnapshotKey | None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+    for path in storage.snapshots():
         try:
-            found = read_at(place, path, key)
+            found = read_at(storage, path, key)
             check_header(found.about)
             yield path, found
         except SnapshotError as error:
@@ -43,17 +43,17 @@ class SnapshotDirectory:
     def __init__(self, path: str | Path, key: SnapshotKey | None = None) -> None:
         if not str(path).strip():
             raise UserError("--state '': give a folder")
-        self.place, self._key = place_of(path), key
+        self.storage, self._key = storage_of(path), key
         try:
-            self.place.take()
-            self._number = max(map(_number, self.place.snapshots()[:1]), default=0)
+            self.storage.take()
+            self._number = max(map(_number, self.storage.snapshots()[:1]), default=0)
         except BlockingIOError:
             self.close()
             raise UserError(f"--state {path}: another process uses it; end that one, or choose another folder") from None
         except OSError as error:
             self.close()
-            why = self.place.why(error)
-            raise UserError(f"--state {self.place}: cannot be written ({why}); choose another folder") from None
+            why = self.storage.why(error)
+            raise UserError(f"--state {self.storage}: cannot be written ({why}); choose another folder") from None
         except BaseException:
             self.close()
             raise
@@ -62,7 +62,7 @@ class SnapshotDirectory:
     @property
     def folder(self) -> Path | None:
         """Where other files may lie beside the snapshots; None at an address."""
-        return self.place.root if isinstance(self.place, Folder) else None
+        return self.storage.root if isinstance(self.storage, Folder) else None
 
     def resume(
         self, wanted: Mapping[str, Any], take: Callable[[Snapshot], object] = lambda _: None
@@ -90,7 +90,7 @@ class SnapshotDirectory:
                 others.append(refused[-1])
         if others:
             same = "run with the same settings as before, or choose another folder"
-            raise UserError(f"--state {self.place}: {others[0]}; {same}")
+            raise UserError(f"--state {self.storage}: {others[0]}; {same}")
         return None, refused
 
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
@@ -98,48 +98,48 @@ class SnapshotDirectory:
 
         Raises OSError, and UserError where another process wrote a newer one; nothing is lost then.
         """
-        place: Any = self.place
-        if any(_number(path) > self._number for path in place.snapshots()[:1]):
-            raise UserError(f"another process has written a newer snapshot to {place}; end one of them")
+        storage: Any = self.storage
+        if any(_number(path) > self._number for path in storage.snapshots()[:1]):
+            raise UserError(f"another process has written a newer snapshot to {storage}; end one of them")
         self._number += 1
-        target = place.root / f"{self._number:08d}{SUFFIX}"
-        with place.create(target) as stream:
+        target = storage.root / f"{self._number:08d}{SUFFIX}"
+        with storage.create(target) as stream:
             if self._key is not None:
                 self._key.encrypt(parts(about, arrays), stream)
             else:
                 write(stream, about, arrays)
         before, self._kept = None if alone else self._kept, target
         with suppress(OSError):  # a folder, say: what was written is good
-            for path in place.snapshots():
+            for path in storage.snapshots():
                 if path not in (before, target) and _number(path) < self._number:
                     with suppress(OSError):
-                        place.remove(path)
+                        storage.remove(path)
         return target
 
     def verified(self) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
         """As :func:`verified`, with its own key."""
-        return _verified(self.place, self._key)
+        return _verified(self.storage, self._key)
 
     def clear(self) -> int:
         """Remove all snapshots; how many there were. Raises UserError."""
-        place: Any = self.place
+        storage: Any = self.storage
         try:
-            found = place.snapshots()
+            found = storage.snapshots()
             for path in found:
-                place.remove(path)
+                storage.remove(path)
         except OSError as error:
-            raise UserError(f"{place}: cannot be deleted ({place.why(error)})") from None
+            raise UserError(f"{storage}: cannot be deleted ({storage.why(error)})") from None
         return len(found)
 
     def lost(self) -> str:
         """What its snapshots held, where none can be used."""
         if self.folder is None:
-            return "; ".join(path.name for path in self.place.snapshots())
+            return "; ".join(path.name for path in self.storage.snapshots())
         return "; ".join(map(lost, snapshots(self.folder)))
 
     def close(self) -> None:
         """Let another process have it."""
-        self.place.close()
+        self.storage.close()
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from edgevlm.packages import needs
 from edgevlm.runtime.snapshots.format import OtherFormat, Snapshot, read
 
 if TYPE_CHECKING:
-    from edgevlm.runtime.snapshots.places import Folder, ObjectStore
+    from edgevlm.runtime.snapshots.storage import Folder, ObjectStore
 
 AGE = b"age-encryption.org/"  # begins an encrypted file
 COPY_BYTES = 1 << 20

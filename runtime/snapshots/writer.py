@@ -82,7 +82,7 @@ class SnapshotWriter:
         if self.resumed is not None:
             self._tell(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._tell(f"nothing in {self._directory.place} can be used: a new stream begins; lost: {self._directory.lost()}")
+            self._tell(f"nothing in {self._directory.storage} can be used: a new stream begins; lost: {self._directory.lost()}")
         self.buffer = CaptureBuffer(nbytes)
 
     def start(self) -> None:
@@ -100,7 +100,8 @@ class SnapshotWriter:
             try:
                 self._write(alone=True)
             except OSError as error:
-                raise UserError(f"{self._directory.place}: {self._directory.place.why(error)}; nothing was removed") from None
+                storage = self._directory.storage
+                raise UserError(f"{storage}: {storage.why(error)}; nothing was removed") from None
             self._last = version
 
     def unfit(self, error: Exception) -> SnapshotError:
@@ -138,8 +139,8 @@ class SnapshotWriter:
         except (OSError, MemoryError, UserError) as error:
             why = "there is no memory for it" if isinstance(error, MemoryError) else str(error)
             if isinstance(error, OSError):
-                why = self._directory.place.why(error)
-            return self._failed(f"no snapshot in {self._directory.place} ({why})")
+                why = self._directory.storage.why(error)
+            return self._failed(f"no snapshot in {self._directory.storage} ({why})")
         self._last = version
         self.written += 1
         if self._failing:

@@ -118,7 +118,7 @@ class BlockTable:
         """The ids of all records, rising, have become 0, 1, and so on."""
         self._records_of[: self._used] = records.searchsorted(self._records_of[: self._used])
 
-    def numbers(self) -> NDArray[np.int64]:
+    def ids(self) -> NDArray[np.int64]:
         """Of all blocks, rising."""
         return self._number[: self._used][self._count[: self._used] != _REMOVED]
 
@@ -241,7 +241,7 @@ class Ring:
 
     def state(self) -> dict[str, NDArray]:
         """Blocks, their records in the order they were written, and the head."""
-        return {"head": np.array(self.head), "numbers": self.blocks.numbers()} | self._records.arrays(self.blocks.records())
+        return {"head": np.array(self.head), "numbers": self.blocks.ids()} | self._records.arrays(self.blocks.records())
 
     def restore(self, state: Mapping[str, NDArray], file: StoreFile | None) -> list[int]:
         """Go on from :meth:`state`; returns the numbers of blocks that the file no longer has all of.

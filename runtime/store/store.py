@@ -119,7 +119,7 @@ class Store:
         """Keep a copy of a block; returns its number: from 0 up, one after another. Never raises for a disk that fails."""
         tables, record = self._tables, BlockRecord.of(block)
         with tables.changed:
-            self._make_room(record.nbytes)
+            self._evict_for(record.nbytes)
             number, self._next = self._next, self._next + 1
             tables.ring.blocks.add(number)
             tables.memory.put(number, record)
@@ -131,7 +131,7 @@ class Store:
         """Add rows behind those of a block already there; False when that is lost, and nothing is kept."""
         tables, record = self._tables, BlockRecord.of(block)
         with tables.changed:
-            self._make_room(record.nbytes)
+            self._evict_for(record.nbytes)
             there = number in tables.ring.blocks
             if there:
                 self._readers.forget(number)
@@ -140,7 +140,7 @@ class Store:
                 else:
                     tables.memory.append(number, record)
                 self._write_soon(number)
-                self._make_room(0)
+                self._evict_for(0)
         tables.send_messages()
         return there
 
@@ -261,7 +261,7 @@ class Store:
         if self._file is not None and ended:
             self._file.close()
 
-    def _make_room(self, nbytes: int) -> None:
+    def _evict_for(self, nbytes: int) -> None:
         """Evict what the file has too, wait for the writer, then lose what was used least lately, until ``nbytes`` more fit."""
         tables, memory = self._tables, self._tables.memory
         while self._writer is not None and memory.unwritten + nbytes > memory.limit // 2 and self._writer.wait():

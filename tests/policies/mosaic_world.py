@@ -119,7 +119,7 @@ class World:
     def clusters(self, layer, head):
         """By the seqs of their rows below: slot of each."""
         pages, live = self.policy.updater.pages, self.policy.table.live(layer, head).tolist()
-        return {self.seqs(pages.numbers(layer, head, [slot])): slot for slot in live}
+        return {self.seqs(pages.block_ids(layer, head, [slot])): slot for slot in live}
 
     def seqs(self, numbers):
         """Of the rows of these blocks, rising."""

@@ -162,7 +162,7 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     at = (1, 0)
     found = world.clusters(*at)
     seqs, slot = max(found.items(), key=lambda one: len(one[0]))
-    world.store.lose(world.policy.updater.pages.numbers(*at, [slot]))
+    world.store.lose(world.policy.updater.pages.block_ids(*at, [slot]))
     _, rotated = world.query()
     world.policy.attend(1, rotated[1], "question")
     left = world.clusters(*at)

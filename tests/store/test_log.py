@@ -28,7 +28,7 @@ def test_blocks_are_a_dict_of_lists(seed):
                 wanted[other].append(records)
                 records += 1
     assert len(wanted) > 50
-    assert blocks.numbers().tolist() == sorted(wanted)
+    assert blocks.ids().tolist() == sorted(wanted)
     assert {number: list(blocks.records_of(number)) for number in wanted} == wanted
     assert blocks.records().tolist() == sorted(record for of in wanted.values() for record in of)
     assert [number for number in range(-1, 1802) if number in blocks] == sorted(wanted)

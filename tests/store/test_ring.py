@@ -31,7 +31,7 @@ def test_it_overwrites_the_oldest_and_nothing_else(seed):
             ring.remove(dropped)
             del there[dropped]
         assert ring.live == sum(last - first for first, last in there.values())
-    assert ring.blocks.numbers().tolist() == sorted(there)
+    assert ring.blocks.ids().tolist() == sorted(there)
     assert all((e.offset, e.offset + e.nbytes) == there[number] for number in there for e in ring.extents(number))
     assert sum(last - first for first, last in there.values()) > 3200, "most of the ring is in use"
 
@@ -57,6 +57,6 @@ def test_its_tables_grow_with_what_is_there():
             ring.written(number, ring.place(64)[0])
         if number > 20:
             ring.remove(number - 20)
-    assert ring.blocks.numbers().tolist() == [0, *range(2980, 3000)]
+    assert ring.blocks.ids().tolist() == [0, *range(2980, 3000)]
     assert [e.offset for number in (0, 2990) for e in ring.extents(number)] == [START + 64 * at for at in (0, 1, 5980, 5981)]
     assert ring.nbytes < 20_000

@@ -18,7 +18,7 @@ from edgevlm.apps.planning.published import EDGE_LLM, qwen2_5_3b, rows
 from edgevlm.apps.planning.speed import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, QUESTION, speed_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
-from edgevlm.export.footprint import needed_memory
+from edgevlm.export.memory import needed_memory
 from edgevlm.export.precisions import INT4, INT4_ZP, load_precision
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kv import KV_TYPES, KVScales

@@ -23,8 +23,8 @@ BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # stores without folders, wh
 PART_BYTES = 8 << 20  # of an upload
 
 
-def place_of(where: str | Path) -> Folder | ObjectStore:
-    """The place of a path, or of an address such as ``s3://bucket/cameras``. Raises UserError for what fsspec does not know."""
+def storage_of(where: str | Path) -> Folder | ObjectStore:
+    """The storage at a path or an address such as ``s3://bucket/cameras``. Raises UserError for what fsspec does not know."""
     return ObjectStore(str(where)) if is_address(where) else Folder(Path(str(where).removeprefix("file://")))
 
 

@@ -18,7 +18,7 @@ from checkpoints import TEMPLATE, make_tokenizer
 
 from edgevlm.export import export_checkpoint
 from edgevlm.export.backbones import text_backbone
-from edgevlm.export.footprint import PeakMemory, layer_bytes
+from edgevlm.export.memory import PeakMemory, layer_bytes
 
 MB = 1 << 20
 

@@ -13,7 +13,7 @@ from edgevlm.apps.serve.config import check_config
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.places import PART_BYTES
+from edgevlm.runtime.snapshots.storage import PART_BYTES
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
 ARRAYS = {"layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8), "policy.empty": np.zeros((0, 4), np.float32)}
