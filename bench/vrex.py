@@ -169,8 +169,8 @@ def calibrated(paper: dict[str, Any]) -> Analytic:
     model, figure = Analytic(paper), fixing["utilisation"]
     model.utilisation = model.token(figure["system"], min(paper["lengths"]["value"])).seconds / (figure["value"] / 1e3)
     figure = fixing["scattered fetch"]
-    whole = model.frame(figure["system"], figure["length"])
-    model.scattered = whole.fetch / (figure["value"] * whole.seconds - whole.tower)
+    frame = model.frame(figure["system"], figure["length"])
+    model.scattered = frame.fetch / (figure["value"] * frame.seconds - frame.tower)
     for name in ("top_k", "resv"):
         figure = fixing["top-k prediction" if name == "top_k" else "ReSV prediction"]
         system, held = figure["system"], figure["length"]

@@ -81,9 +81,9 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
     return None if cells[0] is None else round(_mean(cell for cell in cells if cell is not None), 6)
 
 
-def _over_clips(shares: Sequence[Float64]) -> list[float]:
-    """The mean share of each age ``[longest clip]``, over the clips that are as long, normalised."""
-    means = [_mean(share for share in of_age if share is not None) for of_age in zip_longest(*shares)]
+def _over_clips(fractions: Sequence[Float64]) -> list[float]:
+    """The mean fraction of each age ``[longest clip]``, over the clips that are as long, normalised."""
+    means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
 
@@ -103,7 +103,7 @@ def newest_tenth(frames: int) -> int:
 
 
 def recency(age: Float64) -> float:
-    """The share of the newest tenth of the frames: tenth / frames where attention is even, 1 where it is all there."""
+    """The fraction of the newest tenth of the frames: tenth / frames where attention is even, 1 where it is all there."""
     return float(age[: newest_tenth(len(age))].sum())
 
 
@@ -127,7 +127,7 @@ def periodicity(attention: Float64, frames: int) -> float:
 
 
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
-    """Shallow: more than half of the attention is on the newest tenth of the frames. Deep: at most twice its even share
+    """Shallow: more than half of the attention is on the newest tenth of the frames. Deep: at most twice its even fraction
     (``flat``) is there, and the pattern of one frame repeats in the next. Middle: what is between.
     """
     if recent > DOMINATED:
@@ -144,7 +144,7 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
     depth = np.arange(layers)
-    paper = [math.floor(share * layers + 1e-9) for share in PAPER]
+    paper = [math.floor(fraction * layers + 1e-9) for fraction in PAPER]
 
     def cost(pair: tuple[int, int]) -> tuple[int, int]:
         fitted = (depth >= pair[0]).astype(int) + (depth >= pair[1])

@@ -12,7 +12,7 @@ from edgevlm.packages import install
 from edgevlm.runtime.calibration import Calibration
 
 FORMATS = (".svg", ".png")
-RANGE = 1e-3  # of the largest share: what is below has the darkest colour
+RANGE = 1e-3  # of the largest fraction: what is below has the darkest colour
 
 
 def check_plot(path: Path) -> None:
@@ -43,13 +43,14 @@ def save_figure(figure: Any, path: Path) -> None:
 
 def plot_ages(calibration: Calibration, path: Path) -> None:
     """Attention by age of the frame, after HERMES's Fig. 2: layers up, the newest frame at the right, log colours."""
-    shares = np.maximum(np.array(calibration.ages), 1e-12)  # (layer, frame), newest first
-    most = float(shares.max())
-    least = min(max(float(shares.min()), RANGE * most), most * (1 - 1e-6))
-    layers, frames = shares.shape
+    fractions = np.maximum(np.array(calibration.ages), 1e-12)  # (layer, frame), newest first
+    most = float(fractions.max())
+    least = min(max(float(fractions.min()), RANGE * most), most * (1 - 1e-6))
+    layers, frames = fractions.shape
     figure = new_figure(10, 1.6 + 0.22 * layers)
     axes = figure.subplots()
-    mesh = axes.pcolormesh(np.arange(frames, -1, -1) - 0.5, np.arange(layers + 1), np.log10(np.maximum(shares, least)[:, ::-1]))
+    brightness = np.log10(np.maximum(fractions, least)[:, ::-1])
+    mesh = axes.pcolormesh(np.arange(frames, -1, -1) - 0.5, np.arange(layers + 1), brightness)
     rows = zip(calibration.recency, calibration.periodicity, calibration.classes, strict=True)
     classes = [
         f"{layer}  {name}, recency {recent:.2f}, period {period:+.2f}" for layer, (recent, period, name) in enumerate(rows)

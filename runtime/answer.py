@@ -262,7 +262,7 @@ def generate(
     seconds = None if pending is None else chunk.seconds()
     with ExitStack() as stack:
         if prefix is not None:
-            stack.enter_context(stream.cut_prefix(prefix))
+            stack.enter_context(stream.truncated_prefix(prefix))
         stack.enter_context(stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s, request.window))
         append = stream.append_question
         while True:

@@ -52,7 +52,7 @@ def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevl
     if choices.measure == "kl":
         numbers = f"KL from full KV {best.value:.3f} nats [{best.ci_low:.3f}, {best.ci_high:.3f}]"
     else:
-        value, low, high = (100 * share for share in (best.value, best.ci_low, best.ci_high))
+        value, low, high = (100 * fraction for fraction in (best.value, best.ci_low, best.ci_high))
         numbers = f"{value:.1f} % of the demo's questions right [{low:.1f}, {high:.1f}]"
     return f"{best.policy} ({numbers}) {at}"
 

@@ -50,9 +50,9 @@ class Calibration:
     """One model's measurements; all lists have one entry a layer unless they say otherwise.
 
     clips, frames: what was watched, and how many frames of each. cv: coefficient of variation of value norms over vision
-    tokens. thresholds: tau1 < tau2 < tau3 on it (InfiniPot-V, Alg. 2). ages: share of the attention to vision tokens that goes
-    to frames of each age, newest first. recency: the share of the newest tenth of the frames; flat: that share were attention
-    even. periodicity: autocorrelation of log attention at the lag of one frame. classes: HERMES's, by the rule in
+    tokens. thresholds: tau1 < tau2 < tau3 on it (InfiniPot-V, Alg. 2). ages: fraction of the attention to vision tokens that
+    goes to frames of each age, newest first. recency: that of the newest tenth of the frames; flat: the same of even
+    attention. periodicity: autocorrelation of log attention at the lag of one frame. classes: HERMES's, by the rule in
     docs/internals/calibration.md; middle_from, deep_from: the depths that fit them best. agreement: per candidate CLIE layer
     0, 1, ... Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the
     best one.
@@ -108,7 +108,7 @@ CHOICES_FORMAT = 2
 CHOICES = "choices.json"
 
 Measure = Literal["streamqa", "kl"]
-"""streamqa: share of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
+"""streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Candidate:
     """One policy at one budget.
 
     tokens: the |M| at which cache and policy take no more bytes than a plain window of the budget. value, ci_low, ci_high: by
-    the measure, with its 95 % interval; top1: share of the next tokens that are full KV's (``kl`` alone). compress_ms: what the
-    compressions of a stream took, on average. bytes: the most that cache and policy took together.
+    the measure, with its 95 % interval; top1: fraction of the next tokens that are full KV's (``kl`` alone). compress_ms: what
+    the compressions of a stream took, on average. bytes: the most that cache and policy took together.
     """
 
     policy: str

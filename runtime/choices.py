@@ -65,12 +65,12 @@ class OneOf:
         after = {ids: ids[len(token_ids)] if len(ids) > len(token_ids) else self._stop for ids in self._open(token_ids)}
         allowed = np.array(sorted(set(after.values())))
         weights = np.exp(logits[allowed].astype(np.float64) - logits[allowed].max())
-        shares = dict(zip(allowed.tolist(), weights / weights.sum(), strict=True))
+        probability = dict(zip(allowed.tolist(), weights / weights.sum(), strict=True))
         sharing, mass = Counter(after.values()), sum(self._mass[ids] for ids in after)
-        self._mass = self._mass | {ids: mass * float(shares[token]) / sharing[token] for ids, token in after.items()}
+        self._mass = self._mass | {ids: mass * float(probability[token]) / sharing[token] for ids, token in after.items()}
         self.probabilities = dict.fromkeys(self.probabilities, 0.0)
-        for ids, share in self._mass.items():
-            self.probabilities[self._text[ids]] += share
+        for ids, mass in self._mass.items():
+            self.probabilities[self._text[ids]] += mass
         masked = np.full_like(logits, -np.inf)
         masked[allowed] = logits[allowed]
         return masked

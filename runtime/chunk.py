@@ -26,7 +26,7 @@ class Chunk:
     """Up to ``frames`` frames, encoded together when the chunk is full, or up to where a question comes: each frame once.
 
     A tower that merges ``group`` frames takes them together. One that waits for others of its group is encoded for a question,
-    its last frame repeated, and once more with them. limit: of the chunk at hand, whole groups, at most ``frames``; set it
+    its last frame repeated, and once more with them. limit: of the chunk at hand, complete groups, at most ``frames``; set it
     between chunks. encoder: what encodes frames, one after another, instead of the engine's whole tower.
     """
 
@@ -43,14 +43,14 @@ class Chunk:
 
     def clear(self) -> None:
         """Begin the next chunk; what was not appended is lost."""
-        self.taken = self._encoded = 0  # frames; those encoded are whole groups
+        self.taken = self._encoded = 0  # frames; those encoded are complete groups
         self._features: Float32 | None = None  # of the groups encoded and not appended
-        self._waiting: Float32 | None = None  # of the group that is not whole, as it is
+        self._waiting: Float32 | None = None  # of the group that is not complete, as it is
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
         """How many frames were taken and encoded, and what is not in the memory of them.
 
-        Features ``[G, tokens_per_frame, width]`` of groups, pixels of frames not encoded, those of a group that is not whole
+        Features ``[G, tokens_per_frame, width]`` of groups, pixels of frames not encoded, those of a group that is not complete
         among them, and the pictures' (height, width); when each was seen, seconds float64; and what the encoder keeps.
         """
         waiting, seconds = slice(self._encoded, self.taken), self._seconds[self._held() : self.taken]
@@ -96,9 +96,9 @@ class Chunk:
         """Frames that are not in the memory yet."""
         return self.taken - self._held()
 
-    def coming(self, *, whole: bool = False) -> int:
+    def coming(self, *, complete: bool = False) -> int:
         """Groups of the chunk that are not among those of :meth:`features`."""
-        return self.limit // self.group - (self.taken if whole else self.taken + self.group - 1) // self.group
+        return self.limit // self.group - (self.taken if complete else self.taken + self.group - 1) // self.group
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
         """Take one frame, normalised, ``[3, H, W]``, seen at ``seconds``, made of a picture of (height, width) ``size``."""
@@ -106,29 +106,29 @@ class Chunk:
         self.taken += 1
         self._waiting = None
 
-    def features(self, *, whole: bool = False) -> Float32:
-        """Features ``[G, tokens_per_frame, width]`` of the groups not in the memory; ``whole``: that wait for none."""
+    def features(self, *, complete: bool = False) -> Float32:
+        """Features ``[G, tokens_per_frame, width]`` of the groups not in the memory; ``complete``: that wait for none."""
         end = self.taken - self.taken % self.group
         if self._features is None or self._encoded < end:
             new = self._encode(self._encoded, end)
             self._features = new if self._features is None else np.concatenate([self._features, new])
             self._encoded = end
-        if whole or end == self.taken:
+        if complete or end == self.taken:
             return self._features
         if self._waiting is None:
             self._waiting = self._encode(end, self.taken, keep=False)
         return np.concatenate([self._features, self._waiting])
 
-    def seconds(self, *, whole: bool = False) -> Float64:
+    def seconds(self, *, complete: bool = False) -> Float64:
         """When the first and the last frame of each group of :meth:`features` were seen, ``[G, 2]``."""
-        count = len(self.features(whole=whole))
-        end = self.taken - self.taken % self.group if whole else self.taken
+        count = len(self.features(complete=complete))
+        end = self.taken - self.taken % self.group if complete else self.taken
         first = np.arange(-(-end // self.group) - count, -(-end // self.group)) * self.group
         return np.stack([self._seconds[first], self._seconds[np.minimum(first + self.group, end) - 1]], 1)
 
     def appended(self, groups: int) -> None:
         """The first ``groups`` of :meth:`features` are in the memory now; one that waited waits no more."""
-        known = self.features(whole=True)
+        known = self.features(complete=True)
         if groups > len(known):
             self.taken = self._encoded = self._encoded + self.group
         self._features, self._waiting = known[groups:], None

@@ -38,8 +38,8 @@ class Moment:
     """A frame that an answer was read from.
 
     frame: its number; last_frame: the last one until which the patches looked at had not changed. time_s, until_s: when both
-    were seen, seconds of the stream. weight: share of the attention to all frames, 0 to 1. box: left, top, right, bottom of the
-    patches looked at, as fractions of the picture.
+    were seen, seconds of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right, bottom of
+    the patches looked at, as fractions of the picture.
     """
 
     frame: int
@@ -137,8 +137,8 @@ class QuestionAttention:
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self._groups:
-            shares = np.exp(score - score.max(1, keepdims=True))
-            carried = (1 / shares.sum(1)) @ shares
+            weights = np.exp(score - score.max(1, keepdims=True))
+            carried = (1 / weights.sum(1)) @ weights
             lit = np.flatnonzero(carried >= LEAST_ROW * carried.max())
             frame, row, col, last = (part[lit].astype(np.int64) for part in known)
             token.append((frame * self._grid[0] + row) * self._grid[1] + col)
@@ -186,9 +186,9 @@ def _certainty(logits: Float32) -> Float64:
     """The best logit, its log probability, and the entropy in nats."""
     best = float(logits.max())
     shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # where a token is ruled out: zero times infinity is none
-    shares = np.exp(shifted)
-    total = shares.sum()
-    return np.array([best, -np.log(total), np.log(total) - shares @ shifted / total])
+    weights = np.exp(shifted)
+    total = weights.sum()
+    return np.array([best, -np.log(total), np.log(total) - weights @ shifted / total])
 
 
 def _box(patches: list[int], grid: tuple[int, int]) -> tuple[float, float, float, float]:

@@ -100,8 +100,8 @@ def most_text(before: str, after: str, encode: Callable[[str], Sequence[int]]) -
 
 def _at(seconds: float, *texts: str) -> list[str]:
     """Texts of a bundle's manifest with the time in them."""
-    whole = int(seconds)
-    return [text.format(seconds=seconds, minutes=whole // 60, second=whole % 60) for text in texts]
+    full_seconds = int(seconds)
+    return [text.format(seconds=seconds, minutes=full_seconds // 60, second=full_seconds % 60) for text in texts]
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:

@@ -101,8 +101,8 @@ def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.floa
     out = np.empty((len(lines), width), np.float32)
     for band in columns:
         many = max(1, SMALL // band.weights.size)
-        whole = len(lines) - len(lines) % many
-        for part, into in ((lines[:whole], out[:whole]), (lines[whole:], out[whole:])):
+        full = len(lines) - len(lines) % many
+        for part, into in ((lines[:full], out[:full]), (lines[full:], out[full:])):
             blocks = (-1, many, lines.shape[1]) if len(part) >= many else (1, *part.shape)
             results = into.reshape(*blocks[:2], width)[:, :, band.first : band.end]
             np.matmul(part.reshape(blocks)[:, :, band.start : band.stop], band.weights.T, out=results)

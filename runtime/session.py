@@ -438,8 +438,8 @@ class Session:
         if not self._chunk.taken:
             return
         try:
-            whole, coming = not to_the_end, 0 if to_the_end else self._chunk.coming(whole=True)
-            features, seconds = self._chunk.features(whole=whole), self._chunk.seconds(whole=whole)
+            complete, coming = not to_the_end, 0 if to_the_end else self._chunk.coming(complete=True)
+            features, seconds = self._chunk.features(complete=complete), self._chunk.seconds(complete=complete)
             self._chunk.appended(self._stream.append_frames(features, coming, seconds))
         except BaseException:
             self._chunk.clear()

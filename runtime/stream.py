@@ -492,7 +492,7 @@ class Stream:
             yield
 
     @contextmanager
-    def cut_prefix(self, rows: int) -> Iterator[None]:
+    def truncated_prefix(self, rows: int) -> Iterator[None]:
         """Of a memory that holds the prefix alone, the first ``rows`` are there inside, and all of it again at the end."""
         layers = range(self.cache.layers)
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in layers]

@@ -138,8 +138,8 @@ def verify(
     with progress("starting") as step:
         from edgevlm.apps.bundles import shared
 
-        for line, whole in shared.verify(bundles or [], step):
-            damaged |= not whole
+        for line, intact in shared.verify(bundles or [], step):
+            damaged |= not intact
             typer.echo(line)
     if damaged:
         raise typer.Exit(1)

@@ -158,8 +158,8 @@ def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) 
     prefill = roofline.prefill(rows, held, calls=1 / grids)
     compression = changed * COMPRESSION_READS * roofline.kv_bytes(held) / roofline.bandwidth / grids
     frame = (vision.seconds + prefill.seconds + compression) / tower.group
-    shares = {"vision": vision.seconds, prefill.term: prefill.seconds}
-    shares["memory bandwidth"] = shares.get("memory bandwidth", 0.0) + compression
+    seconds_of = {"vision": vision.seconds, prefill.term: prefill.seconds}
+    seconds_of["memory bandwidth"] = seconds_of.get("memory bandwidth", 0.0) + compression
     watts = roofline.device["max_watts"]
     question = roofline.prefill(QUESTION, held, logits=True).seconds
     return Speed(
@@ -167,7 +167,7 @@ def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) 
         ttft_ms=1e3 * question,
         tokens_per_s=1 / roofline.token(held + QUESTION).seconds,
         j_per_frame=None if watts is None else float(watts) * frame,
-        bound_by=max(TERMS, key=lambda term: shares.get(term, 0.0)),
+        bound_by=max(TERMS, key=lambda term: seconds_of.get(term, 0.0)),
         vision_ms=1e3 * vision.seconds / tower.group,
         prefill_ms=1e3 * prefill.seconds / tower.group,
         compression_ms=1e3 * compression / tower.group,

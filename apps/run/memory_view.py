@@ -25,7 +25,7 @@ FORGOTTEN = 16  # frames that were just forgotten and are shown
 class MemoryView:
     """What a session holds. ``frames``: those of which it holds something, in order; of a group of frames, the first.
 
-    ``patches``: for each of their tokens, the share of heads and layers of each group of layers that hold it, 0 to 1,
+    ``patches``: for each of their tokens, the fraction of heads and layers of each group of layers that hold it, 0 to 1,
     ``[frames, groups, tokens]``. ``groups``: the first and the last layer of each. ``waiting``: frames that are taken in with
     the rest of their chunk.
     """
@@ -40,14 +40,14 @@ class MemoryView:
     waiting: int = 0
 
     @property
-    def whole(self) -> NDArray[np.float64]:
+    def all_layers(self) -> NDArray[np.float64]:
         """Over all layers, ``[frames, tokens]``."""
         return np.average(self.patches, axis=1, weights=[1 + last - first for first, last in self.groups])
 
     @property
-    def shares(self) -> NDArray[np.float64]:
+    def fractions(self) -> NDArray[np.float64]:
         """Of all of a frame's tokens, ``[frames]``."""
-        return self.whole.mean(axis=1)
+        return self.all_layers.mean(axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,7 +388,7 @@ class Completion:
 
         self._too_late = asyncio.get_running_loop().call_later(seconds, late)
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
         text = "".join([piece async for piece in self.pieces()])
         message = {"role": "assistant", "content": text, "refusal": None}
@@ -466,7 +466,7 @@ class Completion:
         answer = self.answer
         times = {"time_s": answer.time_s, "time": self.stream.wall(answer.time_s)}
         if answer.probabilities:
-            common["choices"] = {choice: round(share, 6) for choice, share in answer.probabilities.items()}
+            common["choices"] = {choice: round(probability, 6) for choice, probability in answer.probabilities.items()}
         waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
         return {**common, **times, **waits, **self.evidence}
 

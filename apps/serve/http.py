@@ -189,7 +189,7 @@ async def unless_gone(request: Request, answer: Completion | ModelResponse) -> d
 
     watching = asyncio.create_task(cancel_when_gone())
     try:
-        return await answer.whole()
+        return await answer.complete()
     finally:
         watching.cancel()
 

@@ -100,7 +100,7 @@ class ModelResponse:
         self._text, self._number = "", 0
         self._message_id = completion.id.replace("chatcmpl-", "msg_")
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
         self._text = "".join([piece async for piece in self._completion.pieces()])
         return self._response(finished=True)
@@ -139,12 +139,12 @@ class ModelResponse:
 
     def _response(self, *, finished: bool = False) -> dict[str, Any]:
         completion, request = self._completion, self._request
-        cut = finished and completion.finish_reason == "length"
+        truncated = finished and completion.finish_reason == "length"
         used = completion.usage() if finished else None
         return {
             "id": completion.id.replace("chatcmpl-", "resp_"), "object": "response", "created_at": completion.created,
-            "status": "incomplete" if cut else "completed" if finished else "in_progress", "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "instructions": request.instructions,
+            "status": "incomplete" if truncated else "completed" if finished else "in_progress", "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None, "instructions": request.instructions,
             "metadata": {}, "model": request.model or completion.stream.name, "temperature": request.temperature,
             "top_p": request.top_p, "parallel_tool_calls": False, "tool_choice": "none", "tools": [],
             "output": [self._message(finished=True)] if finished else [],

@@ -290,17 +290,17 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """What is held, frame by frame: ``patches`` has one hexadecimal digit a token, the share of layers and heads."""
+        """What is held, frame by frame: ``patches`` has one hexadecimal digit a token, the fraction of layers and heads."""
         view = view_memory(self.session)
         numbers, by_group, frames = view.frames.tolist(), view.patches.mean(axis=2), []
         taken = self.observer.thumbnails.taken(numbers)
-        for number, share, groups, patches in zip(numbers, view.shares, by_group, view.whole, strict=True):
+        for number, fraction, groups, patches in zip(numbers, view.fractions, by_group, view.all_layers, strict=True):
             when = taken.get(number)
             frames.append({
                 "frame": number,
                 "time_s": None if when is None else when.time_s,
                 "time": None if when is None else wall_clock(when.wall),
-                "share": round(float(share), 4),
+                "share": round(float(fraction), 4),
                 "layer_shares": [round(float(each), 4) for each in groups],
                 "patches": "".join(f"{digit:x}" for digit in np.ceil(15 * patches - 1e-6).astype(int).tolist()),
                 "thumbnail_url": None if when is None else self._thumbnail_url(number),

@@ -179,8 +179,8 @@ class Y4mDecoder:
 def full_planes(data: NDArray[np.uint8], header: Header, across: int, down: int) -> list[NDArray[np.uint8]]:
     """Y, Cb and Cr of a frame's bytes, each ``[H, W]``; a chroma sample stands for ``across`` x ``down`` pixels."""
     pixels = header.width * header.height
-    whole = [plane.repeat(down, 0).repeat(across, 1) for plane in data[pixels:].reshape(2, *header.chroma)]
-    return [data[:pixels].reshape(header.height, header.width), *(plane[: header.height, : header.width] for plane in whole)]
+    full = [plane.repeat(down, 0).repeat(across, 1) for plane in data[pixels:].reshape(2, *header.chroma)]
+    return [data[:pixels].reshape(header.height, header.width), *(plane[: header.height, : header.width] for plane in full)]
 
 
 def rgb_matrix(full_range: bool) -> NDArray[np.float64]:

@@ -145,8 +145,8 @@ def piped_questions(run: RunLoop, say: Callable[[str], None], descriptor: int) -
                 block = os.read(descriptor, 4096)
             except OSError:
                 block = b""
-            *whole, rest = (rest + block).split(b"\n")
-            yield from (line.decode(errors="replace").strip() for line in whole)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from (line.decode(errors="replace").strip() for line in lines)
             if not block:
                 yield rest.decode(errors="replace").strip()
                 return

@@ -66,9 +66,9 @@ def timeline(memory: MemoryView, width: int, signs: Signs) -> str:
         return ""
     width = min(width, memory.watched)
     cells = np.minimum(memory.frames * width // memory.watched, width - 1)
-    shares = np.bincount(cells, memory.shares, minlength=width) * width / memory.watched
+    held = np.bincount(cells, memory.fractions, minlength=width) * width / memory.watched
     last = len(signs.levels) - 1
-    levels = np.minimum(np.ceil(shares * last - 1e-9), last).astype(int)
+    levels = np.minimum(np.ceil(held * last - 1e-9), last).astype(int)
     return "".join(signs.levels[level] for level in levels)
 
 

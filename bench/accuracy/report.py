@@ -21,7 +21,7 @@ QUARTERS = {f"q{quarter}": f"{BACKWARD}/q{quarter}" for quarter in (1, 2, 3, 4)}
 GAPS = {name.replace("thousands", "000s"): f"{BACKWARD}/{name}" for name in GAP_NAMES} | {"never": UNSEEN}
 CEILINGS = {False: "full KV", True: "the oracle at 1,024 tokens"}  # which kinds enter is decided by; long streams or not
 
-SHARES = ("appended", "encoded")  # of a frame's tokens and patches
+FRACTIONS = ("appended", "encoded")  # of a frame's tokens and patches
 
 Line = dict[str, Any]
 Contest = tuple[str, str]  # oracles are compared that have the same budget, and see and keep the same of a frame
@@ -55,7 +55,7 @@ class ReportRow:
             "frames": settings.frames,
             "seed": settings.seed,
             "tokens": self.tokens,
-            "against": variant.whole.label if variant.changes else against,
+            "against": variant.on_full_frames.label if variant.changes else against,
             "difference": paired and paired.value,
             "difference_low": paired and paired.low,
             "difference_high": paired and paired.high,
@@ -109,7 +109,7 @@ def make_report(comparison: Comparison, against: str) -> AccuracyReport:
     rows: list[ReportRow] = []
     for run in runs:
         variant = Variant(run.label)
-        wanted = variant.whole.label if variant.changes else against
+        wanted = variant.on_full_frames.label if variant.changes else against
         other = next((c for c in comparison.runs if (c.label, c.budget) == (wanted, run.budget)), None)
         for name, pick in groups.items():
             rows += _row(comparison, run, other, name, pick, oracles.get(_contest(run), {}) if _is_oracle(run) else {})
@@ -141,7 +141,7 @@ def _row(
             "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
             "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
             "compressions": float(np.mean([record["compressions"] for record in records])),
-            **{share: float(np.mean([record.get(share, 1.0) for record in records])) for share in SHARES},
+            **{fraction: float(np.mean([record.get(fraction, 1.0) for record in records])) for fraction in FRACTIONS},
             "tower_bytes": max(record.get("tower_bytes", 0) for record in records),
             "bytes": max(record["bytes"] for record in records),
             "moved": float(np.mean([result.get("moved", 0) for result in picked])),
@@ -189,12 +189,12 @@ def _contest(run: VariantRun) -> Contest:
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
     """All runs but the oracles that are not the best of their contest, and what each oracle has right in each."""
-    shares: dict[Contest, dict[str, float]] = defaultdict(dict)
+    fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in filter(_is_oracle, comparison.runs):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
-        shares[_contest(run)][run.label] = round(float(np.mean(right)), 4) if right else 0.0
-    best = {contest: max(of, key=of.__getitem__) for contest, of in shares.items()}
-    return [run for run in comparison.runs if not _is_oracle(run) or best[_contest(run)] == run.label], shares
+        fractions[_contest(run)][run.label] = round(float(np.mean(right)), 4) if right else 0.0
+    best = {contest: max(of, key=of.__getitem__) for contest, of in fractions.items()}
+    return [run for run in comparison.runs if not _is_oracle(run) or best[_contest(run)] == run.label], fractions
 
 
 def _evidence(picked: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -249,9 +249,9 @@ def _skipped(comparison: Comparison) -> list[str]:
 
 
 def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, ages: Mapping[str, str]) -> Iterator[str]:
-    shares = [share for share in SHARES if any(row.times[share] < 1 for row in rows)]
+    fractions = [fraction for fraction in FRACTIONS if any(row.times[fraction] < 1 for row in rows)]
     heads = (
-        f"{'tokens':>7}{''.join(f'{share:>9}' for share in shares)}  {'now':<19}{'before':<19}{f'- {against}':<22}"
+        f"{'tokens':>7}{''.join(f'{fraction:>9}' for fraction in fractions)}  {'now':<19}{'before':<19}{f'- {against}':<22}"
         + "".join(f"{name:>9}" for name in ages)
     )
     yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
@@ -260,16 +260,16 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         if BACKWARD not in of:
             continue
         main = of[BACKWARD]
-        by_age = "".join(_share(of.get(kind), 9) for kind in ages.values())
+        by_age = "".join(_fraction(of.get(kind), 9) for kind in ages.values())
         times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>12.1f}{main.times['moved'] / 1e6:>9.2f}"
         yield (
-            f"{policy:<{width}}{main.tokens:>7}{''.join(_number(main.times[share], 9) for share in shares)}"
+            f"{policy:<{width}}{main.tokens:>7}{''.join(_number(main.times[fraction], 9) for fraction in fractions)}"
             f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
             f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )
 
 
-def _share(row: ReportRow | None, width: int) -> str:
+def _fraction(row: ReportRow | None, width: int) -> str:
     return _number(row.accuracy.value if row else None, width)
 
 
@@ -329,6 +329,6 @@ def describe_turns(comparison: Comparison, rows: list[TurnRow]) -> str:
         of = {row.turn: row for row in rows if (row.policy, row.budget) == (policy, budget)}
         asked = sum(row.fresh.count for row in of.values())
         alone = sum(row.fresh.value * row.fresh.count for row in of.values()) / asked
-        shares = "".join(f"{of[turn].accuracy.value:>8.3f}" if turn in of else f"{'-':>8}" for turn in range(1, count + 1))
-        lines.append(f"{policy:<{width}}{budget:>8}{shares}{alone:>13.3f}{sum(row.changed for row in of.values()):>9}")
+        fractions = "".join(f"{of[turn].accuracy.value:>8.3f}" if turn in of else f"{'-':>8}" for turn in range(1, count + 1))
+        lines.append(f"{policy:<{width}}{budget:>8}{fractions}{alone:>13.3f}{sum(row.changed for row in of.values()):>9}")
     return "\n".join([*lines, *_skipped(comparison)])

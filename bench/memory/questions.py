@@ -27,7 +27,7 @@ from edgevlm.runtime.session import Session
 
 ASKED = 10  # questions a round, about evidence, of a model that ends its answers
 LONGEST = 32  # tokens of the answer of one that does not
-SHARES = (1.0, 0.5, 0.1)  # of the stream's time, up to now
+FRACTIONS = (1.0, 0.5, 0.1)  # of the stream's time, up to now
 QUESTION = next(text for text in all_questions() if "<" not in text)
 
 
@@ -40,7 +40,7 @@ def windows(
     *,
     progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each model (``demo``, SEEDED or a bundle's directory), policy and share of the time that is asked about.
+    """A line for each model (``demo``, SEEDED or a bundle's directory), policy and fraction of the time that is asked about.
 
     ``ratio``: its time to the first token over that without a window, in turn. ``rows``: of the memory that it sees, the mean
     of layers and heads. Under a policy whose heads keep other rows the per-layer graphs answer.
@@ -154,20 +154,21 @@ def filled(model: Model, policy: str, budget: int | None) -> Iterator[Session]:
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, threads: int) -> Iterator[dict[str, Any]]:
-    """Fill the memory, then ask about shares of its time."""
+    """Fill the memory, then ask about fractions of its time."""
     with filled(model, policy, budget) as session:
         now = session.time_s
         jobs: dict[float | None, Job] = {
-            share: Job(partial(_ask, session, None if share is None else now * (1 - share))) for share in (None, *SHARES)
+            fraction: Job(partial(_ask, session, None if fraction is None else now * (1 - fraction)))
+            for fraction in (None, *FRACTIONS)
         }
         took = take_turns(jobs, rounds)
         cache = session.cache
-        for share in SHARES:
-            since = now * (1 - share)
+        for fraction in FRACTIONS:
+            since = now * (1 - fraction)
             seen = [((cache.kind(layer) == Kind.VISION) & (cache.confirmed(layer) >= since)).sum(1).mean()
                     for layer in range(cache.layers)]  # fmt: skip
-            line = {"share": share, "rows": round(sum(seen) / len(seen)), "held": session.stats.tokens}
-            yield {**line, **figures("question", took[share]), **ratio(took[share], took[None]), "threads": threads}
+            line = {"share": fraction, "rows": round(sum(seen) / len(seen)), "held": session.stats.tokens}
+            yield {**line, **figures("question", took[fraction]), **ratio(took[fraction], took[None]), "threads": threads}
 
 
 def _ask(session: Session, since: float | None) -> None:

@@ -105,13 +105,13 @@ def compared_features(
     assert vision.changed is not None
     pixels = np.stack([prepare(image) for image in images[: len(images) // vision.group * vision.group]])
     groups = pixels.reshape(-1, vision.group, *pixels.shape[1:])
-    whole = [unit_features(engine.encode(group)[0]) for group in groups]
-    decoder = replace(bundle.decoder, hidden=whole[0].shape[-1], deepstack=0)  # as wide as the features
+    full = [unit_features(engine.encode(group)[0]) for group in groups]
+    decoder = replace(bundle.decoder, hidden=full[0].shape[-1], deepstack=0)  # as wide as the features
     bundle = replace(bundle, decoder=decoder)
     sizes, patches = np.ones((vision.group, 2), np.int32), prod(vision.changed.grid)
     for each in settings:
         encoder, cosines = ChangedEncoder(engine, bundle, each), []
-        for group, exact in zip(groups, whole, strict=True):
+        for group, exact in zip(groups, full, strict=True):
             before = encoder.computed
             found = unit_features(encoder.encode(group, sizes)[0])
             if encoder.computed - before < patches:
@@ -123,9 +123,9 @@ def compared_features(
         }  # fmt: skip
 
 
-def middle(grid: tuple[int, int], share: float) -> Int32:
-    """The patches nearest to the middle of a grid, sorted: ``share`` of all, at least one."""
+def middle(grid: tuple[int, int], fraction: float) -> Int32:
+    """The patches nearest to the middle of a grid, sorted: ``fraction`` of all, at least one."""
     rows, columns = np.indices(grid)
     distances = np.hypot(rows - (grid[0] - 1) / 2, columns - (grid[1] - 1) / 2).reshape(-1)
-    count = max(1, round(share * distances.size))
+    count = max(1, round(fraction * distances.size))
     return np.sort(np.argsort(distances, kind="stable")[:count]).astype(np.int32)

@@ -183,11 +183,11 @@ def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], 
     edge = tower.side // patch
 
     def run(frames: Float32) -> object:
-        whole = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % group, 0)])
+        padded = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % group, 0)])
         squares = (edge // merge, merge, patch)
-        cut = whole.reshape(-1, group, 3, *squares, *squares).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
-        patches = torch.from_numpy(np.ascontiguousarray(cut).reshape(-1, 3 * group * patch * patch))
-        return model(patches, torch.tensor([[len(whole) // group, edge, edge]]))
+        tiles = padded.reshape(-1, group, 3, *squares, *squares).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        patches = torch.from_numpy(np.ascontiguousarray(tiles).reshape(-1, 3 * group * patch * patch))
+        return model(patches, torch.tensor([[len(padded) // group, edge, edge]]))
 
     return run
 

@@ -86,7 +86,7 @@ def measure(model: Model, policy: str, budget: int | None, frames: int, progress
         "fps": round(1e3 / frame_ms, 3), "frame_ms": round(frame_ms, 4),
         **rounded, **({"vision_ms": None} if has_noise(model) else {}),
         "compress_share": round(parts["compress_ms"] / frame_ms, 6),
-        **_ends([cycle.frame_ms for cycle in cycles], "frame"), **_ends([cycle.share for cycle in cycles], "share"),
+        **_ends([cycle.frame_ms for cycle in cycles], "frame"), **_ends([cycle.compress_fraction for cycle in cycles], "share"),
         "cold_frame_ms": round(cold.frame_ms, 4),
     }  # fmt: skip
 
@@ -128,7 +128,7 @@ class Cycle:
         return sum(self.ms.values()) / self.frames
 
     @property
-    def share(self) -> float:
+    def compress_fraction(self) -> float:
         return self.ms["compress_ms"] / self.frames / self.frame_ms
 
 

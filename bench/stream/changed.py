@@ -46,8 +46,8 @@ class TimedStream:
         self.took.append(time_job(Job(lambda: self.watch(images), len(images))))
         stats, memory = self.session.stats, self.session.stats.memory
         times = (stats.encode_ms, memory.prefill_ms, memory.compress_ms + memory.reindex_ms)
-        shares = (memory.tokens_seen, memory.tokens_appended, stats.frames * stats.encoded)
-        self.counters.append((*times, *shares))
+        counts = (memory.tokens_seen, memory.tokens_appended, stats.frames * stats.encoded)
+        self.counters.append((*times, *counts))
 
     def line(self, frames: int) -> dict[str, Any]:
         """Medians over the warm chunks, which hold so many ``frames``."""
@@ -82,7 +82,7 @@ def changed(
     """A line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
 
     Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
-    tower and prefill took as much less as the shares say. ``model``: a bundle, or SEEDED, exported for the occasion, with
+    tower and prefill took as much less as the fractions say. ``model``: a bundle, or SEEDED, exported for the occasion, with
     so many ``layers`` of tower and decoder, all unless given. Raises UserError for less than three chunks, the first of which
     is not counted.
     """
@@ -119,17 +119,17 @@ def changed(
                         for side in list(sides.values())[:: 1 if number % 2 else -1]:
                             side.chunk(of_chunk)
                 first = next(iter(sides.values()))
-                whole = first.line(count - size)
+                full = first.line(count - size)
                 for (way, look), side in sides.items():
                     line = side.line(count - size)
-                    yield {**place, "append": way, "encode": look, **line, **compared(whole, line, first, side)}
+                    yield {**place, "append": way, "encode": look, **line, **compared(full, line, first, side)}
 
 
-def compared(whole: dict[str, Any], line: dict[str, Any], first: TimedStream, side: TimedStream) -> dict[str, Any]:
-    """How many times the frames a second of ``whole``, and the ``ceiling`` that the shares allow."""
+def compared(full: dict[str, Any], line: dict[str, Any], first: TimedStream, side: TimedStream) -> dict[str, Any]:
+    """How many times the frames a second of ``full``, and the ``ceiling`` that the fractions allow."""
     faster = ratio(first.took[1:], side.took[1:])
-    shares = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
-    saved = sum(whole[part] * (1 - line[share] / whole[share]) for part, share in shares)
+    fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
+    saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # not its median: the stages' times are means
     return {
         "fps_ratio": faster["ratio"], "low": faster["low"], "high": faster["high"], "cpu_ratio": faster["cpu_ratio"],

@@ -88,10 +88,10 @@ def append_by_questions(
         before = of_kinds({kind for kind, of in found.kinds().items() if of.value >= found.enters and not is_about_now(kind)})
         return [clusters(found.records[run], before) for run in found.runs], [found.records[run] for run in found.runs]
 
-    (whole, *right), (_, *records) = measured(*map(AppendChanged, TAUS))
-    if not any(whole):
+    (full, *right), (_, *records) = measured(*map(AppendChanged, TAUS))
+    if not any(full):
         raise UserError("full KV answers too few of the demo world's questions about before")
-    losses = [lost_answers(whole, of_tau) for of_tau in right]
+    losses = [lost_answers(full, of_tau) for of_tau in right]
     choice = select_append("streamqa", [append_trial(*given) for given in zip(TAUS, records, losses, strict=True)])
     if choice.tau is None:
         return choice
@@ -115,8 +115,8 @@ def encode_by_questions(
     """Loss: of the answers that whole frames give right, about now too. What ``journal`` has already is not done again."""
     ways = (ALL, *map(str, SETTINGS))
     found = compare(settings, [], [], streams, out=journal, resume=True, model=model, progress=progress, encode=ways)
-    whole, *right = (correct_answers(found, run) for run in found.runs)
-    losses, records = [lost_answers(whole, of) for of in right], [found.records[run] for run in found.runs[1:]]
+    full, *right = (correct_answers(found, run) for run in found.runs)
+    losses, records = [lost_answers(full, of) for of in right], [found.records[run] for run in found.runs[1:]]
     return select_encode("streamqa", [encode_trial(*given) for given in zip(SETTINGS, records, losses, strict=True)])
 
 
@@ -144,9 +144,9 @@ def _estimate(losses: Sequence[Values]) -> tuple[float, float, float]:
     return round(found.value, 6), round(found.low, 6), round(found.high, 6)
 
 
-def lost_answers(whole: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]]) -> list[list[float]]:
+def lost_answers(full: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]]) -> list[list[float]]:
     """Of each answer 1 where only whole frames have it right, -1 where only the other has; a list a stream."""
-    return [[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(whole, other, strict=True)]
+    return [[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(full, other, strict=True)]
 
 
 def lost_tokens(records: Sequence[Record]) -> list[list[float]]:

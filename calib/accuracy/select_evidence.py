@@ -53,8 +53,8 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
     held, features = [], []
     for policy in (*KEEPS, *LOSES):
         progress(f"asking under {policy}")
-        for share in BUDGETS:
-            for asked in _ask(model, heads, cases, policy, int(share * tokens)):
+        for fraction in BUDGETS:
+            for asked in _ask(model, heads, cases, policy, int(fraction * tokens)):
                 held.append(asked.score(asked.look, grid).held)
                 features.append(asked.look.features)
     return with_rule(heads, np.array(features), np.array(held))

@@ -178,8 +178,8 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
             f"{clip_tokens} tokens, the shortest clip, tell no policies apart; give longer clips, or --policies none"
         )
     for budget in (budget for budget in tokens if budget >= clip_tokens):
-        whole = f"holds a whole clip, {clip_tokens} tokens, and is not compared"
-        given.notify(f"the usual budget, {budget} tokens, {whole}; give longer clips")
+        why = f"holds a whole clip, {clip_tokens} tokens, and is not compared"
+        given.notify(f"the usual budget, {budget} tokens, {why}; give longer clips")
     return left
 
 

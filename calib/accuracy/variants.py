@@ -111,14 +111,14 @@ class Variant:
         return self._suffixes[2] or ALL
 
     @property
-    def whole(self) -> Variant:
+    def on_full_frames(self) -> Variant:
         """The same policy on whole frames."""
         return Variant(self.policy + (self._suffixes[0] or ""))
 
     @property
     def changes(self) -> str:
         """What of its label says what is encoded and appended; empty for whole frames."""
-        return self.label.removeprefix(self.whole.label)
+        return self.label.removeprefix(self.on_full_frames.label)
 
     @property
     def _suffixes(self) -> tuple[str | None, str | None, str | None]:

@@ -72,8 +72,8 @@ class CaseTask:
 class QuestionResult:
     """One answer. quarter: of the stream, in which its evidence was last seen, 1 the oldest; gap: how many frames ago.
 
-    held: share of the evidence tokens still in the memory; any: whether one of them is, 0 or 1; both averaged over layers and
-    KV heads, None without evidence. moved: bytes that retrieval brought up for it. seen: what the answer's own
+    held: fraction of the evidence tokens still in the memory; any: whether one of them is, 0 or 1; both averaged over layers
+    and KV heads, None without evidence. moved: bytes that retrieval brought up for it. seen: what the answer's own
     evidence is worth, None without a truth.
     """
 
@@ -92,8 +92,8 @@ class QuestionResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """``kept``: per token of the stream the share of layers and KV heads that hold it. tokens: |M|, or what the policy uses of
-    it. bytes: of cache and policy at most.
+    """``kept``: per token of the stream the fraction of layers and KV heads that hold it. tokens: |M|, or what the policy
+    uses of it. bytes: of cache and policy at most.
 
     appended, encoded: of the frames watched, the fractions of tokens that entered the memory and of patches that were encoded.
     tower_bytes: what the tower keeps; not in ``bytes``.
@@ -289,8 +289,8 @@ def run_case(
         stats, memory = session.stats, session.stats.memory
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
-    shares = (memory.appended, stats.encoded, stats.tower_bytes)
-    return CaseResult(results, held.mean((0, 1)), policy.budget, peak.bytes, memory.compressions, compress_ms, *shares)
+    more = (memory.appended, stats.encoded, stats.tower_bytes)
+    return CaseResult(results, held.mean((0, 1)), policy.budget, peak.bytes, memory.compressions, compress_ms, *more)
 
 
 def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:
@@ -321,7 +321,7 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
     """Ask, and compare the answer with the right one and what is held with the evidence."""
     before = moved_bytes(session)
     answer = session.ask(question.text)
-    text, (share, some) = answer.text.strip(), overlap(held, question.evidence)
+    text, (fraction, some) = answer.text.strip(), overlap(held, question.evidence)
     seen = None
     if len(question.evidence) and answer.evidence is not None:
         seen = score_evidence(answer.evidence, case, question, held, session.model.bundle.vision.grid)
@@ -331,7 +331,7 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
         answer=text,
         right=question.is_right(text),
         quarter=case.quarter(question),
-        held=share,
+        held=fraction,
         any=some,
         ttft_ms=answer.ttft_ms,
         gap=case.gap(question),

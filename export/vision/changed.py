@@ -83,8 +83,8 @@ class ChangedGraph(VisionGraph):
         rows, columns = self.grid
         ends = [self.integers(*numbers) for numbers in ((0, 0), (rows * patch, columns * patch), (2, 3))]
         used = self.node("Slice", [pixels, *ends], f"{name}.used")
-        cut = self.reshape(f"{name}.cut", used, 3 * group, rows, patch, columns, patch)
-        squares = self.transpose(f"{name}.squares", cut, 1, 3, 0, 2, 4)
+        tiles = self.reshape(f"{name}.cut", used, 3 * group, rows, patch, columns, patch)
+        squares = self.transpose(f"{name}.squares", tiles, 1, 3, 0, 2, 4)
         flat = self.reshape(f"{name}.flat", squares, self.count, 3 * group * patch * patch)
         some = self.reshape(
             f"{name}.some", self.node("Gather", [flat, "patches"], f"{name}.changed"), -1, 3 * group, patch, patch

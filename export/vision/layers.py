@@ -288,8 +288,8 @@ class VisionGraph:
     def shuffle(self, name: str, rows: str, width: int, side: int, scale: int) -> str:
         """Squares of ``scale`` x ``scale`` rows joined into one row each: ``[F, (side / scale)^2, width * scale^2]``."""
         few = side // scale
-        cut = self.reshape(f"{name}.cut", rows, -1, few, scale, few, scale * width)
-        turned = self.transpose(f"{name}.squares", cut, 0, 1, 3, 2, 4)
+        tiles = self.reshape(f"{name}.cut", rows, -1, few, scale, few, scale * width)
+        turned = self.transpose(f"{name}.squares", tiles, 0, 1, 3, 2, 4)
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _int8(self, name: str, rows: str, weight: str, shape: tuple[int, int], bias: str) -> str:

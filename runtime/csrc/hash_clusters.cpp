@@ -85,12 +85,12 @@ std::int32_t Clusters::join(const float* key, const float* place, std::int64_t d
         found(slot, true);
     }
     const std::int32_t slot = open_slot_[at];
-    const double share = 1.0 / ++table_.count[slot];
+    const double weight = 1.0 / ++table_.count[slot];
     float *const mean = table_.key + slot * table_.width, *const there = table_.place + slot * table_.axes;
     for (std::int64_t d = 0; d < table_.width; ++d)
-        mean[d] = static_cast<float>(mean[d] + (static_cast<double>(key[d]) - mean[d]) * share);
+        mean[d] = static_cast<float>(mean[d] + (static_cast<double>(key[d]) - mean[d]) * weight);
     for (std::int64_t a = 0; a < table_.axes; ++a)
-        there[a] = static_cast<float>(there[a] + (static_cast<double>(place[a]) - there[a]) * share);
+        there[a] = static_cast<float>(there[a] + (static_cast<double>(place[a]) - there[a]) * weight);
     open_bits_[at] = table_.bits[slot] = hash_bits(mean, planes_, table_.width);
     if (used_ == table_.slots) merge_nearest();
     return slot;
@@ -193,12 +193,12 @@ std::uint64_t Clusters::nearest(std::int64_t slot) {
 }
 
 void Clusters::merge(std::int64_t into, std::int64_t from) {
-    const double all = static_cast<double>(table_.count[into]) + table_.count[from], share = table_.count[from] / all;
+    const double all = static_cast<double>(table_.count[into]) + table_.count[from], weight = table_.count[from] / all;
     float *const a = table_.key + into * table_.width, *const b = table_.key + from * table_.width;
-    for (std::int64_t d = 0; d < table_.width; ++d) a[d] = static_cast<float>(a[d] + (static_cast<double>(b[d]) - a[d]) * share);
+    for (std::int64_t d = 0; d < table_.width; ++d) a[d] = static_cast<float>(a[d] + (static_cast<double>(b[d]) - a[d]) * weight);
     float *const here = table_.place + into * table_.axes, *const there = table_.place + from * table_.axes;
     for (std::int64_t x = 0; x < table_.axes; ++x)
-        here[x] = static_cast<float>(here[x] + (static_cast<double>(there[x]) - here[x]) * share);
+        here[x] = static_cast<float>(here[x] + (static_cast<double>(there[x]) - here[x]) * weight);
     table_.count[into] += table_.count[from];
     table_.count[from] = 0;
     table_.bits[into] = hash_bits(a, planes_, table_.width);

@@ -146,7 +146,7 @@ py::array_t<float> call_wicsum(py::handle query, py::handle key, py::handle coun
     const auto queries = call.dense<float>(query, "query", {any, any, width});
     if (heads < 1 || queries.shape(0) % heads)
         refuse("query heads must be a multiple of the ", heads, " KV heads, not ", queries.shape(0));
-    if (!std::isfinite(threshold)) refuse("the share must be finite, not ", threshold);
+    if (!std::isfinite(threshold)) refuse("the threshold must be finite, not ", threshold);
     for (py::ssize_t i = 0; i < counts.size(); ++i) {
         if (counts.data()[i] < 0) refuse("a cluster cannot have ", counts.data()[i], " tokens");
     }

@@ -156,9 +156,9 @@ public:
             keys.add_unit(recent, mean(r));
         }
         for (std::int64_t slot = 0; slot < size_; ++slot) {
-            const float share = 1.0f / static_cast<float>(count_[first_ + slot]);
+            const float weight = 1.0f / static_cast<float>(count_[first_ + slot]);
             std::transform(mean_ + slot * width_, mean_ + (slot + 1) * width_, mean_ + slot * width_,
-                           [share](float x) { return x * share; });
+                           [weight](float x) { return x * weight; });
         }
         return true;
     }

@@ -11,7 +11,7 @@ namespace edgevlm {
 namespace {
 
 constexpr std::int64_t kMostRows = 32;  // lanes of two vectors of the widest instruction set
-constexpr int kBuckets = 64;            // of scores as shares of the row's highest, equally wide
+constexpr int kBuckets = 64;            // of scores as fractions of the row's highest, equally wide
 
 struct Ranked {
     float score;
@@ -39,32 +39,32 @@ struct Memory {
 };
 
 // Keys that are not finite make scores that are not: none of those is chosen, and all can be sorted.
-float share_of(float score) { return score > 0 ? std::min(score, 1.0f) : 0.0f; }
+float fraction_of(float score) { return score > 0 ? std::min(score, 1.0f) : 0.0f; }
 
-// One row, whose scores are `lanes` apart and, as shares of the highest, lie in [0, 1]. From the top bucket down: those that
+// One row, whose scores are `lanes` apart and, as fractions of the highest, lie in [0, 1]. From the top bucket down: those that
 // do not reach the limit are taken as they are, and only the one that does is sorted.
-void choose(const float* scores, std::int64_t lanes, std::int64_t live, double share, float total, Memory& at, float* best) {
+void choose(const float* scores, std::int64_t lanes, std::int64_t live, double threshold, float total, Memory& at, float* best) {
     double weight[kBuckets] = {};
     for (std::int64_t i = 0; i < live; ++i) {
-        const float score = share_of(scores[i * lanes]);
+        const float score = fraction_of(scores[i * lanes]);
         at.bucket[i] = static_cast<std::uint8_t>(std::min(kBuckets - 1, static_cast<int>(score * kBuckets)));
         weight[at.bucket[i]] += static_cast<double>(score) * at.count[i];
     }
     double limit = 0, reached = 0;
     for (int b = kBuckets - 1; b >= 0; --b) limit += weight[b];
-    limit *= share;
-    int whole = kBuckets;  // buckets from here up are taken whole
+    limit *= threshold;
+    int full_from = kBuckets;  // buckets from here up are taken whole
     std::int64_t taken = 0, found = 0;  // of `ranked`
-    for (bool above = false; !above && whole > 0;) {
-        const int b = whole - 1;
+    for (bool above = false; !above && full_from > 0;) {
+        const int b = full_from - 1;
         if (reached + weight[b] <= limit) {
             reached += weight[b];
-            whole = b;
+            full_from = b;
             continue;
         }
         found = taken = 0;
         for (std::int64_t i = 0; i < live; ++i) {
-            if (at.bucket[i] == b) at.ranked[found++] = {share_of(scores[i * lanes]), static_cast<std::int32_t>(i)};
+            if (at.bucket[i] == b) at.ranked[found++] = {fraction_of(scores[i * lanes]), static_cast<std::int32_t>(i)};
         }
         std::sort(at.ranked, at.ranked + found);
         while (!above && taken < found) {
@@ -72,16 +72,16 @@ void choose(const float* scores, std::int64_t lanes, std::int64_t live, double s
             reached += static_cast<double>(next.score) * at.count[next.at];
             above = reached > limit;
         }
-        if (!above) whole = b;  // the sums of its parts and of the whole were rounded otherwise
+        if (!above) full_from = b;  // the sums of its parts and of the whole were rounded otherwise
     }
     const auto take = [&](std::int64_t i, float score) {
         float& most = best[at.slot[i]];
         most = std::max(most, score / total);
     };
     for (std::int64_t i = 0; i < live; ++i) {
-        if (at.bucket[i] >= whole) take(i, share_of(scores[i * lanes]));
+        if (at.bucket[i] >= full_from) take(i, fraction_of(scores[i * lanes]));
     }
-    for (std::int64_t k = 0; whole > 0 && k < taken; ++k) take(at.ranked[k].at, at.ranked[k].score);
+    for (std::int64_t k = 0; full_from > 0 && k < taken; ++k) take(at.ranked[k].at, at.ranked[k].score);
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ std::size_t wicsum_scratch(std::int64_t slots, std::int64_t width) {
     return sizes.bytes();
 }
 
-void wicsum(const Scored& of, double share, float* best, BumpAllocator memory) {
+void wicsum(const Scored& of, double threshold, float* best, BumpAllocator memory) {
     Memory at(of.slots, of.width, memory);
     std::fill_n(best, of.slots, -1.0f);
     std::int64_t live = 0;
@@ -117,7 +117,7 @@ void wicsum(const Scored& of, double share, float* best, BumpAllocator memory) {
         kernels.scores(at.key, of.width, live, at.query, of.width, at.scores);
         kernels.peak(at.scores, live, at.highest);
         kernels.exponents(at.scores, live, at.highest, at.sum);
-        for (std::int64_t r = 0; r < count; ++r) choose(at.scores + r, lanes, live, share, at.sum[r], at, best);
+        for (std::int64_t r = 0; r < count; ++r) choose(at.scores + r, lanes, live, threshold, at.sum[r], at, best);
     }
 }
 

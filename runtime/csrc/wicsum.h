@@ -1,4 +1,4 @@
-// WiCSum (V-Rex, sec. IV-C, eqs. 1 to 3): the fewest clusters that hold more than a share of a row's attention.
+// WiCSum (V-Rex, sec. IV-C, eqs. 1 to 3): the fewest clusters that hold more than a fraction of a row's attention.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ std::size_t wicsum_scratch(std::int64_t slots, std::int64_t width);
 
 // best [slots]: the highest score, over rows, of a cluster that some row chooses; -1 of the others. Scores of a row are the
 // softmax of q k / sqrt(width). It chooses in descending order, of equal scores the lower slot first, until the sum of score
-// times count is above `share` of that over all. memory: wicsum_scratch.
-void wicsum(const Scored& clusters, double share, float* best, BumpAllocator memory);
+// times count is above `threshold` of that over all. memory: wicsum_scratch.
+void wicsum(const Scored& clusters, double threshold, float* best, BumpAllocator memory);
 
 }  // namespace edgevlm

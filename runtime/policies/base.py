@@ -352,9 +352,9 @@ def without_lone_text(cache: KVCache, layer: int, keep: Bool) -> Bool:
     return keep & ~(text & ~np.isin(frame, frame[keep & (cache.kind(layer) == Kind.VISION)]))
 
 
-def tokens_of(fraction: float, whole: int) -> int:
-    """``floor(fraction * whole)`` that does not fall below an exact product by rounding (0.75 * 4 is 3)."""
-    return math.floor(fraction * whole + 1e-9)
+def tokens_of(fraction: float, count: int) -> int:
+    """``floor(fraction * count)`` that does not fall below an exact product by rounding (0.75 * 4 is 3)."""
+    return math.floor(fraction * count + 1e-9)
 
 
 def newest(seq: NDArray[np.int64], among: Bool, count: int) -> Bool:

@@ -141,15 +141,15 @@ class Uniform(SteadyTarget):
         return prefix | np.isin(seq, seq[0, rows[rank < kept[at]]])
 
 
-def thin(frames: Int64, held: Int64, whole: int, target: int) -> Int64:
+def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
     """How many tokens of each frame stay, summing to ``target``.
 
-    frames: rising frame numbers ``[m]``, which hold ``held`` ``[m]`` tokens each; ``whole`` is a complete frame's.
+    frames: rising frame numbers ``[m]``, which hold ``held`` ``[m]`` tokens each; ``per_frame`` is a complete frame's.
     """
     kept, surplus = held.copy(), int(held.sum()) - target
     there = list(range(len(frames)))
     while surplus > 0:
-        goes = there.pop(_next_to_go(frames[there], held[there] < whole))
+        goes = there.pop(_next_to_go(frames[there], held[there] < per_frame))
         kept[goes] -= min(surplus, held[goes])
         surplus -= int(held[goes] - kept[goes])
     return kept

@@ -104,7 +104,7 @@ class Hermes(Policy):
         if self._calibrated is not None:
             self._middle_from, self._deep_from = self._calibrated.middle_from, self._calibrated.deep_from
         else:
-            self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in self._depths)
+            self._middle_from, self._deep_from = (tokens_of(depth, shape.layers) for depth in self._depths)
         k, omega = shape.fading
         self._k, self._omega = _numbers(self.k or k, 2, "k"), _numbers(self.omega or omega, 2, "omega")
         self._budgets = _layer_shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
@@ -254,8 +254,8 @@ def _layer_shares(budget: int, weights: list[float]) -> list[int]:
     total = budget * len(weights)
     if not any(exact):
         raise ValueError("layer_weights leave no layer a budget")
-    shares = [int(weight * total / sum(exact)) for weight in exact]
-    return [*shares[:-1], total - sum(shares[:-1])]
+    parts = [int(weight * total / sum(exact)) for weight in exact]
+    return [*parts[:-1], total - sum(parts[:-1])]
 
 
 def _numbers(text: str, count: int, name: str) -> tuple[float, ...]:
@@ -336,7 +336,7 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
     seq, at = cache.seq(layer)[0], cache.position(layer)[0].astype(np.int64)
     newest = int(np.argmax(np.where(gone, seq, -1)))
     target = at[newest] if position is None else np.full(cache.axes, position)
-    share = weight[gone] / weight[gone].sum()
+    normalised = weight[gone] / weight[gone].sum()
     pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
     angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
     first, second = np.split(cache.dequantize("key", layer, gone).astype(np.float64), 2, -1)
@@ -351,5 +351,5 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         position=target[None].astype(np.int32),
     )
     value = cache.dequantize("value", layer, gone).astype(np.float64)
-    mean = [np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in (aligned, value)]
+    mean = [np.einsum("n,hnd->hd", normalised, part)[:, None].astype(np.float32) for part in (aligned, value)]
     return NewRows(mean[0], mean[1], rows)

@@ -69,9 +69,9 @@ def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryvi
         sections.append([name, kind, list(array.shape), offset, crc32(zeros, crc32(flat[name]))])
         offset += size + len(zeros)
     text = json.dumps({**about, "bytes": offset, "sections": sections}, ensure_ascii=True).encode()
-    whole = PREAMBLE.size + len(text) + padding(PREAMBLE.size + len(text))
-    body = text.ljust(whole - PREAMBLE.size, b" ")
-    yield PREAMBLE.pack(MAGIC, FORMAT, _header_sum(whole, body), whole) + body
+    header_bytes = PREAMBLE.size + len(text) + padding(PREAMBLE.size + len(text))
+    body = text.ljust(header_bytes - PREAMBLE.size, b" ")
+    yield PREAMBLE.pack(MAGIC, FORMAT, _header_sum(header_bytes, body), header_bytes) + body
     for part in flat.values():
         yield part
         yield bytes(padding(part.nbytes))
@@ -84,12 +84,12 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
             start = stream.read(PREAMBLE.size)
             if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
                 raise SnapshotError("is no snapshot, or torn at its start")
-            _, version, checksum, whole = PREAMBLE.unpack(start)
+            _, version, checksum, header_bytes = PREAMBLE.unpack(start)
             if version != FORMAT:
                 upgrade = "; upgrade edgevlm" if version > FORMAT else ""
                 raise OtherFormat(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
-            body = stream.read(whole - PREAMBLE.size) if PREAMBLE.size <= whole <= LARGEST_HEADER else b""
-            if _header_sum(whole, body) != checksum:
+            body = stream.read(header_bytes - PREAMBLE.size) if PREAMBLE.size <= header_bytes <= LARGEST_HEADER else b""
+            if _header_sum(header_bytes, body) != checksum:
                 raise SnapshotError("is damaged (the checksum of its header does not match)")
             about, size = from_json(body, allow_inf_nan=False), os.fstat(stream.fileno()).st_size
     except OSError as error:
@@ -98,9 +98,9 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
         raise SnapshotError("has a header that is not JSON") from None
     if not isinstance(about, dict) or type(about.get("bytes")) is not int:
         raise SnapshotError("does not describe itself")
-    if size != whole + about["bytes"]:
-        raise SnapshotError(f"is torn ({size} bytes, not {whole + about['bytes']})")
-    return about, whole
+    if size != header_bytes + about["bytes"]:
+        raise SnapshotError(f"is torn ({size} bytes, not {header_bytes + about['bytes']})")
+    return about, header_bytes
 
 
 def read(path: Path, of: PurePath | None = None) -> Snapshot:
@@ -154,5 +154,5 @@ def _array(
     return block[offset : offset + size].view(dtype).reshape(shape)
 
 
-def _header_sum(whole: int, body: bytes) -> int:
-    return crc32(body, crc32(PREAMBLE.pack(MAGIC, FORMAT, 0, whole)))
+def _header_sum(header_bytes: int, body: bytes) -> int:
+    return crc32(body, crc32(PREAMBLE.pack(MAGIC, FORMAT, 0, header_bytes)))

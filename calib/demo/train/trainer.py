@@ -17,7 +17,7 @@ from .vision import pretrain_vision
 
 MUON_RATE, ADAM_RATE = 4e-3, 2e-3
 WARMUP = 50  # steps
-DECAY = 0.6  # the last share of the run, in which the rates fall linearly
+DECAY = 0.6  # the last part of the run, in which the rates fall linearly
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class PatchHeads(nn.Module):
         self.present = CosineHead(width, 4)
 
     def loss(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens [F, 16, E], labels int64 [F, 16, 4]; the loss, and the share of objects and counts told right."""
+        """tokens [F, 16, E], labels int64 [F, 16, 4]; the loss, and the fraction of objects and counts told right."""
         color, shape, quadrant, present = labels.unbind(-1)
         told = {"color": self.color(tokens), "shape": self.shape(tokens), "quadrant": self.quadrant(tokens)}
         count = self.present(tokens[:, -1])

@@ -41,11 +41,11 @@ def test_what_is_encoded_and_appended_is_part_of_the_label():
     assert variant.label == "hermes:summary=off@eager@changed:tau=0.9,refresh=4@encode:changed:interval=8"
     assert (variant.policy, variant.reindexing) == ("hermes:summary=off", "eager")
     assert (variant.append, variant.encode) == ("changed:tau=0.9,refresh=4", "changed:interval=8")
-    assert variant.whole == Variant("hermes:summary=off@eager")
+    assert variant.on_full_frames == Variant("hermes:summary=off@eager")
     for append, encode in (("all", "auto"), ("auto", "all"), ("changed", "all"), ("all", "changed"), ("all", "all")):
         variant = Variant("uniform").under(append, encode)
         assert (variant.policy, variant.append, variant.encode) == ("uniform", append, encode)
-    assert variant == variant.whole == Variant("uniform")
+    assert variant == variant.on_full_frames == Variant("uniform")
     assert labels("uniform@encode:changed:interval=8,threshold=5,h2o") == [
         "uniform@encode:changed:interval=8,threshold=5",
         "h2o",
