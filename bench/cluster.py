@@ -194,9 +194,9 @@ class Simulation:
         lost = self.director.tick(self.now)
         self.outcome.head_s += time.process_time() - began
         if lost:
-            self._tell()
+            self._schedule_changes()
 
-    def _tell(self) -> None:
+    def _schedule_changes(self) -> None:
         """Nodes whose cameras are no longer those that they watch ask within ASK_S."""
         for name, each in self.director.cameras.items():
             if each.problem is not None and name in self._gap:
@@ -216,7 +216,7 @@ class Simulation:
         self.outcome.head_s += time.process_time() - began
         machine.asked = self.now
         if is_back:
-            self._tell()
+            self._schedule_changes()
         closed = machine.watched.keys() - orders.keys()
         for camera in closed:
             self._gap.setdefault(camera, (self.now, "moved"))

@@ -162,7 +162,7 @@ class Answer:
         with self._changed:
             self._pieces.append(piece)
             self._changed.notify_all()
-        self._tell()
+        self._notify_listeners()
 
     def _follow(self, future: Future[FinishReason]) -> None:
         """Called by the session, once: the end of ``future`` is this answer's."""
@@ -179,9 +179,9 @@ class Answer:
                 self.finish_reason = future.result()
             self._finished, self._future = True, None
             self._changed.notify_all()
-        self._tell()
+        self._notify_listeners()
 
-    def _tell(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
 

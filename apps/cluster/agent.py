@@ -172,14 +172,16 @@ class NodeAgent:
         while not self._done.is_set():
             try:
                 self.ask()
-                self._tell("")
+                self._tell_once("")
             except HeadAway as error:
-                self._tell(f"the head does not answer ({error}); cameras are watched for {LEASE_S:g} s after its last answer")
+                self._tell_once(
+                    f"the head does not answer ({error}); cameras are watched for {LEASE_S:g} s after its last answer"
+                )
             except UserError as error:
-                self._tell(str(error))
+                self._tell_once(str(error))
             self._done.wait(ASK_S)
 
-    def _tell(self, line: str) -> None:
+    def _tell_once(self, line: str) -> None:
         """Once, and when it is over."""
         if line != self._told:
             self._notify(f"cluster: {line or 'the head answers again'}")

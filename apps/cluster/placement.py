@@ -212,6 +212,6 @@ def rebalance(
 
 
 def _size(nodes: Nodes, camera: Camera) -> float:
-    """A camera's share of the node it would fill least."""
+    """The fraction that a camera takes of the node it would fill least."""
     full = nodes.with_one_more(camera) - nodes.fullness()
     return float(full.min()) if len(full) else 0.0

@@ -72,9 +72,9 @@ class Thumbnails:
                 (folder / FILE).unlink(missing_ok=True)
             try:
                 self._open(folder / FILE)
-                self._tell(f"{folder / FILE}: cannot be read ({error}); its pictures are begun anew")
+                self._try_notify(f"{folder / FILE}: cannot be read ({error}); its pictures are begun anew")
             except (sqlite3.Error, OSError) as again:
-                self._tell(f"{folder / FILE}: cannot be used ({again}); a restart shows no pictures of before")
+                self._try_notify(f"{folder / FILE}: cannot be used ({again}); a restart shows no pictures of before")
                 self._open(None)
 
     def add(self, frame: int, time_s: float, wall: float, image: NDArray[np.uint8]) -> None:
@@ -194,11 +194,11 @@ class Thumbnails:
                 with suppress(sqlite3.Error):
                     self._database.execute("ROLLBACK")
             if not self._told:
-                self._tell(f"thumbnails are not written ({error}); the stream goes on")
+                self._try_notify(f"thumbnails are not written ({error}); the stream goes on")
             self._failing = self._told = True
             return []
 
-    def _tell(self, line: str) -> None:
+    def _try_notify(self, line: str) -> None:
         with suppress(OSError):
             self._notify(line)
 

@@ -364,7 +364,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/streams/{name}/memory", tags=["streams"])
     async def memory(name: StreamName) -> dict[str, Any]:
-        """What is held: for each frame its share, and one hexadecimal digit a token."""
+        """What is held: for each frame the fraction held, and one hexadecimal digit a token."""
         return await run_in_threadpool(server.stream(name).memory)
 
     @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=Response, responses=content("text/event-stream"))

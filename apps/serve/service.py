@@ -382,8 +382,8 @@ class Service:
             if skipped > OVERLOADED * given and name not in self._overloaded:
                 self._overloaded.add(name)
                 line = (
-                    f"overloaded: of {given:.1f} frames a second {watched:.1f} are watched; each camera skips the same share. "
-                    "Lower fps, watch fewer cameras or take a smaller model"
+                    f"overloaded: of {given:.1f} frames a second {watched:.1f} are watched; each camera skips the same "
+                    "fraction. Lower fps, watch fewer cameras or take a smaller model"
                 )
             elif skipped <= RELIEVED * given and name in self._overloaded:
                 self._overloaded.discard(name)

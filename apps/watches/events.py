@@ -253,7 +253,7 @@ class EventStore:
                 return
             self._write()
             if self._unwritten:
-                self._tell(f"{len(self._unwritten)} events are lost: the disk does not take them")
+                self._try_notify(f"{len(self._unwritten)} events are lost: the disk does not take them")
             self._closed = True
             if self._database is not None:
                 self._database.close()
@@ -310,7 +310,7 @@ class EventStore:
             for name in ("", "-wal", "-shm"):
                 with suppress(FileNotFoundError):
                     os.replace(f"{self._path}{name}", f"{self._folder / DAMAGED}{name}")
-            self._tell(f"{self._path}: is damaged ({error}); it is now {DAMAGED}, and events are begun anew")
+            self._try_notify(f"{self._path}: is damaged ({error}); it is now {DAMAGED}, and events are begun anew")
             return work()
 
     def _write(self) -> None:
@@ -323,7 +323,7 @@ class EventStore:
             self._attempt(self._delete_sent, None)
         if self._failing and not (self._unwritten or self._sent):
             self._failing = False
-            self._tell("events are written again")
+            self._try_notify("events are written again")
 
     def _insert(self, entry: Unwritten) -> bool:
         event = entry.event
@@ -399,11 +399,11 @@ class EventStore:
             return self._mended(work)
         except (sqlite3.Error, OSError, UserError) as error:
             if not self._failing:
-                self._tell(f"{self._path}: cannot be written ({error}); events are held in memory and sent from there")
+                self._try_notify(f"{self._path}: cannot be written ({error}); events are held in memory and sent from there")
             self._failing = True
             return otherwise
 
-    def _tell(self, line: str) -> None:
+    def _try_notify(self, line: str) -> None:
         with suppress(OSError):
             self._notify(line)
 

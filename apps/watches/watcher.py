@@ -127,7 +127,7 @@ class Watcher:
             tracked = self._tracked.pop(name, None)
             if tracked is not None:
                 self._end(tracked)
-        self._tell([tracked] if tracked is not None else [])
+        self._report_changes([tracked] if tracked is not None else [])
 
     def pause(self, name: str, paused: bool) -> None:
         """Ask it no more until it goes on; one that is open closes."""
@@ -136,7 +136,7 @@ class Watcher:
                 tracked.paused = paused
                 if paused:
                     self._end(tracked)
-        self._tell([tracked] if tracked is not None else [])
+        self._report_changes([tracked] if tracked is not None else [])
 
     def states(self) -> dict[str, dict[str, Any]]:
         """How each watch stands, by its name."""
@@ -194,7 +194,7 @@ class Watcher:
         if len(found) < len(due):  # the rest, as soon as it is their turn
             with self._fresh:
                 self._waiting = True
-        self._tell(all_of_them)
+        self._report_changes(all_of_them)
 
     def _due(self, tracked: Tracked, newest: SeenFrame) -> bool:
         watch, state, time_s = tracked.watch, tracked.state, newest.frame.time_s
@@ -258,8 +258,8 @@ class Watcher:
             "opened": wall_clock(tracked.opened) if tracked.opened else None, "paused": tracked.paused,
         }  # fmt: skip
 
-    def _tell(self, changed: Sequence[Tracked]) -> None:
-        """Tell of those that are not as they were told of last."""
+    def _report_changes(self, changed: Sequence[Tracked]) -> None:
+        """Report the watches whose state is no longer what was reported last."""
         for tracked in changed:
             with self._lock:
                 fields = self._fields(tracked)

@@ -150,9 +150,9 @@ def stream(
     """Watch a stream grow: frames a second, memory, answers, energy.
 
     growth compares policies, full KV included, each in a process of its own. breakdown says where a frame's time goes once the
-    cache is full, and compression's share. against runs transformers with infinipot-v in PyTorch beside edgevlm, on one
-    llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while). changed watches
-    clips whole and by what changed, in turn, beside the ceiling that the fractions allow (the same model by default).
+    cache is full, and what fraction compression takes. against runs transformers with infinipot-v in PyTorch beside edgevlm,
+    on one llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while). changed
+    watches clips whole and by what changed, in turn, beside the ceiling that the fractions allow (the same model by default).
     """
     _check_fps(fps)
     what = what or ("changed" if append or encode else "growth")

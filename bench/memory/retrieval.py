@@ -1,7 +1,7 @@
 """What a retrieval policy fetches, layer by layer and head by head, and what that costs beside a plain window.
 
-A stream is watched, then questions are asked about it. The ratios are those of V-Rex's Table II and Fig. 20, the shares those
-of its Fig. 16. The plain window has the same budget and takes its turn in the same run.
+A stream is watched, then questions are asked about it. The ratios are those of V-Rex's Table II and Fig. 20, the fractions
+those of its Fig. 16. The plain window has the same budget and takes its turn in the same run.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def lines(results: SuiteResults) -> Iterator[Line]:
 
 
 def counts(results: SuiteResults) -> Line:
-    """What there was and what is not in the shares: each with the names of all."""
+    """What there was and what is not in the fractions: each with the names of all."""
     first = results.records[results.runs[0]] if results.runs else []
     errors = [record for records in results.records.values() for record in records if record["error"]]
     return {
@@ -144,7 +144,7 @@ def counts(results: SuiteResults) -> Line:
 
 
 def describe(results: SuiteResults) -> str:
-    """The report for people: shares in percent, ratings from 0 to 5."""
+    """The report for people: fractions in percent, ratings from 0 to 5."""
     suite, count = suite_of(results.job.suite), counts(results)
     lines = [
         f"{suite.title}: {count['asked']} questions on {count['videos']} videos at {results.job.fps:g} frames a second; "
@@ -180,7 +180,7 @@ def _table(results: SuiteResults) -> Iterator[str]:
 
 
 def _interval(columns: list[Column], heads: list[str]) -> str:
-    """Of the last column of the table, where it is a share and no mean."""
+    """Of the last column of the table, where it is a fraction and no mean."""
     of = next((column.estimate for column in columns if heads and column.head == heads[-1]), None)
     return f"  [{100 * of.low:.1f}, {100 * of.high:.1f}]" if of else ""
 

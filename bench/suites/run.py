@@ -109,7 +109,7 @@ def evaluate(job: SuiteJob, progress: Report, notify: Notify, judge: Judge | Non
 
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
-    """Text budget for the longest prompt, up to a share of the model's positions, and the longest answer; no conversation."""
+    """Text budget for the longest prompt, up to a part of the model's positions, and the longest answer; no conversation."""
     chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_SHARE
     prompts = {question.prompt for question in questions} | {question.poll.prompt for question in questions if question.poll}
     longest = max(_length(model, chat, prompt) for prompt in prompts)

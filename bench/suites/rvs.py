@@ -34,7 +34,7 @@ def _video(data: Dataset, file: str, half: str, folder: str, fields: Fields, pla
 
 
 def columns(scores: SuiteScores) -> Iterator[Column]:
-    """Of each half the share that the judge calls right, and its mean rating from 0 to 5."""
+    """Of each half the fraction that the judge calls right, and its mean rating from 0 to 5."""
     for half, head in HEADS.items():
         if any(result.category == half for result in scores.results):
             yield scores.accuracy(f"{head} acc", f"{half}, accuracy", category=half)

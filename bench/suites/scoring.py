@@ -123,9 +123,9 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """estimate: of a share of marks, its unit the video; value: the same, or a mean of columns or ratings; None: no answers.
+    """estimate: of a fraction of marks, its unit the video; value: the same, or a mean of columns or ratings; None: no answers.
 
-    head: the short name at the top of a table; rating: the value is a judge's, 0 to 5, not a share.
+    head: the short name at the top of a table; rating: the value is a judge's, 0 to 5, not a fraction.
     """
 
     head: str

@@ -111,7 +111,7 @@ def _proactive(name: str, video: str, asked: Fields) -> SuiteQuestion:
 
 
 def columns(scores: SuiteScores) -> Iterator[Column]:
-    """Tasks, then their category's share of all its questions; all questions last, as Table 2 has them."""
+    """Tasks, then their category's fraction of all its questions; all questions last, as Table 2 has them."""
     for category, heads in HEADS.items():
         tasks = list(scores.accuracies(heads, category))
         if tasks:

@@ -78,11 +78,13 @@ class SnapshotWriter:
         self._session, self._identity = session, identity
         self.resumed, refused = self._directory.resume(identity, take)
         for line in refused:
-            self._tell(f"refused: {line}")
+            self._try_notify(f"refused: {line}")
         if self.resumed is not None:
-            self._tell(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
+            self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._tell(f"nothing in {self._directory.storage} can be used: a new stream begins; lost: {self._directory.lost()}")
+            self._try_notify(
+                f"nothing in {self._directory.storage} can be used: a new stream begins; lost: {self._directory.lost()}"
+            )
         self.buffer = CaptureBuffer(nbytes)
 
     def start(self) -> None:
@@ -144,7 +146,7 @@ class SnapshotWriter:
         self._last = version
         self.written += 1
         if self._failing:
-            self._tell(f"snapshots are written again ({path.name})")
+            self._try_notify(f"snapshots are written again ({path.name})")
         self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
@@ -163,11 +165,11 @@ class SnapshotWriter:
 
     def _failed(self, what: str) -> None:
         if self._closing.is_set():
-            self._tell(f"{what}: what came since the newest one is not kept")
+            self._try_notify(f"{what}: what came since the newest one is not kept")
         elif not self._failing:
-            self._tell(f"{what}: the stream goes on, and every {self.every:g} s it is tried again")
+            self._try_notify(f"{what}: the stream goes on, and every {self.every:g} s it is tried again")
         self._failing = True
 
-    def _tell(self, line: str) -> None:
+    def _try_notify(self, line: str) -> None:
         with suppress(OSError):  # a terminal that went away is no reason to stop
             self.notify(line)
