@@ -1,4 +1,4 @@
-"""The stream's position counter, how frames take their places, and when kept positions are made dense again."""
+"""The stream's position counter, which positions frames take, and when kept positions are made dense again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
     With several axes ``pair_axis [head_dim / 2]`` names the one that each rotary pair turns by. Angles are float32, as
     transformers has them.
     """
-    places = positions.reshape(len(positions), -1).astype(np.float32)
-    angles = (places[:, :1] if pair_axis is None or places.shape[1] == 1 else places[:, pair_axis]) * inv_freq
+    flat = positions.reshape(len(positions), -1).astype(np.float32)
+    angles = (flat[:, :1] if pair_axis is None or flat.shape[1] == 1 else flat[:, pair_axis]) * inv_freq
     return np.cos(angles), np.sin(angles)
 
 
@@ -60,7 +60,7 @@ class Positions:
     layout: FrameLayout = field(default_factory=FrameLayout)
     next: int = 0
     _start: int | None = None  # where the rows and columns of the video count from
-    _time: int = 0  # the newest frame's place on the first axis
+    _time: int = 0  # the newest frame's position on the first axis
     _since: float = 0.0  # seconds of the video's first frame
     _text: int | None = None  # where text that follows the video goes on, if not from ``next``
 
@@ -82,8 +82,8 @@ class Positions:
         self.next, self._start, self._text = cache.reindex(prefix), None, None
         if gap:
             for layer in range(cache.layers):
-                place = cache.position(layer)
-                cache.shift(layer, np.where(place < prefix, place, place + gap).astype(np.int32))
+                position = cache.position(layer)
+                cache.shift(layer, np.where(position < prefix, position, position + gap).astype(np.int32))
             self.next += gap
 
     def mark(self) -> Mark:
@@ -113,17 +113,17 @@ class Positions:
         if self.layout.rule == "rows":
             return self.take(rows * columns if tokens is None else int(tokens.sum()))
         start = self._begin(seconds)
-        places = np.empty((rows, columns, 3), np.int32)
-        places[..., 0] = self._time
-        places[..., 1] = start + np.arange(rows)[:, None]
-        places[..., 2] = start + np.arange(columns)
+        positions = np.empty((rows, columns, 3), np.int32)
+        positions[..., 0] = self._time
+        positions[..., 1] = start + np.arange(rows)[:, None]
+        positions[..., 2] = start + np.arange(columns)
         edge = start + max(rows, columns)
         self.next = max(self.next, self._time + 1, edge)
         self._text = edge if self.layout.rule == "transformers" else None
-        return places.reshape(-1, 3)[slice(None) if tokens is None else tokens]
+        return positions.reshape(-1, 3)[slice(None) if tokens is None else tokens]
 
     def _begin(self, seconds: float) -> int:
-        """Set the place on the first axis; returns where rows and columns count from."""
+        """Set the position on the first axis; returns where rows and columns count from."""
         if self._start is None or self.layout.rule == "frame":
             self._start, self._time, self._since = self.next, self.next, seconds
         else:
@@ -131,7 +131,7 @@ class Positions:
         return self._start
 
     def _later(self, seconds: float) -> int:
-        """The place of a later frame of a video: never before the one ahead of it, and not so far on that no text would fit."""
+        """Where a later frame of a video stands: never before the one ahead of it, and not so far on that no text would fit."""
         if self.layout.tokens_per_second is None or self._start is None:
             return self._time + 1
         passed = int((seconds - self._since) * self.layout.tokens_per_second + _ROUNDING)

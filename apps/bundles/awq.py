@@ -33,7 +33,7 @@ def export_scaled(checkpoint: Path, out: Path, *, precision: str | None, progres
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def samples(folder: Path) -> Samples:
-        return kept_samples(checkpoint, folder, progress, exact)
+        return cached_samples(checkpoint, folder, progress, exact)
 
     return export_checkpoint(
         checkpoint,
@@ -52,7 +52,7 @@ def source() -> str:
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"
 
 
-def kept_samples(checkpoint: Path, folder: Path, progress: Notify, exact: Mapping[str, Any]) -> Samples:
+def cached_samples(checkpoint: Path, folder: Path, progress: Notify, exact: Mapping[str, Any]) -> Samples:
     """The activations of the fp32 bundle, as ``folder`` has them; else sampled and put there, in place of that bundle.
 
     exact: options of the fp32 bundle's export, which itself goes on where it was stopped.

@@ -296,8 +296,8 @@ def guidance_attention(
     all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored, seq: ``[kv_heads, n]``; scale: of int8 keys.
     """
     heads, rows, _ = queries.shape
-    places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
-    mass = kernels.attention_mass(queries, places, key, seq, own_keys, places, scale)
+    positions = seq.max(initial=-1) + 1 + np.arange(rows) * causal
+    mass = kernels.attention_mass(queries, positions, key, seq, own_keys, positions, scale)
     return mass.sum(0, dtype=np.float64) / (heads * rows)
 
 

@@ -97,13 +97,13 @@ class ReSV(Retrieval):
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
         if layer == 0:
             self.forget_lost()
-        keys, places, seq = cache.dequantize("key", layer), positions_of(cache, layer), cache.seq(layer)
+        keys, positions, seq = cache.dequantize("key", layer), positions_of(cache, layer), cache.seq(layer)
         if self.working.contiguous:
             for head, goes in enumerate(leaving):
-                keys[head, goes] = self._in_the_middle(keys[head, goes], places[head, goes])
-            places[leaving] = self._middle
+                keys[head, goes] = self._in_the_middle(keys[head, goes], positions[head, goes])
+            positions[leaving] = self._middle
         slot = self.row_clusters.of(layer, seq)
-        moved = self.clusters.seal(layer, keys, places, slot, leaving)
+        moved = self.clusters.seal(layer, keys, positions, slot, leaving)
         rows = np.nonzero(leaving)[1].reshape(len(leaving), -1)
         home = np.take_along_axis(moved.home, self.clusters.slots + np.take_along_axis(slot, rows, 1), 1)
         order = np.lexsort((np.take_along_axis(seq, rows, 1), home))
@@ -137,8 +137,8 @@ class ReSV(Retrieval):
             rows = np.nonzero(new)[1].reshape(len(new), -1)
             rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
             held = cache.dequantize("key", layer), positions_of(cache, layer)
-            keys, places = (np.take_along_axis(of, rows[..., None], 1) for of in held)
-            slot, moved, forced = self.clusters.join(layer, keys, places, self.distance if self.clustering else -1)
+            keys, positions = (np.take_along_axis(of, rows[..., None], 1) for of in held)
+            slot, moved, forced = self.clusters.join(layer, keys, positions, self.distance if self.clustering else -1)
             self.stats.merged += forced
             self._settle(layer, moved)
             if moved.merged:
@@ -147,9 +147,9 @@ class ReSV(Retrieval):
             came = seq[0, rows[0]]
         self.row_clusters.add(came, np.stack(slots))
 
-    def _in_the_middle(self, keys: Float32, places: Float32) -> Float32:
-        """Keys ``[n, head_dim]`` at ``places`` ``[n, axes]``, turned to the middle of the working set's positions."""
-        return rotate(keys, self._middle - places, self.cache.inv_freq, self.cache.pair_axis)
+    def _in_the_middle(self, keys: Float32, positions: Float32) -> Float32:
+        """Keys ``[n, head_dim]`` at ``positions`` ``[n, axes]``, turned to the middle of the working set's positions."""
+        return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
     def _settle(self, layer: int, moved: SealedMoves, new: Block | None = None, home: Int32 | None = None) -> None:
         """Bring the store to what a call has done to the clusters of a layer.
@@ -229,8 +229,8 @@ class ReSV(Retrieval):
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
     """Where rows stand, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
-    place = cache.position(layer).astype(np.float32)
+    position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
-        place[..., 1] -= cache.row(layer)
-        place[..., 2] -= cache.col(layer)
-    return place
+        position[..., 1] -= cache.row(layer)
+        position[..., 2] -= cache.col(layer)
+    return position
