@@ -142,12 +142,12 @@ class Checkpoint:
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The tensor of canonical ``name`` as float32, checked to have ``shape`` and to be finite."""
         self.check(name, shape)
-        whole, filled = np.zeros(shape, np.float32), 0
+        full, filled = np.zeros(shape, np.float32), 0
         if self._reads:
             for rows in self.rows(name, shape):
-                whole[filled : filled + len(rows)] = rows
+                full[filled : filled + len(rows)] = rows
                 filled += len(rows)
-        return whole
+        return full
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
         """The same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""

@@ -17,7 +17,7 @@ from edgevlm.runtime.paths import look
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _AGAIN = "give the GGUF file of this checkpoint's text half"
-_WHOLE = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+_OUTSIDE_LAYERS = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
@@ -151,7 +151,7 @@ def _canonical(name: str) -> str | None:
         part = _IN_LAYER.get(match[2])
         return part and f"text.layers.{match[1]}.{part}.{match[3]}"
     part, _, what = name.rpartition(".")
-    return f"text.{_WHOLE[part]}.{what}" if part in _WHOLE else None
+    return f"text.{_OUTSIDE_LAYERS[part]}.{what}" if part in _OUTSIDE_LAYERS else None
 
 
 def _order(path: Path, tensor: Any, heads: int) -> NDArray[np.int64]:

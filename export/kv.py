@@ -78,9 +78,9 @@ class Memory:
         g = self.graph
         if self.kv == "int8":
             counted = g.node("Div", [rows, f"{part}_scale{layer}"], [f"{rows}.counted"])
-            whole = g.node("Round", [counted], [f"{rows}.whole"])
+            rounded = g.node("Round", [counted], [f"{rows}.whole"])
             least, most = (g.constant(f"codes.{name}", np.float32(x)) for name, x in (("least", -128), ("most", 127)))
-            rows = g.node("Clip", [whole, least, most], [f"{rows}.codes"])
+            rows = g.node("Clip", [rounded, least, most], [f"{rows}.codes"])
         return g.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def dequantize(self, part: str, layer: int, rows: str) -> str:

@@ -272,8 +272,8 @@ EVIDENCE = "evidence.json"
 class EvidenceHeads:
     """Where to look: ``heads`` of ``layer``.
 
-    weights: of ``Look.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 where what answers the question
-    is held. Empty: nobody has calibrated it.
+    weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 where what answers
+    the question is held. Empty: nobody has calibrated it.
     """
 
     layer: Whole

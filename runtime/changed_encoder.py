@@ -63,13 +63,13 @@ class ChangedEncoder(Stateful):
     def _encode(self, frames: Float32, sizes: NDArray[np.int32], keep: bool) -> Float32:
         if missing := self._group - len(frames):
             frames = np.concatenate([frames, np.repeat(frames[-1:], missing, 0)])
-        look = self.changes.look(frames, (int(sizes[-1, 0]), int(sizes[-1, 1])))
+        changed = self.changes.compare(frames, (int(sizes[-1, 0]), int(sizes[-1, 1])))
         features = self._features.copy()
-        before = None if keep or not look.patches.any() else self._tower_cache.copy()
+        before = None if keep or not changed.patches.any() else self._tower_cache.copy()
         try:
-            if look.patches.any():
+            if changed.patches.any():
                 found, tokens = self._tower.encode(
-                    look.pixels if self._group > 1 else look.pixels[0], np.flatnonzero(look.patches).astype(np.int32)
+                    changed.pixels if self._group > 1 else changed.pixels[0], np.flatnonzero(changed.patches).astype(np.int32)
                 )
                 features[tokens] = found
         finally:
@@ -77,9 +77,9 @@ class ChangedEncoder(Stateful):
                 self._tower_cache[:] = before
         if keep:
             self._features = features
-            self.changes.encoded(look)
-            self.seen += len(look.patches)
-            self.computed += int(look.patches.sum())
+            self.changes.encoded(changed)
+            self.seen += len(changed.patches)
+            self.computed += int(changed.patches.sum())
         return features
 
     def restore(self, state: State) -> None:

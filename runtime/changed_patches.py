@@ -21,7 +21,7 @@ Levels = NDArray[np.uint8]
 
 INTERVAL = 64
 THRESHOLD = 6.0
-WHOLE = 0.7  # of the patches: where more have changed, the whole frame is encoded
+FULL_FRAME_ABOVE = 0.7  # of the patches: where more have changed, the whole frame is encoded
 MARGIN = 1.5  # of a patch's usual noise, that a change stands out from
 LOUDEST = 12.0  # levels of noise: what is louder may be movement
 YOUNG = 8  # frames after which the distance to a reference may be drift, and says nothing about noise
@@ -60,7 +60,7 @@ def parse_encode(text: str) -> EncodeSetting:
     return EncodeSetting(name, EncodeChanged(int(interval), threshold))
 
 
-class Look(NamedTuple):
+class FrameChanges(NamedTuple):
     """A frame beside its references: the ``patches`` to encode, bool ``[n]``, of these ``pixels`` ``[F, 3, H, W]``."""
 
     patches: Bool
@@ -96,16 +96,16 @@ class PatchChanges(Stateful):
         self._since = -1  # frames since the whole frame was; -1 before the first
         self._size = np.zeros(2, np.int32)
 
-    def look(self, pixels: Float32, size: tuple[int, int]) -> Look:
+    def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
         """What to encode of a frame ``[F, 3, H, W]``, normalised, F frames where the tower merges as many. Changes nothing.
 
         size: (height, width) of the picture that it was made of.
         """
         levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
-        whole = Look(np.ones(len(self._age), bool), pixels, levels, np.ones_like(self._exposure), self._noise, size)
+        full = FrameChanges(np.ones(len(self._age), bool), pixels, levels, np.ones_like(self._exposure), self._noise, size)
         due = self._since < 0 or self._since + 1 >= self.settings.interval or not self.settings.threshold
         if due or size != tuple(self._size):
-            return whole
+            return full
         least = np.maximum(self.settings.threshold, MARGIN * self._noise)
         distances = self._distances(levels, self._reference, self._reference)
         changed, exposure, moved = distances >= least, self._exposures(levels), levels
@@ -117,28 +117,28 @@ class PatchChanges(Stateful):
                     break
         noise = self._noise if moved is not levels else self._noise_beside(distances)
         patches = dilated(changed.reshape(self.grid)).reshape(-1)
-        if patches.mean() > WHOLE:
-            return whole._replace(noise=noise)
+        if patches.mean() > FULL_FRAME_ABOVE:
+            return full._replace(noise=noise)
         if moved is not levels:
             shape = (len(moved), 1, 1)
             pixels = ((moved - self._offset.reshape(shape)) / self._scale.reshape(shape)).reshape(pixels.shape)
-        return Look(patches, pixels, moved, exposure, noise, size)
+        return FrameChanges(patches, pixels, moved, exposure, noise, size)
 
-    def encoded(self, look: Look) -> None:
-        """What was looked at has been encoded: its patches' pixels are their references now."""
-        if look.patches.all():
-            self._reference[:] = look.levels
+    def encoded(self, changes: FrameChanges) -> None:
+        """The patches that changed have been encoded: their pixels are their references now."""
+        if changes.patches.all():
+            self._reference[:] = changes.levels
             self._since = 0
         else:
             (rows, columns), (height, width) = self.grid, self._patch
-            mask = look.patches.reshape(self.grid).repeat(height, 0).repeat(width, 1)
+            mask = changes.patches.reshape(self.grid).repeat(height, 0).repeat(width, 1)
             inside = np.s_[:, : rows * height, : columns * width]
-            np.copyto(self._reference[inside], look.levels[inside], where=mask)
+            np.copyto(self._reference[inside], changes.levels[inside], where=mask)
             self._since += 1
-        self._sums = np.where(look.patches, kernels.patch_sums(look.levels, *self.grid), self._sums)
-        self._exposure = np.where(look.patches, look.exposure, self._exposure)
-        self._age = np.where(look.patches, 0, self._age + 1).astype(np.int32)
-        self._noise, self._size = look.noise, np.array(look.size, np.int32)
+        self._sums = np.where(changes.patches, kernels.patch_sums(changes.levels, *self.grid), self._sums)
+        self._exposure = np.where(changes.patches, changes.exposure, self._exposure)
+        self._age = np.where(changes.patches, 0, self._age + 1).astype(np.int32)
+        self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels, gain: Float32 | None = None) -> Float32:
         """``[n]``; a patch of several frames is as far as the farthest of them."""

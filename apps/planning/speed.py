@@ -9,6 +9,7 @@ from edgevlm.apps.planning.memory import PlannedMemory, memory_of, weights_of
 from edgevlm.apps.planning.model import PlannedModel
 from edgevlm.engines.devices import DeviceProfile
 from edgevlm.export.precisions import load_precision
+from edgevlm.runtime.changed_patches import FULL_FRAME_ABOVE
 from edgevlm.runtime.kv import DTYPES
 
 BANDWIDTH_EFFICIENCY = 0.75
@@ -17,7 +18,6 @@ COMPUTE_EFFICIENCY = 0.5
 """Of the arithmetic's rate, by products of some hundred rows. Chosen before anything was compared with it."""
 QUESTION = 32  # rows of a question's text, the template's among them
 COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
-WHOLE_ABOVE = 0.7  # of the patches: the whole tower is cheaper
 MOST_CAMERAS = 256  # that a server takes
 TERMS = ("vision", "compute", "memory bandwidth")
 
@@ -148,13 +148,13 @@ def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) 
 
     A frame takes 1 / group of a grid: the tower once, its rows through the decoder, and its share of a compression, which reads
     the cache COMPRESSION_READS times for each chunk. ``changed``: the fraction of patches that is encoded and of tokens that is
-    appended; above WHOLE_ABOVE of them all are encoded.
+    appended; above FULL_FRAME_ABOVE of them all are encoded.
     """
     model = roofline.model
     tower, held = model.tower, model.prefix + budget
     grids = max(1, chunk // tower.group)
     rows = max(1, round(changed * tower.tokens)) + tower.text
-    vision = roofline.vision(1.0 if changed > WHOLE_ABOVE else changed)
+    vision = roofline.vision(1.0 if changed > FULL_FRAME_ABOVE else changed)
     prefill = roofline.prefill(rows, held, calls=1 / grids)
     compression = changed * COMPRESSION_READS * roofline.kv_bytes(held) / roofline.bandwidth / grids
     frame = (vision.seconds + prefill.seconds + compression) / tower.group

@@ -57,7 +57,7 @@ def patches(
             without: list[float] = []
             for pixels in pictures:
                 _step(plain, pixels, without)
-            levels = changes.look(pictures[0], (1, 1)).levels
+            levels = changes.compare(pictures[0], (1, 1)).levels
             kernel = [timed(partial(kernels.patch_distances, levels, levels, levels, *GRID)) for _ in pictures]
             yield {
                 "bench": "patches", "clip": clip, "frames": max(frames), "kernel_ms": round(statistics.median(kernel), 3),
@@ -67,9 +67,9 @@ def patches(
 
 
 def _step(changes: PatchChanges, pixels: Float32, encoded: list[float]) -> None:
-    look = changes.look(pixels, (SIDE, SIDE))
-    changes.encoded(look)
-    encoded.append(float(look.patches.mean()))
+    found = changes.compare(pixels, (SIDE, SIDE))
+    changes.encoded(found)
+    encoded.append(float(found.patches.mean()))
 
 
 def _shaken(images: Iterator[Image]) -> Iterator[Image]:

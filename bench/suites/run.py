@@ -29,7 +29,7 @@ from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 
 VERDICT = "verdict"  # the kind of record that a judge's verdict is
-WHOLE = "all"  # the budget of full KV
+ALL_TOKENS = "all"  # the budget of full KV
 PROMPT_SHARE = 4  # a prompt may take a quarter of a model's positions
 
 
@@ -130,9 +130,9 @@ def _runs(job: SuiteJob, worker: VideoWorker, progress: Report) -> Iterator[Vari
         yield from worker.runs(job.variants, text, tokens) if job.variants else []
     if job.full:
         try:
-            yield VariantRun(FULL, WHOLE, 0, worker.peak_bytes(Variant(FULL), 0))
+            yield VariantRun(FULL, ALL_TOKENS, 0, worker.peak_bytes(Variant(FULL), 0))
         except UserError as error:
-            yield SkippedRun(FULL, WHOLE, reason_of(error))
+            yield SkippedRun(FULL, ALL_TOKENS, reason_of(error))
 
 
 def _answer(

@@ -43,8 +43,8 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
         progress(f"looking for evidence in layer {layer}")
         every = EvidenceHeads(layer, tuple(range(spec.heads)))
         for asked in _ask(model, every, cases[: max(1, streams // 2)], "full", tokens):
-            for head, look in enumerate(asked.look.by_head()):
-                score = asked.score(look, grid)
+            for head, attention in enumerate(asked.attention.by_head()):
+                score = asked.score(attention, grid)
                 hits[layer, head].append(score.hit1 + score.overlap)
     merit = {place: float(np.mean(of)) for place, of in hits.items()}
     layer = max(merit, key=merit.__getitem__)[0]
@@ -55,8 +55,8 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
         progress(f"asking under {policy}")
         for fraction in BUDGETS:
             for asked in _ask(model, heads, cases, policy, int(fraction * tokens)):
-                held.append(asked.score(asked.look, grid).held)
-                features.append(asked.look.features)
+                held.append(asked.score(asked.attention, grid).held)
+                features.append(asked.attention.features)
     return with_rule(heads, np.array(features), np.array(held))
 
 
@@ -82,11 +82,11 @@ class AskedQuestion(NamedTuple):
 
     case: Case
     question: CaseQuestion
-    look: QuestionAttention
+    attention: QuestionAttention
     held: NDArray[np.bool_]
 
-    def score(self, look: QuestionAttention, grid: tuple[int, int]) -> EvidenceScore:
-        return score_evidence(look.evidence(), self.case, self.question, self.held, grid)
+    def score(self, attention: QuestionAttention, grid: tuple[int, int]) -> EvidenceScore:
+        return score_evidence(attention.evidence(), self.case, self.question, self.held, grid)
 
 
 def _ask(model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str, budget: int) -> Iterator[AskedQuestion]:

@@ -53,9 +53,9 @@ def watched(pictures, number=40, settings=EncodeChanged(), changes=None, vision=
     encoded = []
     for at in range(number):
         levels = np.rint(pictures(at)).clip(0, 255)
-        look = changes.look(((levels / 255 - 0.5) / 0.25).astype(np.float32)[None], SIZE)
-        changes.encoded(look)
-        encoded.append(look.patches.reshape(GRID))
+        found = changes.compare(((levels / 255 - 0.5) / 0.25).astype(np.float32)[None], SIZE)
+        changes.encoded(found)
+        encoded.append(found.patches.reshape(GRID))
     return np.array(encoded)
 
 
@@ -164,9 +164,9 @@ def test_frames_of_another_size_encode_the_whole_frame():
     pixels = np.zeros((1, 3, *SIZE), np.float32)
     whole = []
     for size in ((480, 640), (480, 640), (720, 1280), (720, 1280)):
-        look = changes.look(pixels, size)
-        changes.encoded(look)
-        whole.append(bool(look.patches.all()))
+        found = changes.compare(pixels, size)
+        changes.encoded(found)
+        whole.append(bool(found.patches.all()))
     assert whole == [True, False, True, False]
 
 
@@ -234,11 +234,11 @@ def test_a_patch_of_a_group_changed_if_it_did_in_either_frame():
     vision = replace(VISION, group=2)
     changes = PatchChanges(EncodeChanged(), vision, GRID)
     pixels = np.zeros((2, 3, *SIZE), np.float32)
-    changes.encoded(changes.look(pixels, SIZE))
+    changes.encoded(changes.compare(pixels, SIZE))
     for frame in (0, 1):
         other = pixels.copy()
         other[frame, :, 28:42, 42:56] = 1
-        assert np.argwhere(changes.look(other, SIZE).patches.reshape(GRID))[[0, -1]].tolist() == [[1, 2], [3, 4]]
+        assert np.argwhere(changes.compare(other, SIZE).patches.reshape(GRID))[[0, -1]].tolist() == [[1, 2], [3, 4]]
 
 
 class PatchMeans:

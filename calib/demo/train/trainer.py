@@ -110,7 +110,7 @@ def train(settings: TrainSettings, resume: bool = False) -> None:
     settings.out.mkdir(parents=True, exist_ok=True)
     going_on = resume and state.exists()
     trainer = Trainer.load(state, settings.bf16) if going_on else Trainer(settings.seed, settings.bf16)
-    whole, vision = 60 * settings.minutes, 60 * settings.vision_minutes
+    total, vision = 60 * settings.minutes, 60 * settings.vision_minutes
     begun = time.process_time() - trainer.elapsed
 
     def report(text: str) -> None:
@@ -122,8 +122,8 @@ def train(settings: TrainSettings, resume: bool = False) -> None:
         report(f"vision done, accuracy {accuracy:.4f}")
     saved = evaluated = time.monotonic()
     average: float | None = None
-    while trainer.elapsed < whole:
-        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)), thin=settings.thin)
+    while trainer.elapsed < total:
+        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (total - vision)), thin=settings.thin)
         trainer.elapsed = time.process_time() - begun
         average = answers if average is None else 0.95 * average + 0.05 * answers
         if trainer.steps % 25 == 0:
