@@ -18,6 +18,7 @@ from edgevlm.apps.cluster.director import LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.head import boot_time
+from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.planning.memory import camera_bytes
@@ -37,7 +38,6 @@ ASK_S = 2.0  # from one question to the head to the next
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
 COUNTED = 16  # notes whose counts are known
-EPOCH = "epoch-"  # begins the folder of a camera's placement
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
 Call = Callable[..., Any]  # of a head's method by its name
 
@@ -62,7 +62,7 @@ class NodeAgent:
         call: Call,
         name: str,
         url: str,
-        shared: Path,
+        shared: Shared,
         memory_bytes: int,
         notify: Notify,
         clock: Callable[[], float] = boot_time,
@@ -91,13 +91,15 @@ class NodeAgent:
             threading.Thread(target=work, name=f"edgevlm-cluster-{work.__name__[1:]}", daemon=True)
             for work in (self._ask_on, self._work_on)
         ]
-        service.camera_folder = self._folder
+        self._local = service.state / "pictures"  # where they do not lie beside the snapshots
+        service.camera_folder, service.camera_address = self._folder, self._address
         service.may_watch = self.may_watch
         service.watches.may_record = self._may_record
         service.watches.elsewhere = lambda: self.view["cameras"]
 
     def start(self) -> None:
         """Begin. The service is open, without cameras."""
+        shutil.rmtree(self._local, ignore_errors=True)  # of an earlier process
         for thread in self._threads:
             thread.start()
 
@@ -226,8 +228,8 @@ class NodeAgent:
         self.epochs[name] = epoch
         try:
             before = self._begin_folder(name, epoch, given["begins"])
-            self._forget_before(name, self._folder(name))
-            self._events[name] = MovingEvents(self._folder(name))
+            self._forget_before(name, epoch)
+            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch))
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
@@ -237,13 +239,13 @@ class NodeAgent:
             self.problems[name] = mask_credentials(str(error))
             self._retry[name] = time.monotonic() + RETRY_S
             if epoch == given["begins"]:  # nothing has been written there yet
-                shutil.rmtree(self._folder(name), ignore_errors=True)
+                self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
             self.release(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
-        for folder in before:
-            shutil.rmtree(folder, ignore_errors=True)
+        for each in before:
+            self._shared.delete(name, each)
         self.problems.pop(name, None)
         resumed = self._service.stream(name).resumed_at
         if epoch > 1 and epoch != given["begins"]:
@@ -278,34 +280,34 @@ class NodeAgent:
                 if note["all"]:
                     self._count(note, {name: {"thumbnails": thumbnails}})
                     self._delete_forgotten(name)
+        shutil.rmtree(self._local / name, ignore_errors=True)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)
 
     def _folder(self, name: str) -> Path:
-        return self._shared / name / f"{EPOCH}{self.epochs[name]}"
+        """Of a camera's pictures, and of its snapshots where nodes share a folder."""
+        if (known := self._where(name)) is not None and not isinstance(known, str):
+            return known
+        return self._local / name
 
-    def _epochs(self, name: str) -> list[tuple[int, Path]]:
-        """The folders of a camera's placements, oldest first."""
-        named = ((path.name.removeprefix(EPOCH), path) for path in (self._shared / name).glob(f"{EPOCH}*"))
-        return sorted((int(number), path) for number, path in named if number.isdecimal())
+    def _where(self, name: str) -> str | Path | None:
+        """Of the snapshots of a camera that is open here."""
+        return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
-    def _begin_folder(self, name: str, epoch: int, begins: int) -> list[Path]:
-        """Copy the newest placement's folder, of those since ``begins``; the folders of all before. Raises OSError."""
-        folder = self._folder(name)
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = [path for number, path in self._epochs(name) if number < epoch]
-        newest = [path for number, path in self._epochs(name) if begins <= number < epoch][-1:]
-        if not folder.exists():
-            unfinished = folder.with_name(f"{folder.name}.unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            if newest:
-                shutil.copytree(newest[0], unfinished, ignore=shutil.ignore_patterns("lock", "*.unfinished"))
-            else:
-                unfinished.mkdir(mode=0o700)
-                for path in before[-1:]:  # its memory is empty, but its watches are as they were
-                    with suppress(FileNotFoundError):
-                        shutil.copy(path / EVENTS, unfinished / EVENTS)
-            unfinished.rename(folder)
+    def _address(self, name: str) -> str | None:
+        where = self._where(name)
+        return where if isinstance(where, str) else None
+
+    def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
+        """Copy the newest placement's folder, of those since ``begins``; the epochs of all before. Raises OSError."""
+        shutil.rmtree(self._local / name, ignore_errors=True)
+        before = [each for each in self._shared.epochs(name) if each < epoch]
+        is_new = epoch not in self._shared.epochs(name)
+        self._shared.begin(name, epoch, max((each for each in before if each >= begins), default=None))
+        if is_new and begins == epoch and before:  # its memory is empty, but its watches are as they were
+            with suppress(FileNotFoundError):
+                events = self._shared.read(f"{folder_of(name, before[-1])}/{EVENTS}")
+                self._shared.write(f"{folder_of(name, epoch)}/{EVENTS}", events)
         return before
 
     def forget(self, camera: str | None, span: Span) -> int:
@@ -337,8 +339,10 @@ class NodeAgent:
                     if note["all"] and note["camera"] in (None, name):
                         self._delete_forgotten(name)
                 for name in self.view["removed"]:
-                    for _, folder in self._epochs(name)[-1:] or [(0, self._shared / name)]:
-                        self._forget_before(name, folder)
+                    try:
+                        self._forget_before(name, max(self._shared.epochs(name), default=0))
+                    except OSError as error:
+                        raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
             self.ask()
             waits = [note for note in self.view["notes"] if note["number"] == number]
             cameras = [name for name in self.view["forgotten"]["cameras"] if any(note in waits for note in self._noted(name))]
@@ -363,13 +367,14 @@ class NodeAgent:
                     self._notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
                 return
 
-    def _forget_before(self, name: str, folder: Path) -> None:
-        """Delete from a camera's folder what was to be forgotten since it was written. Raises UserError."""
+    def _forget_before(self, name: str, epoch: int) -> None:
+        """Delete from a camera's folder what was to be forgotten since it was written. Raises UserError, OSError."""
+        where = self._shared.where(name, epoch)
         for note in self._noted(name):
             span = span_of(note)
-            MovingEvents(folder).forget(span)
-            if snapshots(folder):
-                self._forget_memory(name, note, partial(self._service.forget_at, folder))
+            MovingEvents(self._shared, folder_of(name, epoch)).forget(span)
+            if snapshots(where):
+                self._forget_memory(name, note, partial(self._service.forget_at, where))
             self._forgotten_of[name] = note["number"]
 
     def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
@@ -391,9 +396,10 @@ class NodeAgent:
     def _delete_forgotten(self, name: str) -> None:
         """Delete the folders of before a camera's memory was emptied."""
         begins = self.view["cameras"].get(name, {}).get("begins", self.view.get("removed", {}).get(name, 0))
-        for number, path in self._epochs(name):
-            if number < begins:
-                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            for epoch in self._shared.epochs(name):
+                if epoch < begins:
+                    self._shared.delete(name, epoch)
 
     def _count(self, note: Mapping[str, Any], done: Mapping[str, Forgotten]) -> None:
         counts = self._counts.setdefault(note["number"], {})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 
+from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 
@@ -20,11 +20,11 @@ class MovingEvents:
     An event is written here before its node's own file has it. A folder that cannot be written is no error.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, shared: Shared, folder: str) -> None:
+        self._shared, self._name = shared, f"{folder}/{FILE}"
         self._events: list[tuple[WatchEvent, bool]] = []  # and whether it is still to be sent
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            self._events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(self._path.read_text())]
+            self._events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
 
     @property
     def is_empty(self) -> bool:
@@ -59,7 +59,6 @@ class MovingEvents:
         return list(self._events)
 
     def _write(self) -> None:
-        self._events, unfinished = self._events[-KEPT:], self._path.with_suffix(".unfinished")
+        self._events = self._events[-KEPT:]
         with suppress(OSError):
-            unfinished.write_text(json.dumps([(asdict(each), unsent) for each, unsent in self._events]))
-            unfinished.replace(self._path)
+            self._shared.write(self._name, json.dumps([(asdict(each), unsent) for each, unsent in self._events]).encode())

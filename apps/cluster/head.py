@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
 from edgevlm.apps.cluster.placement import Camera, Need, Node
+from edgevlm.apps.cluster.shared import shared_at
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError, nearest
 
 FILE = "cluster.json"
@@ -23,13 +23,13 @@ def boot_time() -> float:
 
 
 class Head:
-    """Answers the nodes; calls come one at a time. What it knows outlives it, in a file of ``folder``.
+    """Answers the nodes; calls come one at a time. What it knows outlives it, in a file below ``where``.
 
     All arguments and answers are what JSON has, so that any transport does. Raises UserError for a file that cannot be read.
     """
 
-    def __init__(self, folder: str, clock: Callable[[], float] = boot_time) -> None:
-        self._path, self._clock = Path(folder) / FILE, clock
+    def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
+        self._where, self._shared, self._clock = mask_credentials(where), shared_at(where), clock
         self._needs: dict[tuple[str, str], Need] = {}
         self._director = Director(self._needs, self._save)
         self._given: dict[str, dict[str, Any]] = {}  # of cameras: as :meth:`add` takes them
@@ -238,21 +238,15 @@ class Head:
             "watches": self._watches, "needs": needs, "notes": self._notes, "number": self._number,
             "forgotten": self._forgotten,
         }  # fmt: skip
-        unfinished = self._path.with_suffix(".unfinished")
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(unfinished, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            json.dump(known, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, self._path)
+        self._shared.write(FILE, json.dumps(known).encode())
 
     def _restore(self) -> None:
         try:
-            known = json.loads(self._path.read_text())
+            known = json.loads(self._shared.read(FILE))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            raise UserError(f"{self._path}: cannot be read ({error}); move it away to begin without it") from None
+            raise UserError(f"{self._where}/{FILE}: cannot be read ({error}); move it away to begin without it") from None
         self._given, self._instances, self._urls = known["given"], known["instances"], known["urls"]
         self._watches, self._notes, self._number = known["watches"], known["notes"], known["number"]
         self._forgotten = known["forgotten"]

@@ -6,7 +6,6 @@ import importlib.util
 import ipaddress
 import re
 import socket
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,12 +13,12 @@ from fastapi import FastAPI
 from edgevlm.apps.cluster.agent import MEMORY, TIME, NodeAgent
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
 from edgevlm.apps.cluster.routes import ClusterRoutes
+from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.planning.this_machine import this_machine
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
 from edgevlm.progress import Notify
-from edgevlm.runtime.snapshots.storage import is_address
 
 CONNECT_S = 5.0
 NAME = re.compile(r"[^a-z0-9_-]+")
@@ -53,11 +52,11 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     if service.key is None:
         raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
     if wanted.snapshots is None:
-        raise UserError("--cluster: where do snapshots go? give a folder that all nodes share: --set cluster.snapshots=DIR")
-    if is_address(wanted.snapshots) or config.snapshots is not None:
         raise UserError(
-            "--cluster: snapshots of a cluster go to a folder that all nodes share; give cluster.snapshots=DIR alone"
+            "--cluster: where do snapshots go? give a folder or an address that all nodes share: --set cluster.snapshots=DIR"
         )
+    if config.snapshots is not None:
+        raise UserError("--cluster: snapshots of a cluster go to what all nodes share; give cluster.snapshots alone")
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
     host, _, ray_port = (wanted.join or "").partition(":")
@@ -69,10 +68,10 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     name = wanted.node or NAME.sub("-", socket.gethostname().lower()).strip("-_")[:64] or "node"
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
-    shared, shown = Path(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
+    shared, shown = shared_at(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
     own, redis = f"edgevlm_{name}", wanted.redis if is_head else None
     resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
-    link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key, own, redis))
+    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, resources, service.key, own, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
     agent.reserve, agent.release = link.reserve, link.release
     return ClusterMember(service, link, agent)

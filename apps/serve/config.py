@@ -169,7 +169,8 @@ class JournalSettings(Section):
 class ClusterSettings(Section):
     """join: ``head`` or ``head:PORT`` to begin a cluster, or the head's address, ``HOST`` or ``HOST:PORT``; none unless given.
 
-    snapshots: a folder that all nodes share, where cameras' snapshots go. node: this one's name, the machine's unless given.
+    snapshots: a folder that all nodes share, or an address, like ``s3://bucket/shop``, where cameras' snapshots and the head's
+    state go. node: this one's name, the machine's unless given.
     address: an IP address of this machine that the others reach; found out unless given. memory: megabytes for edgevlm, as
     `edgevlm plan` finds unless given. redis: ``HOST:PORT`` of a Redis for what the head's Ray knows of the nodes, so that they
     need not start theirs anew when the head is started again.

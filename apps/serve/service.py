@@ -96,11 +96,12 @@ class Service:
         self.power = Power()
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
-        self._state = Path(config.state) if config.state else state_folder()
+        self.state = Path(config.state) if config.state else state_folder()
         self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.watches = Watches(self._watchers, lambda: self.delivery, notify)
-        self.camera_folder: Callable[[str], Path] = lambda name: self._state / name  # of its snapshots
+        self.camera_folder: Callable[[str], Path] = lambda name: self.state / name  # of its snapshots
+        self.camera_address: Callable[[str], str | None] = self._address  # where they go, if not to that folder
         self.may_watch: Callable[[str], bool] = lambda name: True  # asked before each frame of a camera
 
     def open(self) -> None:
@@ -194,9 +195,9 @@ class Service:
             for each, path in self.removed().items():
                 if name in (None, each):
                     done[each] = self.forget_at(path, span)
-                    if (address := self._address(each)) is not None:
+                    if (address := self.camera_address(each)) is not None:
                         done[each] |= self.forget_at(address, span)
-            if self.has_events or (self._state / EVENTS).exists():
+            if self.has_events or (self.state / EVENTS).exists():
                 done.setdefault(name or "", {})["events"] = self.delivery.store.forget(*span.open_ended, name)
             if self.journal is not None:
                 done.setdefault(name or "", {})["journal"] = self.journal.forget(*span.open_ended, name)
@@ -208,7 +209,7 @@ class Service:
 
     def removed(self) -> dict[str, Path]:
         """Cameras that are not watched any more and of which something is kept, with their folders."""
-        return {name: path for path, name in cameras(self._state) if name not in self.streams}
+        return {name: path for path, name in cameras(self.state) if name not in self.streams}
 
     def _address(self, name: str) -> str | None:
         """Where a camera's snapshots go, if not to its folder."""
@@ -222,7 +223,7 @@ class Service:
             shutil.rmtree(folder, ignore_errors=True)
             if folder.exists():
                 raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
-        if (address := self._address(name)) is not None:
+        if (address := self.camera_address(name)) is not None:
             forget_camera(address, Span(), self._state_key)
         self._open(name, before.settings, before.folder, before.hosts, before.paused)
         return {"thumbnails": count}
@@ -308,7 +309,7 @@ class Service:
             with self._lock:
                 if self._delivery is None:
                     sinks, kept = {**open_sinks(self.config.sinks), **self._sinks}, self.config.events
-                    store = EventStore(self._state, self._notify, days=kept.days, cap=kept.megabytes << 20)
+                    store = EventStore(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
                     self._delivery = Delivery(store, sinks, self._notify, self.watches.control)
         return self._delivery
 
@@ -320,8 +321,8 @@ class Service:
         """What cameras have written in words; None where there is none. Raises UserError."""
         kept = self.config.journal
         with self._lock:
-            if self._journal is None and (kept.every or (self._state / JOURNAL).exists()):
-                self._journal = Journal(self._state, self._notify, days=kept.days, cap=kept.megabytes << 20)
+            if self._journal is None and (kept.every or (self.state / JOURNAL).exists()):
+                self._journal = Journal(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
             return self._journal
 
     def lines(
@@ -483,7 +484,7 @@ class Service:
         every, pictures = config.state_every, config.server.max_pictures
         stream = CameraStream(
             name, settings, model, options, folder, every, pictures, self._notify, self.watches, config.thumbnails,
-            None if folder.name.startswith(SWITCHED) else self._address(name), self._state_key,
+            None if folder.name.startswith(SWITCHED) else self.camera_address(name), self._state_key,
         )  # fmt: skip
         if self.journal is not None:
             stream.journal = JournalWriter(stream, self.journal, config.journal)

@@ -106,7 +106,7 @@ class ObjectStore:
         with needs(f"--state {self._name}", "s3"):
             import fsspec
         try:
-            self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
+            self.files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
         except ImportError as error:  # of a protocol whose package is missing: it says which
             hint = install("s3") if self._scheme == "s3" else str(error)
             raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
@@ -120,31 +120,35 @@ class ObjectStore:
     def take(self) -> None:
         """Find out whether it can be written. Raises OSError."""
         probe = str(self.root / f"probe{UNFINISHED}")
-        with _as_os_error():
-            if self._scheme not in BUCKETS:
-                self._files.makedirs(str(self.root), exist_ok=True)
-            self._files.pipe_file(probe, b"edgevlm")
-            self._files.rm_file(probe)
+        with as_os_error():
+            self.make_folder(self.root)
+            self.files.pipe_file(probe, b"edgevlm")
+            self.files.rm_file(probe)
+
+    def make_folder(self, path: PurePosixPath) -> None:
+        """Where the store has folders."""
+        if self._scheme not in BUCKETS:
+            self.files.makedirs(str(path), exist_ok=True)
 
     def snapshots(self) -> list[PurePosixPath]:
         """Newest first. Raises OSError."""
-        with _as_os_error():
+        with as_os_error():
             try:
-                return newest_first(map(PurePosixPath, self._files.ls(str(self.root), detail=False)))
+                return newest_first(map(PurePosixPath, self.files.ls(str(self.root), detail=False)))
             except FileNotFoundError:
                 return []
 
     def open(self, path: PurePosixPath) -> BinaryIO:
         """To be read. Raises OSError."""
-        with _as_os_error():
-            stream: BinaryIO = self._files.open(str(path), "rb", block_size=PART_BYTES, cache_type="readahead")
+        with as_os_error():
+            stream: BinaryIO = self.files.open(str(path), "rb", block_size=PART_BYTES, cache_type="readahead")
             return stream
 
     @contextmanager
     def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
         """To be written; it is there once the block has ended well. Raises OSError."""
-        with _as_os_error():
-            stream = self._files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
+        with as_os_error():
+            stream = self.files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
             try:
                 yield stream
                 stream.close()
@@ -157,8 +161,8 @@ class ObjectStore:
                 raise
 
     def remove(self, path: PurePosixPath) -> None:
-        with _as_os_error():
-            self._files.rm_file(str(path))
+        with as_os_error():
+            self.files.rm_file(str(path))
 
     def why(self, error: OSError) -> str:
         """Why it cannot be written, in words."""
@@ -168,7 +172,7 @@ class ObjectStore:
 
 
 @contextmanager
-def _as_os_error() -> Iterator[None]:
+def as_os_error() -> Iterator[None]:
     """Raise OSError for whatever the client of a store raises."""
     try:
         yield

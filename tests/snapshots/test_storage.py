@@ -1,11 +1,11 @@
 """Snapshots at an address, on S3 as moto's server plays it, and encrypted: what is read back, refused, and never lost."""
 
-import logging
 import os
 import threading
 
 import numpy as np
 import pytest
+from buckets import bucket
 from served import eventually
 
 from edgevlm import __version__
@@ -15,6 +15,8 @@ from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, ve
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.storage import PART_BYTES
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
+
+__all__ = ["bucket"]
 
 ARRAYS = {"layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8), "policy.empty": np.zeros((0, 4), np.float32)}
 WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32", "chunk": 8, "reindexing": "lazy"}
@@ -32,42 +34,6 @@ def key():
     from edgevlm.runtime.snapshots.encryption import SnapshotKey
 
     return SnapshotKey(SnapshotKey.generate())
-
-
-class Bucket:
-    """An S3 server on loopback that can be away for a while; its memory is this process's."""
-
-    def __init__(self, name):
-        from moto.server import ThreadedMotoServer
-
-        self._make, self._port, self.address = ThreadedMotoServer, 0, f"s3://cameras/{name}"
-        self.begin()
-
-    def begin(self):
-        self._server = self._make("127.0.0.1", self._port, verbose=False)
-        self._server.start()
-        self._port = self._server.get_host_and_port()[1]
-        self.endpoint = f"http://127.0.0.1:{self._port}"
-
-    def go_away(self):
-        self._server.stop()
-
-
-@pytest.fixture
-def bucket(monkeypatch, tmp_path):
-    pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    s3fs = pytest.importorskip("s3fs", reason="the extra [s3] is not installed")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = Bucket(tmp_path.name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem().makedirs("cameras", exist_ok=True)
-    yield server
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.go_away()
 
 
 @pytest.fixture

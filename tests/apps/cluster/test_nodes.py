@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from buckets import bucket
 from served import NOW, WAIT_S, eventually
 
 pytest.importorskip("fastapi")
@@ -17,6 +18,7 @@ from edgevlm.apps.cluster.agent import HeadAway, NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.routes import ClusterRoutes
+from edgevlm.apps.cluster.shared import SharedStore, shared_at
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.run import uvicorn_config
@@ -24,6 +26,9 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import Sink
 from edgevlm.errors import UserError
+from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+__all__ = ["bucket"]
 
 
 class Kept(Sink):
@@ -38,12 +43,17 @@ class Node:
     """A node whose agent takes a step when it is told to."""
 
     def __init__(self, cluster, name, cameras, memory=4_000_000_000):
-        config = {"state": str(cluster.folder / name), "fps": 20.0, "cameras": {each: {"source": "demo"} for each in cameras}}
+        config = {
+            **cluster.config,
+            "state": str(cluster.folder / name),
+            "fps": 20.0,
+            "cameras": {each: {"source": "demo"} for each in cameras},
+        }
         self.cluster, self.name, self.notices, self.hears, self.sent = cluster, name, [], True, Kept()
         self.service = Service(ServeConfig(**config, threads=1), self.notices.append, sinks={"kept": self.sent})
         listening = uvicorn.Config(None, port=0).bind_socket()
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        arguments = (name, self.url, cluster.folder / "shared", memory, self.notices.append, lambda: cluster.now)
+        arguments = (name, self.url, shared_at(cluster.shared), memory, self.notices.append, lambda: cluster.now)
         self.agent = NodeAgent(self.service, self.call, *arguments)
         self.app = make_app(self.service)
         self.server = uvicorn.Server(uvicorn_config(ClusterRoutes(self.app, self.service, self.agent), self.service))
@@ -75,9 +85,11 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, folder):
+    def __init__(self, folder, shared=None):
         self.folder, self.now, self.nodes, self.lock = folder, 0.0, {}, threading.RLock()
-        self.head = Head(str(folder / "shared"), lambda: self.now)
+        self.config = {}
+        self.shared = shared or str(folder / "shared")
+        self.head = Head(self.shared, lambda: self.now)
 
     def start(self, name, cameras=(), **options):
         self.nodes[name] = Node(self, name, cameras, **options)
@@ -185,7 +197,7 @@ def test_cameras_move_when_their_node_ends_and_the_head_goes_on_where_it_was(clu
     a, b = cluster.start("a", ["one"]), cluster.start("b")
     assert cluster.settle() == {"one": "a"}
     eventually(lambda: frames(a, "one") > 4)
-    cluster.head = Head(str(cluster.folder / "shared"), lambda: cluster.now)
+    cluster.head = Head(cluster.shared, lambda: cluster.now)
     assert cluster.settle() == {"one": "a"}
     a.agent._threads[0].start()
     a.agent._threads[1].start()
@@ -261,7 +273,7 @@ def test_what_was_switched_and_paused_over_http_stays_so_where_the_camera_moves(
     assert patch(b, "/v1/watches/w", state="paused", camera="one")["cameras"][0]["paused"]
     assert patch(b, "/v1/streams/one", state="paused")["state"] == "paused"
     a.service.stream("one")._writer._snapshot()
-    cluster.head = Head(str(cluster.folder / "shared"), lambda: cluster.now)
+    cluster.head = Head(cluster.shared, lambda: cluster.now)
     a.hears = False
     assert lose(cluster, "a") == {"one": "b"}
     there = b.get("/v1/streams/one").json()
@@ -360,7 +372,7 @@ def test_forgetting_through_any_node_reaches_memory_snapshots_and_a_node_that_wa
     assert not list((shared / "one").glob("*/*.snapshot"))
     assert list((shared / "two").glob("*/*.snapshot"))
     assert events(c, "one") == ["w"]
-    cluster.head = Head(str(shared), lambda: cluster.now)  # it knows what is still to be forgotten
+    cluster.head = Head(cluster.shared, lambda: cluster.now)  # it knows what is still to be forgotten
     c.hears = True
     c.step()
     c.step()
@@ -426,3 +438,40 @@ def test_a_policy_that_forgets_all_or_nothing_is_told_of_and_holds_up_nothing(cl
     assert a.agent.view["notes"] == []
     assert ask_to_forget(b, all=True)["waiting"] == []
     assert cluster.settle() == {"one": "a"}
+
+
+@pytest.mark.parametrize("kind", ["memory", "bucket"])
+def test_snapshots_on_an_object_store_move_encrypted_and_are_forgotten(cluster, kind, request):
+    pytest.importorskip("pyrage", reason="the extra [encryption] is not installed")
+    pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
+    address = f"memory://{cluster.folder}/shop" if kind == "memory" else request.getfixturevalue("bucket").address
+    (cluster.folder / "key").write_text(SnapshotKey.generate())
+    cluster.config = {"state_key": f"file:{cluster.folder / 'key'}"}
+    cluster.shared = address
+    cluster.head = Head(address, lambda: cluster.now)
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    assert cluster.settle() == {"one": "a"}
+    eventually(lambda: a.service.stream("one").session.stats.tokens > 0)
+    watch = {"name": "w", "question": "is there a red square?", "every": 600_000.0, "open_after": 600_000.0}
+    assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
+    cluster.settle()
+    event = an_event("one")
+    a.service.watches.record(a.service.watches.watch("w"), event, ())
+    a.service.stream("one")._writer._snapshot()
+    watched, files = frames(a, "one"), SharedStore(address)._store.files
+    (kept,) = files.glob(f"{address}/one/epoch-1/*.snapshot")
+    assert files.cat_file(kept).startswith(b"age-encryption.org")
+    cluster.head = Head(address, lambda: cluster.now)
+    a.hears = False
+    assert lose(cluster, "a") == {"one": "b"}
+    assert b.service.stream("one").resumed_at is not None
+    assert frames(b, "one") >= watched
+    assert b.service.watches.last("one", "w").id == event.id
+    assert SharedStore(address).epochs("one") == [2]
+    ask_to_forget(b, stream="one", all=True)
+    assert not files.glob(f"{address}/one/epoch-2/*")
+    assert b.service.stream("one").resumed_at is None
+    a.hears = True
+    a.agent.work()  # it closes what it had, with a last snapshot, which goes too
+    cluster.settle()
+    assert SharedStore(address).epochs("one") == [3]
