@@ -1,13 +1,14 @@
-"""Reference pages made from the code: the command line and the Python names when the site is built, the JSON lines by
+"""Reference pages made from the code: the command line and the Python names when the site is built, JSON and HTTP by
 
     python docs/reference.py
 
-which writes reference/json.md; a test checks that it is current.
+which writes reference/json.md and reference/http.md; tests check that they are current.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,7 +122,95 @@ def _table(fields: Any) -> str:
     return "\n".join(["| field | type | |", "|---|---|---|", *rows, ""])
 
 
+def http() -> str:
+    """Every route of ``edgevlm serve``: what it takes and what it answers, as its OpenAPI description has them."""
+    from edgevlm.apps.serve.config import ServeConfig
+    from edgevlm.apps.serve.http import make_app
+    from edgevlm.apps.serve.service import Service
+
+    openapi = make_app(Service(ServeConfig(), print)).openapi()
+    routes = [(path, method, route) for path, methods in openapi["paths"].items() for method, route in methods.items()]
+    errors = "\n".join(f"- {routes[0][2]['responses'][status]['description']}" for status in ("4XX", "5XX"))
+    parts = [HTTP_INTRO.format(errors=errors)]
+    for tag in dict.fromkeys(route["tags"][0] for _, _, route in routes):
+        parts.append(f"## {tag[0].upper()}{tag[1:]}\n")
+        parts += [_route(path, method, route) for path, method, route in routes if route["tags"][0] == tag]
+    schemas = {name: each for name, each in openapi["components"]["schemas"].items() if each.get("type") == "object"}
+    parts.append("## Bodies\n")
+    parts += ["\n".join([f"### {name}\n", *_said(each), _http_fields(each)]) for name, each in schemas.items()]
+    return "\n".join(parts)
+
+
+HTTP_INTRO = """# HTTP
+
+The routes of `edgevlm serve`, as its own `/openapi.json` describes them; `/docs` shows that in a browser. With `server.key`
+set every route but those of health takes `Authorization: Bearer KEY`. [Serving](../guide/serving.md) shows them in use.
+
+Every error is a JSON object, [ErrorReply](#errorreply):
+
+{errors}
+"""
+
+
+def _route(path: str, method: str, route: Any) -> str:
+    parts = [f"### `{method.upper()} {path}`\n", *_said(route)]
+    if parameters := route.get("parameters"):
+        rows = (f"| `{each['name']}` | {each['in']} | {_shape(each['schema'], each['required'])} |" for each in parameters)
+        parts.append("\n".join(["| parameter | in | |", "|---|---|---|", *rows, ""]))
+    if body := route.get("requestBody"):
+        parts.append(f"Body: {_shape(body['content']['application/json']['schema'], True)}\n")
+    for status, answer in route["responses"].items():
+        if status.isdecimal():
+            parts.append(f"Answers {status}: {' or '.join(f'`{kind}`' for kind in answer.get('content', ())) or 'nothing'}\n")
+    return "\n".join(parts)
+
+
+def _said(thing: Any) -> list[str]:
+    text = thing.get("description", "").replace("``", "`")
+    return [f"{text}\n"] if text else []
+
+
+def _http_fields(schema: Any) -> str:
+    needed = schema.get("required", ())
+    rows = (
+        f"| `{name}` | {_shape(each, name in needed)} | {_one_line(each.get('description', ''))} |"
+        for name, each in schema.get("properties", {}).items()
+    )
+    return "\n".join(["| field | | |", "|---|---|---|", *rows, ""])
+
+
+def _shape(schema: Any, needed: bool) -> str:
+    """A type with its limits; what may be left out says so."""
+    said = _type(schema)
+    if "default" in schema and schema["default"] not in (None, ""):
+        return f"{said}, `{json.dumps(schema['default'])}` unless given"
+    return said if needed else f"{said}, optional"
+
+
+def _type(schema: Any) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        return f"[{name}](#{name.lower()})"
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return " or ".join(dict.fromkeys(_type(each) for each in schema[several] if each.get("type") != "null"))
+    if "const" in schema or "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    kind = schema.get("type", "any JSON")
+    if kind == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    limits = [f"{word} {schema[key]:g}" for key, word in LIMITS.items() if schema.get(key, UNSAID) < UNSAID]
+    if "maxLength" in schema:
+        limits.append(f"{schema.get('minLength', 0)} to {schema['maxLength']} characters")
+    return f"{kind} ({', '.join(limits)})" if limits else kind
+
+
+UNSAID = 2**31 - 1  # a limit from here on is that of the type
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
 if __name__ == "__main__":
     folder = Path(__file__).parent / "reference"
     folder.mkdir(exist_ok=True)
     (folder / "json.md").write_text(json_lines())
+    (folder / "http.md").write_text(http())

@@ -268,6 +268,7 @@ def add_openai(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models/{name}", tags=["OpenAI"])
     async def model(name: StreamName) -> dict[str, Any]:
+        """One of them."""
         return model_entry(server.stream(name, "model"))
 
 
@@ -311,6 +312,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/streams/{name}", tags=["streams"])
     async def stream(name: StreamName) -> dict[str, Any]:
+        """A camera and how it does."""
         return server.stream(name).describe()
 
     @app.patch("/v1/streams/{name}", tags=["streams"])
@@ -455,6 +457,7 @@ def add_watches(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/watches/{name}", tags=["watches"])
     async def one(name: StreamName) -> dict[str, Any]:
+        """A watch, and how it stands on each of its cameras."""
         return watches.describe(known(name))
 
     @app.patch("/v1/watches/{name}", tags=["watches"])

@@ -122,6 +122,7 @@ def test_the_documents_are_made_from_the_schemas():
     made = runpy.run_path(str(DOCS / "reference.py"))
     again = "run python docs/reference.py"
     assert (DOCS / "reference" / "json.md").read_text() == made["json_lines"](), again
+    assert (DOCS / "reference" / "http.md").read_text() == made["http"](), again
     for validator in VALIDATORS.values():
         validator.check_schema(validator.schema)
 
