@@ -87,8 +87,8 @@ def python() -> str:
 
 
 def _plain(thing: Any) -> str:
-    """A docstring as Markdown: no roles, single backticks."""
-    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.getdoc(thing) or "").replace("``", "`")
+    """A docstring as Markdown: no roles, single backticks, one colon before code."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.getdoc(thing) or "").replace("``", "`").replace("::\n", ":\n")
 
 
 def json_lines() -> str:
