@@ -366,8 +366,8 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/streams/{name}/memory", tags=["streams"])
     async def memory(name: StreamName) -> dict[str, Any]:
-        """What is held: for each frame its time, thumbnail, share, share by group of layers, and one hexadecimal digit a token;
-        and how many frames wait for their chunk."""
+        """What is held: for each frame its time, thumbnail, fraction held, in all and by group of layers, and one hexadecimal
+        digit a token; and how many frames wait for their chunk."""
         return await run_in_threadpool(server.stream(name).memory)
 
     @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=Response, responses=content("text/event-stream"))
