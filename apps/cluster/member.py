@@ -14,7 +14,9 @@ from edgevlm.apps.cluster.agent import MEMORY, TIME, NodeAgent
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
+from edgevlm.apps.credentials import secret
 from edgevlm.apps.planning.this_machine import this_machine
+from edgevlm.apps.serve.config import REDIS
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
@@ -69,12 +71,20 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
     shared, shown = shared_at(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
-    own, redis = f"edgevlm_{name}", wanted.redis if is_head else None
+    own, redis = f"edgevlm_{name}", redis_of(wanted.redis) if is_head and wanted.redis else None
     resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
     link = RayLink(Joining(address, ip, is_head, wanted.snapshots, resources, service.key, own, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
     agent.reserve, agent.release = link.reserve, link.release
     return ClusterMember(service, link, agent)
+
+
+def redis_of(given: str) -> str:
+    """Where a Redis is, and its password. Raises UserError."""
+    where = secret(given)
+    if not re.fullmatch(REDIS, where):
+        raise UserError(f"cluster.redis: {given} holds no HOST:PORT, nor redis://:PASSWORD@HOST:PORT")
+    return where
 
 
 def check_answers(host: str, port: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from edgevlm.apps.cluster.agent import HeadAway
 from edgevlm.errors import UserError
@@ -39,8 +40,9 @@ PR_SET_PDEATHSIG = 1
 class Joining:
     """How a node joins. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
 
-    folder: of the head's state. resources: Ray's custom ones, of this node. secret: that all nodes share. redis: HOST:PORT
-    where Ray keeps what it knows, so that a head which is started again finds the nodes as they are.
+    folder: of the head's state. resources: Ray's custom ones, of this node. secret: that all nodes share. redis: HOST:PORT, or
+    redis://:PASSWORD@HOST:PORT, where Ray keeps what it knows, so that a head which is started again finds the nodes as it left
+    them.
     """
 
     address: str
@@ -175,7 +177,7 @@ def _serve(pipe: Connection, joining: Joining) -> None:
     }
     if joining.redis is not None:
         os.environ |= {
-            "RAY_REDIS_ADDRESS": joining.redis,
+            "RAY_REDIS_ADDRESS": joining.redis.rpartition("@")[2].removeprefix("redis://"),
             "RAY_external_storage_namespace": _token(f"redis {joining.secret}")[:16],  # others may use that Redis too
         }
     if joining.is_head and _listens(joining.address):  # another cluster's Ray would be joined
@@ -266,6 +268,8 @@ def _ray_of(joining: Joining) -> Iterator[subprocess.Popen[bytes]]:
     where = ["--head", f"--port={joining.address.rpartition(':')[2]}", "--include-dashboard=false"]
     if not joining.is_head:
         where = [f"--address={joining.address}"]
+    if password := unquote((joining.redis or "").rpartition("@")[0].removeprefix("redis://:")):
+        where.append(f"--redis-password={password}")  # Ray has no other way, and passes it on like this
     resources = "{" + ",".join(f'"{name}":{amount:g}' for name, amount in joining.resources.items()) + "}"
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1",

@@ -31,6 +31,7 @@ else:
 
 MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+REDIS = r"(redis://(:[^@\s/]+@)?)?[A-Za-z0-9.-]+:[0-9]{1,5}"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIXED = (
     "engine",
@@ -60,6 +61,13 @@ def checked_secret(value: str | None) -> str | None:
     """Where a key stands. Raises ValueError for a key itself."""
     if value is not None and not value.startswith(("env:", "file:")):
         raise ValueError("give env:NAME or file:PATH; a key does not stand in the file itself")
+    return value
+
+
+def checked_redis(value: str) -> str:
+    """Where a Redis is, or where that stands. Raises ValueError, and does not repeat what may be a password."""
+    if not value.startswith(("env:", "file:")) and not re.fullmatch(REDIS, value):
+        raise ValueError("give HOST:PORT, redis://:PASSWORD@HOST:PORT, or env:NAME or file:PATH where that stands")
     return value
 
 
@@ -173,7 +181,8 @@ class ClusterSettings(Section):
     state go. node: this one's name, the machine's unless given.
     address: an IP address of this machine that the others reach; found out unless given. memory: megabytes for edgevlm, as
     `edgevlm plan` finds unless given. redis: ``HOST:PORT`` of a Redis for what the head's Ray knows of the nodes, so that they
-    need not start theirs anew when the head is started again.
+    need not start theirs anew when the head is started again; ``redis://:PASSWORD@HOST:PORT`` for one with a password, best as
+    ``env:NAME`` or ``file:PATH``.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -181,7 +190,7 @@ class ClusterSettings(Section):
     node: Name | None = None
     address: Annotated[str, AfterValidator(checked_address)] | None = None
     memory: Megabytes | None = None
-    redis: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")] | None = None
+    redis: Annotated[str, AfterValidator(checked_redis)] | None = None
 
 
 class ServeConfig(Section):

@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 pytest.importorskip("fastapi")
 
 from edgevlm.apps.cluster.agent import HeadAway
-from edgevlm.apps.cluster.member import join
+from edgevlm.apps.cluster.member import join, redis_of
 from edgevlm.apps.cluster.ray_link import START_S, Joining, RayLink
 from edgevlm.apps.serve.config import check_config
 from edgevlm.apps.serve.service import Service
@@ -108,9 +108,14 @@ def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
         pytest.skip("no redis-server here")
     ports, resources = [free_port(), free_port()], {"edgevlm_memory": 100}
     address, at = f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
-    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(ports[1]), "--save", "", "--dir", str(tmp_path)]
+    (tmp_path / "redis.conf").write_text("requirepass correct/horse\n")
+    command = [
+        "redis-server", str(tmp_path / "redis.conf"), "--bind", "127.0.0.1", "--port", str(ports[1]), "--save", "",
+        "--dir", str(tmp_path),
+    ]  # fmt: skip
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    head = Joining(address, "127.0.0.1", True, str(tmp_path), {**resources, "edgevlm_a": 1}, "secret", "edgevlm_a", at)
+    own, at = {**resources, "edgevlm_a": 1}, f"redis://:correct%2Fhorse@{at}"
+    head = Joining(address, "127.0.0.1", True, str(tmp_path), own, "secret", "edgevlm_a", at)
     link = RayLink(Joining(address, "127.0.0.2", False, str(tmp_path), {**resources, "edgevlm_b": 1}, "secret", "edgevlm_b"))
     try:
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
@@ -133,6 +138,19 @@ def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
         link.close()
         redis.terminate()
         redis.wait()
+
+
+def test_a_redis_with_a_password_is_read_and_never_repeated(tmp_path):
+    (tmp_path / "redis").write_text("redis://:correct-horse@localhost:6379\n")
+    assert redis_of(f"file:{tmp_path / 'redis'}") == redis_of("redis://:correct-horse@localhost:6379")
+    for given in ("redis://:correct-horse@localhost", "correct-horse@localhost:6379", "redis://:correct horse@h:1"):
+        with pytest.raises(UserError, match="give HOST:PORT, redis://:PASSWORD@HOST:PORT, or env:NAME") as refused:
+            check_config({"cluster": {"redis": given}}, "test")
+        assert "horse" not in str(refused.value)
+        (tmp_path / "redis").write_text(given)
+        with pytest.raises(UserError, match="holds no HOST:PORT") as refused:
+            redis_of(f"file:{tmp_path / 'redis'}")
+        assert "horse" not in str(refused.value)
 
 
 def test_what_a_node_needs_is_said_in_one_line(tmp_path, monkeypatch):
