@@ -296,7 +296,7 @@ LINES: dict[str, dict[str, Fields]] = {
             "bundle": ("string", "Its name in the bundle cache."),
             "family": ("string", "Model family."),
             "precision": ("string", "Precision of the decoder's weights."),
-            "scaling": ("string|null", "How the weights were scaled before rounding, such as awq."),
+            "rounding": ("string", "How the weights were rounded: nearest or gptq."),
             "kv": ("string", "Precision of keys and values."),
             "vision_precision": ("string", "Precision of the vision tower."),
             "profile": ("string", "The runtime its graphs are for."),

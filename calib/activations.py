@@ -31,16 +31,15 @@ def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *
 
 Float16 = NDArray[np.float16]
 
-SITES = {"qkv": "input_norm", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> what it is multiplied with
+SITES = {"qkv": "input_norm", "output": "attention", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> its input
 TOKENS, LENGTH = 2048, 256  # of text, and of one passage
-ROWS = 256  # kept of each matrix
+LARGEST = np.float32(65504)  # of float16: many models pile up activations on a passage's first token
 
 
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:
-    """``layer{l}.qkv``, ``layer{l}.gate_up`` and ``layer{l}.down`` to rows ``[ROWS, in]`` of their input, for every layer.
+    """``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down`` to rows ``[n, in]`` of their input, for every layer.
 
-    The text is that of :func:`passages`; rows are spread evenly over it. (The first token of a passage, on which
-    many models pile up activations hundreds of times those of others, is left out.) bundle: in fp32.
+    The text is that of :func:`passages`, TOKENS in all. bundle: in fp32.
     """
     model = Model.load(bundle.path)
     texts = passages(TOKENS, min(LENGTH, bundle.limit), model.encode, held_out=False)
@@ -49,7 +48,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
     for ids in texts:
         embeds = model.engine.embed(np.asarray(ids, np.int64))
         for name, rows in _run(session, bundle, embeds).items():
-            found.setdefault(name, []).append(rows[1 :: max(1, TOKENS // ROWS)].astype(np.float16))
+            found.setdefault(name, []).append(np.clip(rows, -LARGEST, LARGEST).astype(np.float16))
     model.close()
     return {name: np.concatenate(rows) for name, rows in found.items()}
 

@@ -351,7 +351,7 @@ def precision(lines: Sequence[Line]) -> Table:
             lambda line: f"{line['decoder_mb']:.0f}",
         ),
     ]
-    heads = ["", *(line["precision"].replace("+awq", ", `--scaling awq`") for line in own)]
+    heads = ["", *(line["precision"].replace("+gptq", " by GPTQ") for line in own)]
     return heads, [[title, *(text(line) for line in own)] for title, text in rows]
 
 

@@ -13,7 +13,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 if TYPE_CHECKING:
-    from edgevlm.export.scaling import ActivationSampler, Samples
+    from edgevlm.export.samples import ActivationSampler, Samples
     from edgevlm.runtime.kv import KVType
 
 __all__ = ["export_checkpoint"]

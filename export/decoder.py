@@ -25,7 +25,6 @@ bundle of another KV precision has ``full`` in fp32 besides, as ``fp32-kv``: wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from edgevlm.export.layers import DecoderGraph, PerLayerGraphs, Projections
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
-from edgevlm.export.scaling import Samples, in_blocks, scaled
+from edgevlm.export.samples import Samples, hessian
 from edgevlm.progress import Notify
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
@@ -81,9 +80,9 @@ def write_decoder(
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
     :func:`first_sparse_layer`. ``kv``: what they keep keys and values as; unless fp32 there is ``fp32-kv`` too. A tied head is
     the embedding's files themselves: the graphs refer to their bytes. ``precision``: of matrices, embedding and head; see
-    :mod:`edgevlm.export.precisions`. With ``samples`` matrices are scaled for activations like those; see
-    :mod:`edgevlm.export.scaling`. What ``journal`` has is not written again. Raises UserError for a checkpoint whose tensors
-    are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
+    :mod:`edgevlm.export.precisions`. With ``samples`` matrices are rounded by GPTQ for inputs like those; see
+    :mod:`edgevlm.export.precisions.rounding`. What ``journal`` has is not written again. Raises UserError for a checkpoint
+    whose tensors are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
     written_for = load_profile(profile)
     chosen, journal, size = written_for.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -102,9 +101,7 @@ def write_decoder(
             progress(step)
             done = journal.has(step)
             read = backbone.layer(checkpoint.without_reading() if done else checkpoint, shape, layer)
-            if samples is not None and not done:
-                read = scaled(read, layer, samples, in_blocks(precision, profile))
-            w = _stored(read, chosen.matrices, Stored.written if done else Stored.of)
+            w = _stored(read, layer, chosen.matrices, samples, done)
             for d in writers:
                 d.layer(layer, w)
             weights.finish(step)
@@ -150,14 +147,18 @@ def _per_layer(profile: Profile, weights: WeightsFile, shape: DecoderShape, prec
 
 
 def _stored(
-    w: LayerWeights[Float32 | Stored], layout: Layout, make: Callable[[Layout, Float32], Stored] = Stored.of
+    w: LayerWeights[Float32 | Stored], index: int, layout: Layout, samples: Samples | None, done: bool
 ) -> LayerWeights[Stored]:
-    """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so."""
+    """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so; ``done``: in the file."""
 
-    def stored(matrix: Float32 | Stored) -> Stored:
-        return matrix if isinstance(matrix, Stored) else make(layout, matrix)
+    def stored(name: str, matrix: Float32 | Stored) -> Stored:
+        if isinstance(matrix, Stored):
+            return matrix
+        if done:
+            return Stored.written(layout, matrix)
+        return Stored.of(layout, matrix, None if samples is None else hessian(samples, index, name))
 
-    matrices: Any = {name: stored(getattr(w, name)) for name in MATRICES}
+    matrices: Any = {name: stored(name, getattr(w, name)) for name in MATRICES}
     rounded: Any = replace(w, **matrices)
     layer: LayerWeights[Stored] = rounded
     return layer

@@ -24,7 +24,7 @@ from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.memory import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
-from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
+from edgevlm.export.samples import ActivationSampler, Samples, rounded_layout
 from edgevlm.progress import Notify
 from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, hash_file, seal_manifest
@@ -162,7 +162,7 @@ def _write(
         "source": checkpoint.source,
         "profile": profile.name,
         "decoder": _decoder_section(checkpoint, model.family, shape, made)
-        | {"precision": precision, "scaling": None if samples is None else "awq", "kv": options.kv},
+        | {"precision": precision, "rounding": "nearest" if samples is None else "gptq", "kv": options.kv},
         "vision": _vision_section(model, tokens) | {"changed": changed},
         "chat": model.chat,
         "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
@@ -214,11 +214,11 @@ def _precision(
         check_no_zero_points(checkpoint.config, checkpoint.folder)
     profile.precision(chosen)
     if samples is not None:
-        in_blocks(chosen, profile.name)
+        rounded_layout(chosen, profile.name)
     if packing is not None and (chosen != PREQUANTISED or samples is not None):
         where = checkpoint.folder / "config.json"
         raise UserError(
-            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --scaling out"
+            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --rounding out"
         )
     return chosen
 

@@ -89,7 +89,7 @@ class DecoderSpec:
     kv: KVType = "fp32"  # what the graphs keep keys and values as
     deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # first layers after which a vision row's further features are added to it
     precision: str = "fp32"  # of the weights; see docs/internals/models.md
-    scaling: str | None = None  # "awq" where matrices were scaled for the activations they meet before they were rounded
+    rounding: str = "nearest"  # of the weights; "gptq" where it was done for the activations they meet
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 

@@ -22,7 +22,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
-SCALED, PLAIN = "edgevlm.apps.bundles.awq:export_scaled", "edgevlm.export:export_checkpoint"
+GPTQ, NEAREST = "edgevlm.apps.bundles.gptq:export_by_gptq", "edgevlm.export:export_checkpoint"
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None, "vision_precision": None, "kv": "fp32",
@@ -38,14 +38,14 @@ def cache_folder() -> Path:
 
 
 def cached_bundle(
-    checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, scaled: bool = False, **options: Any
+    checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, gptq: bool = False, **options: Any
 ) -> Path:
     """The cached bundle of a checkpoint with these options of ``export_checkpoint``; exported if missing, or by ``force``."""
-    target = cached_path(checkpoint, scaled=scaled, **options)
+    target = cached_path(checkpoint, gptq=gptq, **options)
     with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
             chosen = DEFAULTS | options | {"force": True}
-            export_apart(checkpoint, target, scaled=scaled, progress=progress, notify=notify, **chosen)
+            export_apart(checkpoint, target, gptq=gptq, progress=progress, notify=notify, **chosen)
     return target
 
 
@@ -54,19 +54,19 @@ def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notif
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
-def export_here(checkpoint: str, out: str, *, scaled: bool, camera: list[int], **options: Any) -> Path:
+def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> Path:
     """The same in this process, of options as JSON has them."""
-    return exporter(scaled)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
+    return exporter(gptq)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
 
-def exporter(scaled: bool) -> Callable[..., Path]:
-    """``export_checkpoint``, or for AWQ's scales the one that measures them first."""
-    module, _, name = (SCALED if scaled else PLAIN).partition(":")
+def exporter(gptq: bool) -> Callable[..., Path]:
+    """``export_checkpoint``, or for GPTQ the one that reads text first."""
+    module, _, name = (GPTQ if gptq else NEAREST).partition(":")
     export: Callable[..., Path] = getattr(needed(module, "exporting"), name)
     return export
 
 
-def cached_path(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
+def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:
     """Where the bundle of a checkpoint with these options is cached, by the content of both.
 
     Raises UserError for a folder that is no checkpoint.
@@ -74,7 +74,7 @@ def cached_path(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
     options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
-    options["samples"] = needed("edgevlm.apps.bundles.awq", "exporting").source() if scaled else {}
+    options["samples"] = needed("edgevlm.apps.bundles.gptq", "exporting").source() if gptq else {}
     name = plain_name(ConfigOnly(folder).name)
     return cache_folder() / f"{name}-{fingerprint(folder, {})[:DIGITS]}-{fingerprint(folder, options)[:DIGITS]}"
 
@@ -95,19 +95,19 @@ def list_bundles(as_json: bool) -> Iterator[str]:
             yield json_line("bundle", facts) if as_json else text
 
 
-def precisions(bundle: Bundle) -> dict[str, str | None]:
+def precisions(bundle: Bundle) -> dict[str, str]:
     """The export options that tell bundles of one checkpoint apart."""
     spec = bundle.decoder
-    stored = {"precision": spec.precision, "scaling": spec.scaling, "kv": spec.kv, "vision_precision": bundle.vision.precision}
-    return stored | {"profile": bundle.profile}
+    stored = {"precision": spec.precision, "rounding": spec.rounding, "kv": spec.kv}
+    return stored | {"vision_precision": bundle.vision.precision, "profile": bundle.profile}
 
 
 def description(folder: Path) -> str:
     """The same in words."""
     known = precisions(Bundle.load(folder, verify="size"))
-    scaling = f" by {known['scaling']}" if known["scaling"] else ""
+    rounding = "" if known["rounding"] == "nearest" else f" by {known['rounding']}"
     target = "" if known["profile"] == ONNXRUNTIME else f", for {known['profile']}"
-    return f"{known['precision']} weights{scaling}, {known['kv']} cache, {known['vision_precision']} tower{target}"
+    return f"{known['precision']} weights{rounding}, {known['kv']} cache, {known['vision_precision']} tower{target}"
 
 
 def remove_bundles(name: str) -> list[Path]:

@@ -21,7 +21,7 @@ def export(
     precision: Annotated[
         str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as the checkpoint")
     ] = None,
-    scaling: Annotated[Literal["none", "awq"], option("none|awq", "Scale weights before rounding them.")] = "none",
+    rounding: Annotated[Literal["nearest", "gptq"], option("nearest|gptq", "Round weights so.")] = "nearest",
     vision_precision: Annotated[
         str | None, option("NAME", "Store vision weights as fp32, fp16 or int8.", "fp32, TensorRT fp16")
     ] = None,
@@ -66,11 +66,11 @@ def export(
         complete_checkpoint(
             checkpoint, folder, lambda: (str(out or cache_folder()), bundle_bytes(folder, **options)), step, to_stderr
         )
-        scaled = scaling != "none"
+        gptq = rounding == "gptq"
         if out is None:
-            path = cached_bundle(folder, step, to_stderr, force=force, scaled=scaled, **options)
+            path = cached_bundle(folder, step, to_stderr, force=force, gptq=gptq, **options)
         else:
-            path = exporter(scaled)(folder, out, progress=step, notify=to_stderr, force=force, **options)
+            path = exporter(gptq)(folder, out, progress=step, notify=to_stderr, force=force, **options)
     typer.echo(str(path))
 
 

@@ -41,6 +41,7 @@ PARTS = {
 }  # fmt: skip
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+FILE_TYPES = {"Q4_K_M": lib.LLAMA_FTYPE_MOSTLY_Q4_K_M, "Q5_K_M": lib.LLAMA_FTYPE_MOSTLY_Q5_K_M}  # what llama-quantize makes
 _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
@@ -90,6 +91,48 @@ class LlamaCpp:
         tokens = (lib.llama_token * len(ids))(*ids)
         if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
+
+
+class Quantized:
+    """llama.cpp with what its own ``llama-quantize`` makes of ``model``, without an importance matrix. bytes: the file's."""
+
+    def __init__(self, model: TextModel, file_type: str, rows: int, threads: int) -> None:
+        lib.llama_log_set(_silence, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        self._vocab, self._rows = model.shape.vocab, rows
+        with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+            exact, path = Path(folder) / "fp32.gguf", Path(folder) / "model.gguf"
+            write_gguf(exact, model, "fp32")
+            wanted = lib.llama_model_quantize_default_params()
+            wanted.ftype, wanted.nthread = FILE_TYPES[file_type], threads
+            if lib.llama_model_quantize(str(exact).encode(), str(path).encode(), wanted):
+                raise UserError(f"llama.cpp {lib.__version__} cannot make {file_type} of {model.name}; leave --against out")
+            exact.unlink()
+            self.bytes = path.stat().st_size
+            self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        settings = lib.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = settings.n_ubatch = rows
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.type_k = settings.type_v = int(KV["fp32"])
+        self._context: Any = lib.llama_init_from_model(self._model, settings)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """The logits after each token of a text, ``[n, vocabulary]``."""
+        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, 0, -1)
+        batch = lib.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for index, token in enumerate(ids):
+            batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, index, 1
+            batch.seq_id[index][0], batch.logits[index] = 0, True
+        failed = lib.llama_decode(self._context, batch)
+        lib.llama_batch_free(batch)
+        if failed:
+            raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (len(ids), self._vocab)).copy()
+
+    def close(self) -> None:
+        lib.llama_free(self._context)
+        lib.llama_model_free(self._model)
 
 
 def fill(context: Any, shape: DecoderShape, rows: int, kv: str) -> bool:

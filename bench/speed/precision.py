@@ -82,16 +82,20 @@ class Forced:
 
 def weights(
     model: Sequence[str],
-    precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp", "int4+awq"),
+    precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp", "int4+gptq"),
     tokens: int = 2000,
     threads: int | None = None,
+    against: Sequence[str] = (),
+    rotate: bool = False,
     *,
     progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``top1``: how often the same token is likeliest; ``kl``: KL(fp32 || precision), mean nats; single tokens are timed in turn.
-    Raises UserError for a precision that is not known and for a checkpoint that cannot be exported or is quantized already.
+    ``against``: of llama.cpp, what its Q4_K_M and Q5_K_M make of the same weights. ``rotate``: of weights turned first, all
+    alike; see :mod:`edgevlm.bench.rotation`. ``top1``: how often the same token is likeliest; ``kl``: KL(fp32 || precision),
+    mean nats; single tokens are timed in turn. Raises UserError for a precision that is not known and for a checkpoint that
+    cannot be exported or is quantized already.
     """
     with needs("exporting a checkpoint"):
         from edgevlm.calib.activations import passages, sample_activations
@@ -105,7 +109,13 @@ def weights(
         where = checkpoint / "config.json"
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
-        folder = Path(place)
+        folder, name_of = Path(place), ConfigOnly(checkpoint).name
+        if rotate:
+            with needs("rotating a checkpoint"):
+                from edgevlm.bench.rotation import rotated
+            progress("rotating")
+            checkpoint = rotated(checkpoint, folder / "rotated")
+        about = {"bench": "precision", "model": name_of} | ({"rotated": True} if rotate else {})
         progress("exporting in fp32")
         fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
@@ -117,28 +127,58 @@ def weights(
             path = folder / "fp32"
             if name != "fp32":
                 progress(f"exporting in {name}")
-                rounding, _, scaling = name.partition("+")
-                samples = sample_activations(fp32.bundle) if scaling else None
-                path = export_checkpoint(checkpoint, folder / "other", precision=rounding, samples=samples, force=True)
+                stored, _, rounding = name.partition("+")
+                samples = sample_activations(fp32.bundle) if rounding else None
+                path = export_checkpoint(checkpoint, folder / "other", precision=stored, samples=samples, force=True)
             other = Model.load(path, threads=threads)
             progress(f"comparing {name}")
-            place_of = {"bench": "precision", "model": ConfigOnly(checkpoint).name, "precision": name}
-            yield place_of | compare_weights(plain, Forced(other, other.bundle, PASSAGE), texts, expected)
+            yield about | {"precision": name} | compare_weights(plain, Forced(other, other.bundle, PASSAGE), texts, expected)
             other.close()
+        for name in against:
+            yield from (about | line for line in _of_llama_cpp(name, checkpoint, texts, expected, fp32, progress))
         fp32.close()
 
 
-def check_precision(name: str) -> None:
-    """Raise UserError unless ``name`` is a precision, or one of whole numbers and ``+awq``."""
-    from edgevlm.export.precisions import load_precision
-    from edgevlm.export.scaling import in_blocks
+def _of_llama_cpp(
+    name: str, checkpoint: Path, texts: Sequence[Sequence[int]], expected: Float32, fp32: Model, progress: Notify
+) -> Iterator[dict[str, Any]]:
+    """Its quantizations of the same weights on the same texts."""
+    if name != "llama.cpp":
+        raise UserError(f"--against {name!r}: precision compares with llama.cpp")
+    with needs("--against llama.cpp"):
+        from edgevlm.bench.speed import llama_cpp
+    from edgevlm.bench.seeded import open_text_model
 
-    precision, plus, scaling = name.partition("+")
+    model, engine = open_text_model(str(checkpoint)), fp32.engine
+    threads = getattr(engine, "threads", 1)
+    for file_type in llama_cpp.FILE_TYPES:
+        progress(f"comparing llama.cpp's {file_type}")
+        other = llama_cpp.Quantized(model, file_type, PASSAGE, threads)
+        same, nats, first = [], [], 0
+        for ids in texts:
+            wanted, found = np.asarray(expected[first : first + len(ids)]), other.logits(ids)
+            same.append(wanted.argmax(1) == found.argmax(1))
+            nats.append(divergence(wanted, found))
+            first += len(ids)
+        other.close()
+        yield {
+            "precision": f"llama.cpp {file_type}", "tokens": first, "top1": round(float(np.concatenate(same).mean()), 4),
+            "kl": round(float(np.concatenate(nats).mean()), 5), "decoder_mb": round(other.bytes / 1e6, 1),
+            "size_over_fp32": round(other.bytes / weight_bytes(fp32.bundle), 3),
+        }  # fmt: skip
+
+
+def check_precision(name: str) -> None:
+    """Raise UserError unless ``name`` is a precision, or one of whole numbers and ``+gptq``."""
+    from edgevlm.export.precisions import load_precision
+    from edgevlm.export.samples import rounded_layout
+
+    precision, plus, rounding = name.partition("+")
     load_precision(precision)
     if plus:
-        in_blocks(precision)
-        if scaling != "awq":
-            raise UserError(f"--precisions {name!r}: the only scaling is awq; write {precision}+awq")
+        rounded_layout(precision)
+        if rounding != "gptq":
+            raise UserError(f"--precisions {name!r}: the only rounding is gptq; write {precision}+gptq")
 
 
 def compare_weights(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:

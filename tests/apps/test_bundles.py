@@ -70,7 +70,7 @@ def test_run_takes_a_checkpoint(made, monkeypatch, capsys):
 
 def test_what_is_asked_for_in_words_is_the_same_as_by_default(made, monkeypatch, capsys):
     checkpoint, exports = made
-    for extra in ([], ["--precision", "fp32"], ["--kv", "fp32", "--vision-precision", "fp32", "--scaling", "none"]):
+    for extra in ([], ["--precision", "fp32"], ["--kv", "fp32", "--vision-precision", "fp32", "--rounding", "nearest"]):
         assert edgevlm(monkeypatch, "export", checkpoint, *extra) == 0
     assert len(set(capsys.readouterr().out.splitlines())) == len(exports) == 1
 
@@ -190,7 +190,7 @@ def test_listed_and_removed(made, monkeypatch, capsys):
     assert edgevlm(monkeypatch, "bundles", "list", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == {
-        "event": "bundle", "schema": 1, "bundle": path.name, "family": "llava", "precision": "fp32", "scaling": None,
+        "event": "bundle", "schema": 1, "bundle": path.name, "family": "llava", "precision": "fp32", "rounding": "nearest",
         "kv": "fp32", "vision_precision": "fp32", "profile": "onnxruntime",
         "bytes": facts["bytes"], "path": str(path),
     }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from typed import edgevlm
 
 TOGETHER = {
-    "int8 cache, scaled int4": ["--precision", "int4", "--scaling", "awq", "--kv", "int8"],
+    "int8 cache, int4 by GPTQ": ["--precision", "int4", "--rounding", "gptq", "--kv", "int8"],
     "all of int8": ["--precision", "int8", "--kv", "int8", "--vision-precision", "int8"],
 }
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from runner import Runner
 
-from edgevlm.apps.bundles.awq import export_scaled
+from edgevlm.apps.bundles.gptq import export_by_gptq
 from edgevlm.errors import BundleError, CacheError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measured_scales
@@ -160,7 +160,7 @@ def test_memory_of_another_precision_is_refused(exported: Any) -> None:
         plain.engine.bind(plain.buffers, variant="fp32-kv")
 
 
-@pytest.mark.parametrize("export", [partial(export_checkpoint, kv="int8"), partial(export_scaled, force=False)])
+@pytest.mark.parametrize("export", [partial(export_checkpoint, kv="int8"), partial(export_by_gptq, force=False)])
 def test_a_missing_engine_is_noticed_before_anything_is_written(
     exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Callable[..., Any]
 ) -> None:

@@ -208,10 +208,10 @@ def test_what_changes_of_a_clip_beside_whole_frames():
 
 
 def test_precisions_a_tower_and_sparse_prefill():
-    rounded = {"bench": "precision", "precision": "int4+awq", "top1": 0.8025, "kl": 0.15741, "decoder_mb": 98.3,
+    rounded = {"bench": "precision", "precision": "int4+gptq", "top1": 0.8025, "kl": 0.15741, "decoder_mb": 98.3,
                "size_over_fp32": 0.183}  # fmt: skip
     assert rows(tables.precision([rounded])) == [
-        "|  | int4, `--scaling awq` |", "|---|---|", "| same likeliest token | .803 |", "| mean KL, nats | .1574 |",
+        "|  | int4 by GPTQ |", "|---|---|", "| same likeliest token | .803 |", "| mean KL, nats | .1574 |",
         "| decoder, MB (fp32: 537) | 98 |",
     ]  # fmt: skip
     tower = {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": "transformers", "layers": 27, "threads": 1,

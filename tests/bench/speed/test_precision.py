@@ -31,7 +31,7 @@ def lines(checkpoint):
         "--model",
         str(checkpoint),
         "--precisions",
-        "fp32,fp16,int8,int4,int4+awq",
+        "fp32,fp16,int8,int4,int4+gptq",
         "--tokens",
     ]
     done = CliRunner().invoke(app, [*command, "140", "--threads", "1", "--json"], catch_exceptions=False)
@@ -47,18 +47,18 @@ def test_a_checkpoint_that_is_rounded_already_has_nothing_to_be_compared_with(ch
         UserError, match="awq has rounded it to 4 bits, and there is no fp32 to compare with; give the"
     ) as error:
         next(bench.weights([packed], ["fp32", "int8"], 140, 1, progress=lambda what: pytest.fail(f"began {what}")))
-    assert "--scaling" not in str(error.value)
+    assert "--rounding" not in str(error.value)
 
 
 def test_float32_is_itself_and_the_rest_is_near(lines):
-    assert list(lines) == ["fp32", "fp16", "int8", "int4", "int4+awq"]
+    assert list(lines) == ["fp32", "fp16", "int8", "int4", "int4+gptq"]
     assert (lines["fp32"]["top1"], lines["fp32"]["kl"], lines["fp32"]["size_over_fp32"]) == (1, 0, 1)
     for line in lines.values():
         assert (line["bench"], line["model"], line["tokens"], line["threads"]) == ("precision", "checkpoint", 140, 1)
         assert line["ms_per_token"] > 0 < line["fp32_ms_per_token"]
     assert lines["fp16"]["kl"] <= lines["int8"]["kl"] < lines["int4"]["kl"] < 10
     assert lines["int4"]["top1"] < 1
-    assert lines["int4+awq"]["kl"] != lines["int4"]["kl"]
+    assert lines["int4+gptq"]["kl"] != lines["int4"]["kl"]
     sizes = [lines[name]["decoder_mb"] for name in ("int4", "int8", "fp16", "fp32")]
     assert sizes == sorted(sizes)
 
@@ -88,6 +88,30 @@ def test_what_is_compared(checkpoint, tmp_path):
     assert result["size_over_fp32"] == round(sizes[0] / sizes[1], 3) < 1
 
 
+def test_a_rotated_checkpoint_computes_the_same(checkpoint, tmp_path):
+    from edgevlm.bench.rotation import rotated
+    from edgevlm.export import export_checkpoint
+
+    turned = rotated(checkpoint, tmp_path / "turned")
+    models = [Model.load(export_checkpoint(each, tmp_path / f"{n}"), threads=1) for n, each in enumerate((checkpoint, turned))]
+    ids = list(range(10, 60))
+    one, two = (bench.Forced(model, model.bundle, 60).logits(ids) for model in models)
+    np.testing.assert_allclose(two, one, atol=2e-4 * np.abs(one).max())
+    tables = [np.load(model.bundle.path / "embedding.npy") for model in models]
+    assert np.abs(tables[0] - tables[1]).max() > 0.1 * np.abs(tables[0]).max()
+
+
+def test_llama_cpps_quantizations_of_the_same_weights(checkpoint):
+    pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python")
+    lines = list(bench.weights([checkpoint], ["int8"], 60, 1, ["llama.cpp"], rotate=True))
+    assert [line["precision"] for line in lines] == ["int8", "llama.cpp Q4_K_M", "llama.cpp Q5_K_M"]
+    assert all(line["rotated"] and line["tokens"] == 60 for line in lines)
+    assert all(0 < line["kl"] < 0.1 for line in lines)
+    assert lines[1]["decoder_mb"] <= lines[2]["decoder_mb"]
+    with pytest.raises(UserError, match=r"precision compares with llama\.cpp"):
+        list(bench.weights([checkpoint], ["int8"], 60, 1, ["openvino"]))
+
+
 def test_texts_for_measuring_are_not_those_for_calibrating():
     encode = Model.load("demo", threads=1).encode
     measured, calibrated = (passages(1100, 500, encode, held_out=held_out) for held_out in (True, False))
@@ -100,8 +124,8 @@ def test_texts_for_measuring_are_not_those_for_calibrating():
     ("names", "says"),
     [
         ("int3", r"'int3' is not known; did you mean 'int"),
-        ("int4+gptq", r"the only scaling is awq; write int4\+awq"),
-        ("fp16+awq", r"not for fp16; give --precision int4"),
+        ("int4+awq", r"the only rounding is gptq; write int4\+gptq"),
+        ("fp16+gptq", r"not fp16; give --precision int4"),
     ],
 )
 def test_a_precision_that_cannot_be(checkpoint, names, says):

@@ -1,4 +1,4 @@
-"""``edgevlm export --scaling awq``: the fp32 bundle is made first, and run over text, for the activations to scale for."""
+"""``edgevlm export --rounding gptq``: the fp32 bundle is made first, and run over text, for the activations to round for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from edgevlm.calib import activations
 from edgevlm.export import export_checkpoint
-from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
+from edgevlm.export.samples import ActivationSampler, Samples, rounded_layout
 from edgevlm.progress import Notify
 from edgevlm.runtime.atomic import check_target, flush
 from edgevlm.runtime.bundle import Bundle
@@ -22,12 +22,14 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.plugins import load_class
 
 
-def export_scaled(checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any) -> Path:
+def export_by_gptq(
+    checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any
+) -> Path:
     """As :func:`edgevlm.export.export_checkpoint`, which also keeps what is sampled, for the same command to go on from.
 
     Raises UserError for a precision that rounds nothing and where there is no engine, before anything is exported.
     """
-    in_blocks(precision or "fp32", options.get("profile", ONNXRUNTIME))
+    rounded_layout(precision or "fp32", options.get("profile", ONNXRUNTIME))
     load_class("engines", DEFAULT_ENGINE)
     check_target(out, force)
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}

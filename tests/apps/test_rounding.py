@@ -1,20 +1,20 @@
-"""``edgevlm export --scaling awq`` that was stopped goes on behind what it had finished, and makes the same bytes."""
+"""``edgevlm export --rounding gptq`` that was stopped goes on behind what it had finished, and makes the same bytes."""
 
 from pathlib import Path
 
 import pytest
 
-from edgevlm.apps.bundles import awq as scaling
+from edgevlm.apps.bundles import gptq
 from edgevlm.export import decoder, vision
 from edgevlm.export.precisions import layouts
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 PROBE = 8  # rows, at the most, of what shows how a layout lies in files
 LAYER, TEXT = "decoder layer 3 of 3", "running the model over text"
-STAGES = {  # (the step that it is stopped at, and at what time of it), then what is done again: towers, samples, layers scaled
+STAGES = {  # (the step that it is stopped at, and at what time of it), then what is done again: towers, samples, layers rounded
     "the fp32 bundle": ((LAYER, 1), (1, 1, [0, 1, 2])),
     "its run over text": ((TEXT, 1), (1, 1, [0, 1, 2])),
-    "the scaled bundle": ((LAYER, 2), (0, 0, [2])),
+    "the rounded bundle": ((LAYER, 2), (0, 0, [2])),
 }
 
 
@@ -27,7 +27,7 @@ def export(checkpoint, out, stop=("", 0), notify=None):
         if (step, steps.count(step)) == stop:
             raise KeyboardInterrupt
 
-    return scaling.export_scaled(checkpoint, out, precision="int4-zp", progress=progress, force=False, notify=notify)
+    return gptq.export_by_gptq(checkpoint, out, precision="int4-zp", progress=progress, force=False, notify=notify)
 
 
 def watched(monkeypatch, module, name, of=lambda *arguments: arguments):
@@ -43,7 +43,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(exported, tmp_path_factory) -> Path:
-    return export(exported("llava", **SHAPE).checkpoint, tmp_path_factory.mktemp("scaled") / "out")
+    return export(exported("llava", **SHAPE).checkpoint, tmp_path_factory.mktemp("rounded") / "out")
 
 
 @pytest.mark.parametrize(("stop", "again"), STAGES.values(), ids=STAGES)
@@ -54,12 +54,12 @@ def test_it_goes_on_where_it_was_stopped(exported, undisturbed, tmp_path, monkey
     assert said == ["stopped; the same command goes on from here"]
     assert len(list(tmp_path.iterdir())) == 1
     towers = watched(monkeypatch, vision, "write_vision")
-    samples = watched(monkeypatch, scaling.activations, "sample_activations")
-    layers = watched(monkeypatch, decoder, "scaled", lambda w, layer, *_: layer)
-    rounded = watched(monkeypatch, layouts, "round_to_blocks", lambda weight, *_: weight)
+    samples = watched(monkeypatch, gptq.activations, "sample_activations")
+    layers = watched(monkeypatch, decoder, "hessian", lambda samples, layer, matrix: layer)
+    rounded = watched(monkeypatch, layouts, "gptq", lambda weight, *_: weight)
     export(checkpoint, tmp_path / "out", notify=said.append)
     assert said[1] == "going on with what an export that was stopped has finished"
-    assert (len(towers), len(samples), layers) == again
+    assert (len(towers), len(samples), sorted(set(layers))) == again
     assert all(weight.any() for weight in rounded if len(weight) > PROBE), "zeros of a finished layer"
     assert contents(tmp_path / "out") == contents(undisturbed)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
