@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import heapq
-import json
 import random
 import time
 import tracemalloc
@@ -14,8 +13,9 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, DirectorState
 from edgevlm.apps.cluster.placement import Camera, Need, Needs, Node
 from edgevlm.bench.output import Line
 from edgevlm.progress import Notify
@@ -32,6 +32,7 @@ FAULTS = {  # of a node: days from one to the next on average, seconds that it l
 }
 GB = 1 << 30
 KINDS = {"small": 8 * GB, "large": 16 * GB}  # memory of a node; half of the nodes are of each
+STATE = TypeAdapter(DirectorState)
 NEEDS = {("small", "model"): Need(2 * GB, GB // 4, 24.0), ("large", "model"): Need(2 * GB, GB // 4, 60.0)}
 FPS = 2.0  # of a camera
 HEAD = (5.0, (5.0, 60.0))  # days from one death of the head to the next, seconds until it is back
@@ -286,22 +287,21 @@ def _between(start: DayEnd, end: DayEnd, play: Simulation) -> Line:
     }
 
 
-def _costs(director: Director) -> tuple[float, float, str]:
+def _costs(director: Director) -> tuple[float, float, bytes]:
     """Processor seconds of one asking of a node that has nothing new, and of writing one state as JSON; that JSON."""
     began = time.process_time()
     for name in list(director.members):
         director.orders(name, director.orders(name, (), 0.0), 0.0)
     asked = time.process_time()
-    state = json.dumps(director.state())
+    state = STATE.dump_json(director.state())
     return (asked - began) / (2 * max(1, len(director.members))), time.process_time() - asked, state
 
 
-def _head_bytes(state: str) -> int:
+def _head_bytes(state: bytes) -> int:
     """What a head's nodes and cameras take of its memory."""
-    known = json.loads(state)
     tracemalloc.start()
     director = Director(NEEDS)
-    director.restore(known, 0.0)
+    director.restore(STATE.validate_json(state), 0.0)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held

@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.planning.memory import camera_bytes
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
-from edgevlm.apps.serve.config import CameraSettings
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig
 from edgevlm.apps.serve.service import Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
@@ -95,6 +95,7 @@ class NodeAgent:
         service.camera_folder, service.camera_address = self._folder, self._address
         service.may_watch = self.may_watch
         service.watches.may_record = self._may_record
+        service.replace_cameras, service.replace_watches = self._replace_cameras, self._replace_watches
         service.watches.elsewhere = lambda: self.view["cameras"]
 
     def start(self) -> None:
@@ -151,12 +152,15 @@ class NodeAgent:
 
     def _join(self) -> None:
         config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
-        cameras = {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
+        cameras = self._asked_for(config)
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
         for line in self.call("join", node, self.instance, self.url, cameras, watches):
             self._notify(mask_credentials(line))
         self._joined = True
         self._notify(f"cluster: {self.name} has joined")
+
+    def _asked_for(self, config: ServeConfig) -> dict[str, dict[str, Any]]:
+        return {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
 
     def _need(self, model: str) -> tuple[int, int, float]:
         """What a model takes here, by ``edgevlm plan``: bytes once, bytes of a camera, frames a second of all together."""
@@ -441,6 +445,36 @@ class NodeAgent:
             self._service.watches.remove(name)
             self.call("watch", name, None)
             self.ask()
+
+    def _replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
+        """Have the cluster watch what this node's configuration names now; what was done, a line each."""
+        old, new = self._asked_for(before), self._asked_for(config)
+        done = []
+        for name in {**old, **new}:
+            if old.get(name) == new.get(name):
+                continue
+            try:
+                if name in old:
+                    self.call("remove", name)
+                if name in new:
+                    self.call("add", name, new[name])
+                done.append(f"{name}: {'removed' if name not in new else 'opened again' if name in old else 'added'}")
+            except (UserError, HeadAway) as error:
+                done.append(f"{name}: {mask_credentials(str(error))}")
+        self._wake.set()
+        return done
+
+    def _replace_watches(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
+        old, new, done = {each.name: each for each in before}, {each.name: each for each in after}, []
+        for name in {**old, **new}:
+            if old.get(name) != new.get(name):
+                try:
+                    self.call("watch", name, new[name].model_dump(mode="json") if name in new else None)
+                    done.append(f"watch {name}: {'asked on all nodes' if name in new else 'removed'}")
+                except (UserError, HeadAway) as error:
+                    done.append(f"watch {name}: {error}")
+        self._wake.set()
+        return done
 
     def pause(self, name: str, paused: bool) -> None:
         """Pause a camera that is watched here, or let it go on, wherever it moves. Raises UserError, HeadAway."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
@@ -39,6 +38,15 @@ class Member:
     node: Node
     seen: float
     leaving: bool = False
+
+
+@dataclass(slots=True)
+class DirectorState:
+    """All that outlives the head: nodes, cameras, where they are, and their epochs."""
+
+    removed: dict[str, tuple[int, int]]
+    nodes: list[tuple[Node, bool]]  # and whether it is being emptied
+    cameras: list[Assignment]
 
 
 @dataclass(slots=True)
@@ -146,25 +154,20 @@ class Director:
         """Node by camera: where those that move go."""
         return {name: node for name, each in self.cameras.items() if (node := each.going or each.node)}
 
-    def state(self) -> dict[str, Any]:
-        """All that outlives the head: nodes, cameras, where they are, and their epochs."""
-        return {
-            "removed": dict(self.removed),
-            "nodes": [_fields(member.node) | {"leaving": member.leaving} for member in self.members.values()],
-            "cameras": [_fields(each) | {"camera": _fields(each.camera)} for each in self.cameras.values()],
-        }
+    def state(self) -> DirectorState:
+        """What it goes on from; of the very cameras that it has."""
+        return DirectorState(
+            self.removed, [(member.node, member.leaving) for member in self.members.values()], list(self.cameras.values())
+        )
 
-    def restore(self, state: dict[str, Any], now: float) -> None:
+    def restore(self, state: DirectorState, now: float) -> None:
         """Go on as a head that was killed; each node has a lease's time to be heard of again."""
-        self.removed = {name: (epoch, begins) for name, (epoch, begins) in state["removed"].items()}
-        for each in state["nodes"]:
-            leaving = each.pop("leaving")
-            self.members[each["name"]] = Member(Node(**each), now, leaving)
-        for each in state["cameras"]:
-            given = Assignment(**{**each, "camera": Camera(**each["camera"])})
-            self.cameras[given.camera.name] = given
-            if given.node is not None:
-                self._of[given.node][given.camera.name] = given
+        self.removed = dict(state.removed)
+        self.members = {node.name: Member(node, now, leaving) for node, leaving in state.nodes}
+        for each in state.cameras:
+            self.cameras[each.camera.name] = each
+            if each.node is not None:
+                self._of[each.node][each.camera.name] = each
 
     def _member(self, name: str) -> Member:
         if name not in self.members:
@@ -213,11 +216,6 @@ class Director:
         if each.node is not None:
             del self._of[each.node][each.camera.name]
         each.node = each.going = None
-
-
-def _fields(of: Node | Camera | Assignment) -> dict[str, Any]:
-    """As ``asdict`` has it, which copies each value and takes ten times as long."""
-    return {name: getattr(of, name) for name in type(of).__slots__}
 
 
 class Lease:

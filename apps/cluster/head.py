@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
+from pydantic import TypeAdapter, ValidationError
+
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, DirectorState
 from edgevlm.apps.cluster.placement import Camera, Need, Node
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError, nearest
 
 FILE = "cluster.json"
+
+
+@dataclass(slots=True)
+class HeadState:
+    """What a head's file has: its attributes of these names."""
+
+    director: DirectorState
+    given: dict[str, dict[str, Any]]
+    instances: dict[str, str]
+    urls: dict[str, str]
+    watches: dict[str, dict[str, Any]]
+    needs: list[tuple[str, str, Need]]
+    notes: list[dict[str, str | bool | int | float | None]]
+    number: int
+    forgotten: dict[str, dict[str, int]]
+
+
+STATE = TypeAdapter(HeadState)
 
 
 def boot_time() -> float:
@@ -232,23 +251,22 @@ class Head:
 
     def _save(self) -> None:
         """In one step, before anybody is told. Raises OSError, and nothing is told."""
-        needs = [[*key, *asdict(need).values()] for key, need in self._needs.items()]
-        known = {
-            "director": self._director.state(), "given": self._given, "instances": self._instances, "urls": self._urls,
-            "watches": self._watches, "needs": needs, "notes": self._notes, "number": self._number,
-            "forgotten": self._forgotten,
-        }  # fmt: skip
-        self._shared.write(FILE, json.dumps(known).encode())
+        known = HeadState(
+            self._director.state(), self._given, self._instances, self._urls, self._watches,
+            [(*key, need) for key, need in self._needs.items()], self._notes, self._number, self._forgotten,
+        )  # fmt: skip
+        self._shared.write(FILE, STATE.dump_json(known))
 
     def _restore(self) -> None:
         try:
-            known = json.loads(self._shared.read(FILE))
+            known = STATE.validate_json(self._shared.read(FILE))
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self._where}/{FILE}: cannot be read ({error}); move it away to begin without it") from None
-        self._given, self._instances, self._urls = known["given"], known["instances"], known["urls"]
-        self._watches, self._notes, self._number = known["watches"], known["notes"], known["number"]
-        self._forgotten = known["forgotten"]
-        self._needs.update({(kind, model): Need(*need) for kind, model, *need in known["needs"]})
-        self._director.restore(known["director"], self._clock())
+        except (OSError, ValidationError) as error:
+            why = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+            raise UserError(f"{self._where}/{FILE}: cannot be read ({why}); move it away to begin without it") from None
+        self._given, self._instances, self._urls = known.given, known.instances, known.urls
+        self._watches, self._notes, self._number = known.watches, known.notes, known.number
+        self._forgotten = known.forgotten
+        self._needs.update({(kind, model): need for kind, model, need in known.needs})
+        self._director.restore(known.director, self._clock())

@@ -100,6 +100,7 @@ class Service:
         self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.watches = Watches(self._watchers, lambda: self.delivery, notify)
+        self.replace_cameras, self.replace_watches = self._replace_cameras, self.watches.replace  # of another configuration
         self.camera_folder: Callable[[str], Path] = lambda name: self.state / name  # of its snapshots
         self.camera_address: Callable[[str], str | None] = self._address  # where they go, if not to that folder
         self.may_watch: Callable[[str], bool] = lambda name: True  # asked before each frame of a camera
@@ -276,23 +277,7 @@ class Service:
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
             self.key, self.config = server_key(config.server), config
-            for name in list(self.streams):
-                if name in before.cameras and name not in config.cameras:
-                    self._remove(name)
-                    done.append(f"{name}: removed")
-            for name, settings in config.cameras.items():
-                running, wanted = self.streams.get(name), config.camera(settings)
-                configured = before.camera(before.cameras[name]) if name in before.cameras else None
-                switched = running is not None and running.folder.name.startswith(SWITCHED)
-                if running is not None and wanted == (configured if switched else running.settings):
-                    continue
-                try:
-                    if running is not None:
-                        self._remove(name)
-                    self.add(name, settings)
-                    done.append(f"{name}: {'opened again' if running else 'added'}")
-                except UserError as error:
-                    done.append(f"{name}: {mask_credentials(str(error))}")
+            done += self.replace_cameras(before, config)
             self._close_unused_models()
             if config.sinks != before.sinks:
                 try:
@@ -300,7 +285,29 @@ class Service:
                     done.append("sinks: opened again")
                 except UserError as error:
                     done.append(mask_credentials(str(error)))
-            return done + self.watches.replace(before.watches, config.watches)
+            return done + self.replace_watches(before.watches, config.watches)
+
+    def _replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
+        """Watch what another configuration names; what was done, a line each."""
+        done = []
+        for name in list(self.streams):
+            if name in before.cameras and name not in config.cameras:
+                self._remove(name)
+                done.append(f"{name}: removed")
+        for name, settings in config.cameras.items():
+            running, wanted = self.streams.get(name), config.camera(settings)
+            configured = before.camera(before.cameras[name]) if name in before.cameras else None
+            switched = running is not None and running.folder.name.startswith(SWITCHED)
+            if running is not None and wanted == (configured if switched else running.settings):
+                continue
+            try:
+                if running is not None:
+                    self._remove(name)
+                self.add(name, settings)
+                done.append(f"{name}: {'opened again' if running else 'added'}")
+            except UserError as error:
+                done.append(f"{name}: {mask_credentials(str(error))}")
+        return done
 
     @property
     def delivery(self) -> Delivery:

@@ -237,6 +237,39 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
         cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {})
 
 
+def test_a_reloaded_configuration_is_the_clusters(cluster):
+    """Cameras and watches that one node's file names anew are the head's to place, and no node opens one by itself."""
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    weights, camera, _ = a.agent._need("demo")
+    a.agent._memory = b.agent._memory = weights + int(1.5 * camera)
+    assert cluster.settle() == {"one": "a"}
+    change = {"cameras": {"one": {"source": "demo"}, "two": {"source": "demo", "fps": 2.0}}}
+    watch = {"name": "red", "question": "is there a red square now?", "every": 5.0}
+    done = a.service.reload(ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change, "watches": [watch]}))
+    assert done == ["two: added", "watch red: asked on all nodes"]
+    assert cluster.settle() == {"one": "a", "two": "b"}
+    assert (list(a.service.streams), list(b.service.streams)) == (["one"], ["two"])
+    assert set(a.service.watches.watches) == set(b.service.watches.watches) == {"red"}
+    change = {"cameras": {"two": {"source": "demo", "fps": 3.0}}, "watches": []}
+    done = a.service.reload(ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change}))
+    assert done == ["one: removed", "two: opened again", "watch red: removed"]
+    assert set(cluster.settle()) == {"two"}
+    assert cluster.head.view()["cameras"]["two"]["settings"]["fps"] == 3.0
+    assert not a.service.watches.watches
+
+
+@pytest.mark.parametrize("change", [b"{", b"[]", b'{"director": 1}', None])
+def test_a_heads_file_that_cannot_be_read_is_said_in_a_line(cluster, change):
+    a = cluster.start("a", ["one"])
+    cluster.settle()
+    file = cluster.folder / "shared" / "cluster.json"
+    file.write_bytes(file.read_bytes().replace(b'"epoch":1', b'"epoch":"x"') if change is None else change)
+    with pytest.raises(UserError, match=r"cluster\.json: cannot be read \(.*\); move it away to begin without it") as error:
+        Head(cluster.shared)
+    assert "\n" not in str(error.value)
+    assert a.name == "a"
+
+
 def patch(node, path, **change):
     done = httpx.patch(f"{node.url}{path}", json=change, timeout=WAIT_S)
     assert done.status_code == 200, done.text
