@@ -21,9 +21,9 @@ def budgets(total, weights):
     return shares
 
 
-def min_max(scores, added=0.0):
+def min_max(scores):
     low, high = min(scores), max(scores)
-    return [(score - low) / (high - low + added) if high > low else 0.0 for score in scores]
+    return [(score - low) / (high - low) if high > low else 0.0 for score in scores]
 
 
 def recency(tokens, k, printed=False):
@@ -33,7 +33,7 @@ def recency(tokens, k, printed=False):
     return [math.exp(-k * newest_first.index(token["seq"]) / unit) for token in tokens]
 
 
-def attention(queries, own_keys, layer, tokens, causal=True):
+def attention(queries, own_keys, layer, tokens):
     """Mean over heads and guidance rows of softmax(q K^T / sqrt D) at ``tokens``; a row sees the guidance up to itself."""
     heads, rows, width = queries.shape
     total = np.zeros(len(layer))
@@ -41,7 +41,7 @@ def attention(queries, own_keys, layer, tokens, causal=True):
         kv_head = head // (heads // len(own_keys))
         memory = np.array([token["key"][kv_head] for token in layer], np.float64)
         for row in range(rows):
-            keys = np.concatenate([memory, own_keys[kv_head, : row + 1 if causal else rows].astype(np.float64)])
+            keys = np.concatenate([memory, own_keys[kv_head, : row + 1].astype(np.float64)])
             logits = keys @ queries[head, row].astype(np.float64) / math.sqrt(width)
             weights = np.exp(logits - logits.max())
             total += (weights / weights.sum())[: len(layer)]
