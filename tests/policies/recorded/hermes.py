@@ -2,7 +2,7 @@
 
 CLONE: a clone of github.com/haowei-freesky/HERMES, whose LLaVA-OneVision half runs here as it is, in float32, on small random
 decoders and random frames. Its base class is not published; ``Abstract`` stands for it. With a model limit of 1024 positions
-the program re-indexes at every compression. Run with ``PYTHONPATH=tests:tests/export``. Needs torch, transformers and git; the
+the program re-indexes at every compression. Run with ``PYTHONPATH=tests/export``. Needs torch, transformers and git; the
 tests need no clone.
 """
 
