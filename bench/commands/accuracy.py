@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, option
-from edgevlm.bench.suites import SUITES
-from edgevlm.errors import UserError
+from edgevlm.bench.suites import LMMS_EVAL, SUITES
+from edgevlm.bench.suites.dataset import GUIDE
+from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 
 if TYPE_CHECKING:
@@ -32,14 +32,23 @@ Suites of the demo world, and their usual budgets:
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.
+
+Benchmarks of whole videos go through lmms-eval: lmms-eval --model edgevlm --tasks {",".join(LMMS_EVAL.values())}
 """
 
-Suite = Enum("Suite", {name: name for name in (*DEMO, *SUITES)}, type=str)  # type: ignore[misc]
+
+def check_suite(name: str) -> str:
+    """A suite, as typed. Raises UserError for one that is not asked here."""
+    if name in LMMS_EVAL:
+        raise UserError(f"--suite {name}: use lmms-eval --model edgevlm --tasks {LMMS_EVAL[name]} ({GUIDE})")
+    if name not in (known := (*DEMO, *SUITES)):
+        raise UserError(f"--suite {name}: there is no such suite; {nearest(name, known)}")
+    return name
 
 
 def accuracy(
     context: typer.Context,
-    suite: Annotated[Suite, option("NAME", "Ask the questions of this suite; listed below.")],
+    suite: Annotated[str, option("NAME", "Ask the questions of this suite; listed below.", callback=check_suite)],
     policy: Annotated[
         list[str] | None, option("all|ablations|NAME,..", "Compare these; NAME@eager re-indexes eagerly.", "all")
     ] = None,
@@ -76,9 +85,9 @@ def accuracy(
     judge_model: Annotated[str | None, option("NAME", "Judge with this model.", panel=PUBLISHED)] = None,
 ) -> None:
     """Ask every policy the same questions at equal bytes."""
-    published, name = suite.value in SUITES, suite.value
-    _refuse(context, name, DEMO_ONLY if published else PUBLISHED_ONLY)
-    usual = BUDGETS["published"] if published else BUDGETS.get(name, BUDGETS["demo"])
+    published = suite in SUITES
+    _refuse(context, suite, DEMO_ONLY if published else PUBLISHED_ONLY)
+    usual = BUDGETS["published"] if published else BUDGETS.get(suite, BUDGETS["demo"])
     policies, budget = policy or ["all"], budget or usual
     if resume and out is None:
         raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
@@ -87,7 +96,7 @@ def accuracy(
         from edgevlm.bench.suites.command import job_of, judge_of, run_published
 
         judge = judge_of(judge_url, judge_model)
-        job = job_of(name, data, model, policies, budget, fps, out, resume, pool)
+        job = job_of(suite, data, model, policies, budget, fps, out, resume, pool)
         typer.echo(run_published(job, judge, as_json))
         return
     from edgevlm.apps.bundles.resolve import resolve_model
@@ -96,10 +105,10 @@ def accuracy(
     from edgevlm.progress import progress
 
     with progress("reading the model") as step:
-        folder = model if name == TEXT_FACTS else resolve_model(model, step, to_stderr)
-    settings = AccuracySettings(folder, frames, seed, turns, name)
-    if name == TEXT_FACTS and encode != "all":
-        raise UserError(f"--encode: is not for --suite {name}, which shows text; leave it out")
+        folder = model if suite == TEXT_FACTS else resolve_model(model, step, to_stderr)
+    settings = AccuracySettings(folder, frames, seed, turns, suite)
+    if suite == TEXT_FACTS and encode != "all":
+        raise UserError(f"--encode: is not for --suite {suite}, which shows text; leave it out")
     if journal:
         from edgevlm.bench.accuracy.journal import run_journal
 

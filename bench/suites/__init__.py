@@ -9,13 +9,15 @@ from edgevlm.bench.suites.scoring import Suite
 SUITES = {
     "streamingbench": "streamingbench:SUITE",
     "ovobench": "ovobench:SUITE",
-    "videomme": "offline:VIDEOMME",
-    "mlvu": "offline:MLVU",
-    "egoschema": "offline:EGOSCHEMA",
-    "mvbench": "offline:MVBENCH",
-    "longvideobench": "offline:LONGVIDEOBENCH",
     "rvs": "rvs:SUITE",
     "coin": "coin:SUITE",
+}
+LMMS_EVAL = {  # what lmms-eval asks, of whole videos: the benchmark's name here, and its task's there
+    "videomme": "videomme",
+    "mlvu": "mlvu_dev",
+    "egoschema": "egoschema_subset",
+    "mvbench": "mvbench",
+    "longvideobench": "longvideobench_val_v",
 }
 
 

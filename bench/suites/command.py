@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,6 @@ def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> str:
         to_stderr("note: without --out the judge's verdicts are kept nowhere")
     with progress("loading the model") as step, resume_hint(job.out):
         results = evaluate(job, step, step.print, judge)
-    _submit(results)
     if as_json:
         return "\n".join(map(bench_line, lines(results)))
     return describe(results)
@@ -85,18 +82,6 @@ def judge_of(url: str | None, model: str | None) -> Judge | None:
     if not url or not model:
         raise UserError("a judge takes both --judge-url URL and --judge-model NAME; give both or neither")
     return Judge(url, model)
-
-
-def _submit(results: SuiteResults) -> None:
-    """Write what the benchmark's server takes beside the journal, where it takes something."""
-    submission, out = suite_of(results.job.suite).submission, results.job.out
-    if submission is None or out is None:
-        return
-    for run, records in results.records.items():
-        path = out.with_name(f"{out.stem}.{re.sub(r'[^A-Za-z0-9._-]', '-', f'{run.label}.{run.budget}')}.csv")
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(submission(records))
-        to_stderr(f"submission: {path}")
 
 
 def columns_of(results: SuiteResults, run: VariantRun) -> list[Column]:

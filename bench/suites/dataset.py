@@ -11,7 +11,6 @@ from typing import Any
 
 from edgevlm.bench.suites.fields import Fields, Malformed, shown
 from edgevlm.errors import UserError
-from edgevlm.packages import install
 
 GUIDE = "docs/internals/published-benchmarks.md"  # says where data is had
 FOLDERS = ("", "videos", "video", "data")  # where videos are looked for under the data folder
@@ -34,12 +33,11 @@ class Poll:
 class SuiteQuestion:
     """One question about one video.
 
-    id: file and place, unique in the suite. video: path of a file, or a folder of pictures, inside the data folder. prompt:
-    what the model is asked, whole. answer: what is right; empty where the suite keeps it to itself. options: texts of a
-    multiple choice, without letters, or labels that the nearest is taken of. time_s: asked when the stream reaches it, and
-    nothing later is seen; None: at the end. clip: (start, end), all of the video that is shown; None: from its beginning.
-    scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`. tokens: of an answer at most. rate: pictures a second
-    of a folder.
+    id: file and place, unique in the suite. video: path of a file inside the data folder. prompt: what the model is asked,
+    whole. answer: what is right. options: texts of a multiple choice, without letters, or labels that the nearest is taken
+    of. time_s: asked when the stream reaches it, and nothing later is seen; None: at the end. clip: (start, end), all of the
+    video that is shown; None: from its beginning. scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`. tokens:
+    of an answer at most.
     """
 
     id: str
@@ -55,7 +53,6 @@ class SuiteQuestion:
     clip: tuple[float, float] | None = None
     poll: Poll | None = None
     tokens: int = 16
-    rate: float | None = None
 
     @property
     def due_s(self) -> float | None:
@@ -97,22 +94,20 @@ class Dataset:
         return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
 
     def read(self, name: str) -> Any:
-        """What a file holds, by its suffix: JSON, JSON lines or parquet. Raises UserError, one line."""
+        """The JSON that a file holds. Raises UserError, one line."""
         path = self.root / name
-        readers = {".jsonl": _json_lines, ".parquet": _parquet}
         try:
-            return readers.get(path.suffix.lower(), _json)(path)
+            return json.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError) as error:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
 
-    def object(self, file: str, within: str | None = None) -> Fields:
-        """The JSON object that a file holds, or that its object holds under ``within``. Raises UserError for anything else."""
+    def object(self, file: str, within: str) -> Fields:
+        """The JSON object that a file's object holds under ``within``. Raises UserError for anything else."""
         try:
-            whole = Fields(self.read(file))
-            return whole if within is None else Fields(whole.value(within))
+            return Fields(Fields(self.read(file)).value(within))
         except Malformed as error:
             raise UserError(f"{self.root / file}: {error}; download it again") from None
 
@@ -136,11 +131,11 @@ class Dataset:
     def note(self, file: str, place: str, reason: str) -> None:
         self.findings.append(MalformedRecord(file, place, reason))
 
-    def video(self, named: str, *folders: str, pictures: bool = False) -> str:
+    def video(self, named: str, *folders: str) -> str:
         """The video that a record names, relative to ``root``; noted as missing where it is not there.
 
-        It is looked for in ``folders`` and :data:`FOLDERS`, with and without the usual suffixes; ``pictures``: it is a folder
-        of them. Raises Malformed for a path that leads out of the data folder; links there are its owner's and followed.
+        It is looked for in ``folders`` and :data:`FOLDERS`, with and without the usual suffixes. Raises Malformed for a path
+        that leads out of the data folder; links there are its owner's and followed.
         """
         path = PurePosixPath(named.replace("\\", "/"))
         leaves = path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", named)
@@ -154,36 +149,14 @@ class Dataset:
         for base in tried:
             for suffix in SUFFIXES:
                 candidate = base.as_posix() + suffix
-                if _exists(self.root / candidate, pictures):
+                if _exists(self.root / candidate):
                     return candidate
         self.missing.setdefault(tried[0].as_posix())
         return tried[0].as_posix()
 
 
-def _exists(path: Path, pictures: bool) -> bool:
+def _exists(path: Path) -> bool:
     try:
-        return path.is_dir() if pictures else path.is_file()
+        return path.is_file()
     except OSError:
         return False
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8-sig"))
-
-
-def _json_lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-
-
-def _parquet(path: Path) -> list[Any]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise UserError(
-            f"{path}: reading parquet takes pyarrow; {install('parquet')}, or convert it to JSON lines beside it"
-        ) from None
-    try:
-        table: list[Any] = parquet.read_table(path).to_pylist()
-    except ArrowException as error:
-        raise ValueError(str(error)) from None
-    return table

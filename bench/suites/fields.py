@@ -88,13 +88,6 @@ class Fields:
             raise Malformed(f"{name} is {index}, not an index of its {len(options)} options")
         return LETTERS[index]
 
-    def letter_for(self, name: str, options: tuple[str, ...]) -> str:
-        """The right letter, given as the option's text."""
-        answer = _text_or_number(self.value(name), name)
-        if answer not in options:
-            raise Malformed(f"{name} is {answer[:40]!a}, not one of its options")
-        return LETTERS[options.index(answer)]
-
 
 def clip_of(start: float, end: float) -> tuple[float, float]:
     if not start < end:
@@ -146,6 +139,6 @@ def shown(value: Any) -> str:
     return short if short.isprintable() else ascii(short)[1:-1]
 
 
-def listed(options: tuple[str, ...], form: str = "{letter}. {text}") -> str:
+def listed(options: tuple[str, ...]) -> str:
     """The options, a line each."""
-    return "\n".join(form.format(letter=letter, text=text) for letter, text in zip(LETTERS, options, strict=False))
+    return "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False))

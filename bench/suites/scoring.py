@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
-from edgevlm.bench.suites.fields import LETTERS
 from edgevlm.calib.intervals import Estimate, fraction_right
 
 Record = dict[str, Any]
@@ -22,7 +21,7 @@ def marks_of(record: Record) -> Marks | None:
 
     A question that could not be answered, for want of room or of frames, has none either.
     """
-    if record.get("error") or not record["answer"]:
+    if record.get("error"):
         return None
     marks = SCORINGS[record["scoring"]](record)
     return (marks,) if isinstance(marks, bool) else marks
@@ -49,7 +48,6 @@ SCORINGS: dict[str, Callable[[Record], Marks | bool | None]] = {
     "letter-within": lambda record: record["answer"] in record["response"],
     "digits": lambda record: "".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],
     "yes-no": lambda record: record["response"] == record["answer"][0] or record["answer"] in record["response"],
-    "choice": lambda record: chosen_letter(record["response"], record["options"]) == record["answer"],
     "proactive": _proactive,
     # COIN: the label nearest by edit distance
     "nearest": lambda record: nearest(_plain(record["response"]), record["options"]) == record["answer"],
@@ -57,24 +55,6 @@ SCORINGS: dict[str, Callable[[Record], Marks | bool | None]] = {
     # the judge's verdict, where there is one: nothing else says whether an open answer is right
     "judge": lambda record: record.get("verdict"),
 }
-
-
-def chosen_letter(response: str, options: tuple[str, ...] | list[str]) -> str | None:
-    """The letter a response chooses: the first that stands alone, as in ``B``, ``(B)``, ``B.`` and ``the answer is B``.
-
-    An ``A`` or ``I`` that a sentence goes on from is a word. Without a letter, the one option whose text occurs in the
-    response.
-    """
-    valid = LETTERS[: len(options)]
-    text = response.strip()
-    leading = re.match(rf"[(\[]?([{valid}])(?:[)\].:,]|\s*$|\n)", text)
-    if leading:
-        return leading[1]
-    for found in re.finditer(rf"(?<![\w'])([{valid}])(?![\w'])", text):
-        if found[1] not in "AI" or not re.match(r"\s+[a-z]", text[found.end() :]):
-            return found[1]
-    named = [letter for letter, option in zip(valid, options, strict=False) if contains(response, option)]
-    return named[0] if len(named) == 1 else None
 
 
 def contains(response: str, output: str) -> bool:
@@ -175,12 +155,8 @@ def mean(head: str, name: str, columns: Sequence[Column]) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered.
-
-    submission: of a run's answers the rows, with their head, that the benchmark's server takes.
-    """
+    """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered."""
 
     title: str
     read: Callable[[Dataset], Iterable[SuiteQuestion]]
     columns: Callable[[SuiteScores], Iterator[Column]]
-    submission: Callable[[Iterable[Record]], list[tuple[str, str]]] | None = None

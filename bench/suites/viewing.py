@@ -12,7 +12,6 @@ from typing import cast
 
 import numpy as np
 
-from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.apps.sources.video import VideoSource
 from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS
@@ -275,8 +274,7 @@ class VideoWorker:
 
     def _show(self, task: VideoTask, segments: Sequence[Segment]) -> None:
         """Show the video to all segments, until nothing is left to ask or it ends. Raises SourceError, and UserError."""
-        path, rate = self.settings.data / task.video, task.questions[0].rate
-        source = VideoSource(path, self.settings.fps) if rate is None else FolderSource(path, self.settings.fps, rate)
+        source = VideoSource(self.settings.data / task.video, self.settings.fps)
         try:
             for frame in source:
                 pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))

@@ -64,8 +64,8 @@ def test_two_nodes_find_what_one_process_finds(two_nodes, tmp_path):
 
 @pytest.mark.slow
 def test_a_published_suite_is_sharded_too(two_nodes, tmp_path):
-    MAKERS["mvbench"](tmp_path)
-    typed = ("--suite", "mvbench", "--data", str(tmp_path), "--policy", "uniform", "--budget", "64", "--json")
+    MAKERS["streamingbench"](tmp_path)
+    typed = ("--suite", "streamingbench", "--data", str(tmp_path), "--policy", "uniform", "--budget", "64", "--json")
     lines = invoke(*typed).stdout.splitlines()
     assert invoke(*typed, "--cluster", two_nodes).stdout.splitlines() == lines
     assert lines

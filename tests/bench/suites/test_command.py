@@ -1,6 +1,5 @@
 """Every suite from end to end, as it is typed."""
 
-import csv
 import json
 import math
 import os
@@ -14,10 +13,10 @@ import psutil
 import pytest
 from clips import clip
 from judge_server import SECRET, YES, endpoint, said
-from published import MAKERS, make_clip, videomme_records, write
+from published import MAKERS, make_clip, ovobench_choice, write
 from typer.testing import CliRunner
 
-from edgevlm.bench.suites import SUITES
+from edgevlm.bench.suites import LMMS_EVAL, SUITES
 from edgevlm.bench.suites.run import workers_that_fit
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -54,11 +53,6 @@ def allowed(record):
 COLUMNS = {
     "streamingbench": ["OP", "CT", "real", "SQA", "PO", "context", "all"],
     "ovobench": ["OCR", "real-time", "EPM", "backward", "REC", "SSR", "CRR", "forward", "all"],
-    "videomme": ["short", "medium", "long", "all", "Counting Problem"],
-    "mlvu": ["PQA", "M-Avg", "VS", "rating"],
-    "egoschema": ["subset"],
-    "mvbench": ["AS", "AA", "ER", "Avg"],
-    "longvideobench": ["8-15", "180-600", "all"],
     "rvs": ["ego acc", "ego 0-5", "movie acc", "movie 0-5"],
     "coin": ["step", "next", "task", "proc", "proc+"],
 }
@@ -105,13 +99,12 @@ def test_what_is_left_out_is_said(tmp_path):
 
 
 def test_nothing_of_a_file_commands_the_terminal(tmp_path):
-    MAKERS["videomme"](tmp_path)
-    records = [
-        {**record, "task_type": f"\x1b]0;x\x07{'y' * length}"}
-        for record, length in zip(videomme_records(), (1, 30, 30), strict=True)
-    ]
-    write(tmp_path / "videomme.jsonl", "\n".join(json.dumps(record) for record in records))
-    done = invoke("videomme", tmp_path)
+    MAKERS["streamingbench"](tmp_path)
+    records = json.loads((tmp_path / "questions_real.json").read_text())
+    for asked, length in zip(records[0]["questions"], (1, 30), strict=True):
+        asked["task_type"] = f"\x1b]0;x\x07{'y' * length}"
+    write(tmp_path / "questions_real.json", records)
+    done = invoke("streamingbench", tmp_path)
     assert "y" * 30 in done.stdout
     assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
 
@@ -122,16 +115,16 @@ def test_workers_are_as_many_as_the_memory_has_room_for(monkeypatch):
 
 
 def test_a_real_clip(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/v0.avi").symlink_to(clip("vtest.avi"))
-    write(tmp_path / "videomme.json", videomme_records()[:1])
-    counts = lines_of(invoke("videomme", tmp_path, "--json", "--fps", "0.1"))[-1]
+    (tmp_path / "src_videos").mkdir()
+    (tmp_path / "src_videos/v0.avi").symlink_to(clip("vtest.avi"))
+    write(tmp_path / "ovo_bench_new.json", [ovobench_choice(video="v0", realtime=60)])
+    counts = lines_of(invoke("ovobench", tmp_path, "--json", "--fps", "0.1"))[-1]
     assert (counts["asked"], counts["unanswered"]) == (1, [])
 
 
 def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
-    MAKERS["videomme"](tmp_path)
-    rows = lines_of(invoke("videomme", tmp_path, "--policy", "snapkv,full", "--budget", "64,1", "--json"))
+    MAKERS["ovobench"](tmp_path)
+    rows = lines_of(invoke("ovobench", tmp_path, "--policy", "snapkv,full", "--budget", "64,1", "--json"))
     runs = {(row["policy"], row["budget"]) for row in rows if "column" in row}
     assert runs == {("infinipot-v", "64"), ("snapkv", "64"), ("full", "all")}
     assert {row["policy"] for row in rows if "skipped" in row} == {"infinipot-v", "snapkv"}
@@ -142,18 +135,17 @@ def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
 
 
 def test_two_workers_find_what_one_finds(tmp_path):
-    MAKERS["mvbench"](tmp_path)
-    one, two = (invoke("mvbench", tmp_path, "--json", "--workers", count) for count in ("1", "2"))
+    MAKERS["streamingbench"](tmp_path)
+    one, two = (invoke("streamingbench", tmp_path, "--json", "--workers", count) for count in ("1", "2"))
     assert lines_of(one) == lines_of(two)
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path):
     data, out = tmp_path / "data", tmp_path / "out.jsonl"
-    records = [{**videomme_records()[0], "videoID": f"k{number}"} for number in range(5)]
     for number in range(5):
-        make_clip(data / f"data/k{number}.mp4", 20, number)
-    write(data / "videomme.json", records)
-    started = subprocess.Popen(command("videomme", data, "--out", str(out), "--fps", "5"), stderr=subprocess.DEVNULL)
+        make_clip(data / f"src_videos/k{number}.mp4", 20, number)
+    write(data / "ovo_bench_new.json", [ovobench_choice(video=f"k{number}.mp4", realtime=20) for number in range(5)])
+    started = subprocess.Popen(command("ovobench", data, "--out", str(out), "--fps", "5"), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not out.exists() or len(out.read_text().splitlines()) < 3:
         assert started.poll() is None, "it was over before it could be killed"
@@ -164,14 +156,14 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
     before = [json.loads(line) for line in out.read_text().splitlines()[1:] if line.endswith("}")]
     assert 2 <= len(before) < 5
     with pytest.raises(UserError, match="is there already; add --resume"):
-        invoke("videomme", data, "--out", str(out), "--fps", "5")
-    went_on = lines_of(invoke("videomme", data, "--out", str(out), "--fps", "5", "--resume", "--json"))
+        invoke("ovobench", data, "--out", str(out), "--fps", "5")
+    went_on = lines_of(invoke("ovobench", data, "--out", str(out), "--fps", "5", "--resume", "--json"))
     after = [json.loads(line) for line in out.read_text().splitlines()[1:]]
     assert after[: len(before)] == before
     assert len({record["record"] for record in after}) == len(after) == 5
-    assert went_on == lines_of(invoke("videomme", data, "--fps", "5", "--json"))
+    assert went_on == lines_of(invoke("ovobench", data, "--fps", "5", "--json"))
     with pytest.raises(UserError, match=r"made with other settings \(fps 5.0 there, 1.0 now\)"):
-        invoke("videomme", data, "--out", str(out), "--fps", "1", "--resume")
+        invoke("ovobench", data, "--out", str(out), "--fps", "1", "--resume")
 
 
 def test_open_answers_are_judged_once_and_the_key_is_nowhere(tmp_path):
@@ -206,15 +198,6 @@ def test_a_judge_that_fails_loses_nothing(tmp_path):
     assert kinds == ["answer"] * 4 + ["verdict"]
 
 
-def test_a_submission_is_written_beside_the_journal(tmp_path):
-    MAKERS["egoschema"](tmp_path / "data")
-    invoke("egoschema", tmp_path / "data", "--out", str(tmp_path / "ego.jsonl"))
-    with (tmp_path / "ego.infinipot-v.128.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["q_uid"] for row in rows] == ["aa-1", "bb-2"]
-    assert all(row["answer"] in "01234" for row in rows)
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -227,19 +210,35 @@ def test_a_submission_is_written_beside_the_journal(tmp_path):
         (["--fps", "1e-8"], "give frames a second"),
         (["--resume"], "name it with --out FILE"),
         (["--judge-url", "http://x/v1"], "give both or neither"),
-        (["--frames", "9"], "--frames: is not for --suite videomme"),
+        (["--frames", "9"], "--frames: is not for --suite ovobench"),
         (["--data", "/nowhere"], "is not a folder"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(tmp_path, more, said):
-    MAKERS["videomme"](tmp_path)
+    MAKERS["ovobench"](tmp_path)
     with pytest.raises(UserError) as refused:
-        invoke("videomme", tmp_path, *more)
+        invoke("ovobench", tmp_path, *more)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("suite", "said"),
+    [(suite, f"use lmms-eval --model edgevlm --tasks {task} (") for suite, task in LMMS_EVAL.items()]
+    + [("ovobnech", "there is no such suite; did you mean 'ovobench'?")],
+)
+def test_a_suite_that_is_not_asked_here_is_told_where_it_is(tmp_path, suite, said):
+    with pytest.raises(UserError) as refused:
+        invoke(suite, tmp_path)
+    assert str(refused.value).startswith(f"--suite {suite}: {said}")
+
+
+def test_and_in_one_line(tmp_path):
+    done = run("videomme", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
 def test_no_video_at_all_is_one_line(tmp_path):
-    write(tmp_path / "videomme.json", videomme_records())
-    with pytest.raises(UserError, match="none of 3 videos is there, v0 for one; see docs"):
-        invoke("videomme", tmp_path)
+    write(tmp_path / "ovo_bench_new.json", [ovobench_choice(video=f"k{number}.mp4") for number in range(3)])
+    with pytest.raises(UserError, match=r"none of 3 videos is there, src_videos/k0\.mp4 for one; see docs"):
+        invoke("ovobench", tmp_path)

@@ -1,15 +1,14 @@
 """Published files to questions; hostile ones to findings."""
 
 import json
-import sys
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published import MAKERS, make_clip, videomme_records, write
+from published import MAKERS, ovobench_choice, write
 
-from edgevlm.bench.suites import SUITES, offline, ovobench, suite_of
+from edgevlm.bench.suites import SUITES, ovobench, streamingbench, suite_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import seconds_of
 from edgevlm.errors import UserError
@@ -37,11 +36,6 @@ EXPECTED = {
                        ("square", "proactive", 2)],
     "ovobench": [("B", "letter-within", 3.5), ("B", "letter-within", 3.5), ("No", "yes-no", 2), ("Yes", "yes-no", 5),
                  ("Yes", "yes-no", 1), ("No", "yes-no", 2), ("1", "digits", 2.5), ("2", "digits", 4.5)],
-    "videomme": [("B", "choice", None)] * 3,
-    "mlvu": [("B", "choice", None), ("A", "choice", None), ("it gets light", "judge", None)],
-    "egoschema": [("D", "choice", None), ("", "choice", None), ("", "choice", None)],
-    "mvbench": [("B", "choice", 4.0), ("B", "choice", None), ("B", "choice", 3.5)],
-    "longvideobench": [("C", "choice", None)] * 2,
     "rvs": [("It was red.", "judge", 1.5), ("It was red.", "judge", 3.0)] * 2,
 }  # fmt: skip
 
@@ -52,7 +46,7 @@ def test_questions_of_a_published_file(folders, name):
     found = [(question.answer, question.scoring, question.due_s) for question in questions]
     assert sorted(found, key=str) == sorted(EXPECTED[name], key=str)
     assert data.findings == []
-    assert list(data.missing) == (["cc-3"] if name == "egoschema" else [])
+    assert not data.missing
     assert len({question.id for question in questions}) == len(questions)
     for question in questions:
         assert question.text in question.prompt
@@ -93,32 +87,9 @@ def test_a_proactive_question_is_polled_to_four_seconds_after_its_moment(folders
 
 
 def test_letters_before_options_are_taken_off(folders):
-    _, questions = read("videomme", folders / "videomme")
-    assert questions[0].options == ("Red.", "Blue.", "Green.", "None.")
-    assert "A. Red.\nB. Blue." in questions[0].prompt
-
-
-def test_parquet_holds_the_same(folders, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    (tmp_path / "videomme").mkdir()
-    make_clip(tmp_path / "data/v0.mp4", 1)
-    parquet.write_table(pyarrow.Table.from_pylist(videomme_records()), tmp_path / "videomme/test-00000-of-00001.parquet")
-    _, questions = read("videomme", tmp_path)
-    _, same = read("videomme", folders / "videomme")
-    assert [(question.prompt, question.answer) for question in questions] == [(one.prompt, one.answer) for one in same]
-    write(tmp_path / "videomme/test-00000-of-00001.parquet", "no parquet")
-    with pytest.raises(UserError, match="is damaged or another kind of file"):
-        read("videomme", tmp_path)
-
-
-def test_parquet_without_pyarrow_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    write(tmp_path / "a.parquet", "x")
-    with pytest.raises(UserError, match=r"takes pyarrow; pip install .*\[parquet\]'") as refused:
-        read("videomme", tmp_path)
-    assert "\n" not in str(refused.value)
+    asked = next(question for question in read("streamingbench", folders / "streamingbench")[1] if question.options)
+    assert asked.options == ("red", "blue", "no", "two")
+    assert "A. red\nB. blue\n" in asked.prompt
 
 
 NAN, HUGE = float("nan"), 1e300
@@ -140,26 +111,40 @@ NAN, HUGE = float("nan"), 1e300
         ({"question": "  "}, "question is empty"),
         ({"question": "\ud800"}, "question holds what is no character"),
         ({"question": "x" * 30_000}, "question has 30000 characters"),
-        ({"duration": "eternal"}, "not short, medium or long"),
-        ({"videoID": "../../etc/passwd"}, "lies outside of the data folder"),
-        ({"videoID": "/etc/passwd"}, "lies outside of the data folder"),
-        ({"videoID": "..\\..\\x"}, "lies outside of the data folder"),
-        ({"videoID": "C:\\x"}, "lies outside of the data folder"),
-        ({"videoID": "x\x00y"}, "lies outside of the data folder"),
-        ({"videoID": "."}, "lies outside of the data folder"),
-        ({"videoID": "\x1b[31mred"}, r"the video \x1b[31mred lies outside"),
     ],
 )
-def test_a_malformed_record_is_named_and_the_others_are_read(tmp_path, broken, said):
-    good = videomme_records()[0]
-    records = [good, {**good, **broken} if isinstance(broken, dict) else broken, good]
-    write(tmp_path / "videomme.json", records)
-    data, questions = read("videomme", tmp_path)
-    assert [question.id for question in questions] == ["videomme.json:0", "videomme.json:2"]
+def test_a_malformed_question_is_named_and_the_others_are_read(tmp_path, broken, said):
+    MAKERS["streamingbench"](tmp_path)
+    records = json.loads((tmp_path / "questions_real.json").read_text())
+    good = records[0]["questions"][0]
+    records[0]["questions"] = [good, {**good, **broken} if isinstance(broken, dict) else broken, good]
+    write(tmp_path / "questions_real.json", records)
+    named(*read("streamingbench", tmp_path), "questions_real.json", ["0/0", "0/2"], "0/1", said)
+
+
+def named(data, questions, file, read, left_out, said):
+    assert [question.id for question in questions if question.id.startswith(file)] == [f"{file}:{place}" for place in read]
     (finding,) = data.findings
-    assert (finding.file, finding.place) == ("videomme.json", "1")
+    assert (finding.file, finding.place) == (file, left_out)
     assert said in finding.reason
     assert str(finding).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("video", "said"),
+    [
+        ("../../etc/passwd", "lies outside of the data folder"),
+        ("/etc/passwd", "lies outside of the data folder"),
+        ("..\\..\\x", "lies outside of the data folder"),
+        ("C:\\x", "lies outside of the data folder"),
+        ("x\x00y", "lies outside of the data folder"),
+        (".", "lies outside of the data folder"),
+        ("\x1b[31mred", r"the video \x1b[31mred lies outside"),
+    ],
+)
+def test_a_video_outside_of_the_folder_is_named_and_the_others_are_read(tmp_path, video, said):
+    write(tmp_path / "ovo_bench_new.json", [ovobench_choice(), ovobench_choice(video=video), ovobench_choice()])
+    named(*read("ovobench", tmp_path), "ovo_bench_new.json", ["0", "2"], "1", said)
 
 
 @pytest.mark.parametrize("time", [NAN, float("inf"), -1, "x", "1:2:3:4", "-3", None, True, [], HUGE, "99999999:00", "1.5.5"])
@@ -183,15 +168,9 @@ def test_seconds(text, seconds):
 @pytest.mark.parametrize(
     ("suite", "file", "change", "said"),
     [
-        ("mlvu", "json/1_plotQA.json", {"answer": "nobody"}, "answer is 'nobody', not one of its options"),
-        ("mvbench", "json/action_sequence.json", {"start": 9}, "ends at 4 s and begins at 9 s"),
-        ("mvbench", "json/action_sequence.json", {"end": None}, "end is missing"),
-        ("longvideobench", "lvb_val.json", {"correct_choice": 4}, "correct_choice is 4, not an index of its 4 options"),
-        ("longvideobench", "lvb_val.json", {"correct_choice": -1}, "correct_choice is -1, not a whole number"),
-        ("longvideobench", "lvb_val.json", {"duration_group": 7}, "duration_group is 7"),
         ("ovobench", "ovo_bench_new.json", {"task": "XYZ"}, "task is XYZ, not one of"),
         ("ovobench", "ovo_bench_new.json", {"gt": 3}, "gt is 3, not an index"),
-        ("egoschema", "questions.json", {"option 4": None}, "option 4 is missing"),
+        ("ovobench", "ovo_bench_new.json", {"gt": -1}, "gt is -1, not a whole number"),
         ("streamingbench", "questions_real.json", {"questions": {}}, "questions is an object, not a list"),
         ("rvs", "ego/ego4d_oe.json", {"conversations": None}, "conversations is missing"),
     ],
@@ -218,9 +197,12 @@ def test_broken_coin_records_are_named(tmp_path):
         "end": 1,
         "annotation": [{"segment": [NAN, 1]}],
     }
+    turned = {"class": "X", "subset": "testing", "annotation": [{"segment": [3, 1], "label": "x"}]}
+    database["database"]["uid4"] = turned
     write(tmp_path / "COIN.json", database)
     data, questions = read("coin", tmp_path)
-    assert [finding.place for finding in data.findings] == ["2"]
+    assert [finding.place for finding in data.findings] == ["2", "3"]
+    assert "ends at 1 s and begins at 3 s" in data.findings[1].reason
     assert len(questions) == 10
     write(tmp_path / "COIN.json", [1])
     with pytest.raises(UserError, match="is a list, not an object; download it again"):
@@ -229,9 +211,9 @@ def test_broken_coin_records_are_named(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a": 1} x', "\x00", '[{"a": ' + "9" * 5000 + "}]"])
 def test_a_damaged_file_is_one_line(tmp_path, text):
-    write(tmp_path / "videomme.json", text)
+    write(tmp_path / "ovo_bench_new.json", text)
     with pytest.raises(UserError, match="is damaged or another kind of file") as refused:
-        read("videomme", tmp_path)
+        read("ovobench", tmp_path)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
 
@@ -249,14 +231,14 @@ anything = st.recursive(
 
 
 READERS = {
-    "videomme": offline.videomme_record, "ovobench": ovobench._record, "mlvu": offline.mlvu_record,
-    "longvideobench": offline.longvideobench_record,
-}  # fmt: skip
+    "ovobench": lambda data: partial(ovobench._record, data, "f"),
+    "real": lambda data: partial(streamingbench._record, data, "questions_real.json", {}),
+    "proactive": lambda data: partial(streamingbench._record, data, "questions_proactive.json", {}),
+}
 FIELDS = {
-    "videomme": ("videoID", "question", "options", "answer", "duration", "task_type"),
     "ovobench": ("task", "video", "question", "options", "gt", "realtime", "test_info", "activity", "tutorial"),
-    "mlvu": ("video", "question", "candidates", "answer", "question_type"),
-    "longvideobench": ("video_path", "question", "candidates", "correct_choice", "duration", "duration_group"),
+    "real": ("task_type", "question", "options", "answer", "time_stamp"),
+    "proactive": ("question", "time_stamp", "ground_truth_time_stamp", "ground_truth_output"),
 }
 
 
@@ -265,8 +247,7 @@ FIELDS = {
 def test_no_record_breaks_a_reader(tmp_path_factory, name, drawn):
     record = drawn.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS[name], anything)) | anything)
     data = Dataset(tmp_path_factory.getbasetemp())
-    make = READERS[name]
-    before = ("f", "1_plotQA") if name == "mlvu" else ("f",)
-    questions = list(data.each("f", [record], partial(make, data, *before)))
+    whole = record if name == "ovobench" else {"video_path": "v.mp4", "questions": [record]}
+    questions = list(data.each("f", [whole], READERS[name](data)))
     assert questions or data.findings
     assert all(str(finding).isprintable() for finding in data.findings)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from edgevlm.bench.suites.scoring import (
     ScoredAnswer,
     SuiteScores,
-    chosen_letter,
     contains,
     edit_distance,
     marks_of,
@@ -45,26 +44,11 @@ def record(scoring, response, answer, **more):
         ("yes-no", "Y", "Yes", (True,)),
         ("yes-no", "yes", "Yes", (False,)),
         ("yes-no", "No", "Yes", (False,)),
-        ("choice", "(B) a hat", "B", (True,)),
-        ("choice", "C", "B", (False,)),
         ("judge", "anything", "right", None),
     ],
 )
 def test_one_answer(scoring, response, answer, marks):
     assert marks_of(record(scoring, response, answer)) == marks
-
-
-@pytest.mark.parametrize(
-    ("response", "letter"),
-    [
-        ("B", "B"), ("b", None), ("B.", "B"), ("(B)", "B"), ("[B]", "B"), ("B: a hat", "B"), ("B\nfor sure", "B"),
-        ("The answer is B", "B"), ("the best option is (C).", "C"), ("A man wears a hat", "B"), ("A hat", "B"),
-        ("D", None), ("Answer: A", "A"), ("It is red, not a hat", None), ("RED!", "A"), ("", None), ("Bob", None),
-        ("C'est", None),
-    ],
-)  # fmt: skip
-def test_chosen_letter(response, letter):
-    assert chosen_letter(response, ("red", "a hat", "no")) == letter
 
 
 @pytest.mark.parametrize(
@@ -83,9 +67,8 @@ def test_a_proactive_answer_is_in_its_window_and_holds_the_output(triggered, res
     assert marks_of(record("proactive", response, "square", triggered_s=triggered, due_s=10.0)) == (right,)
 
 
-def test_what_could_not_be_answered_or_has_no_truth_is_not_scored():
-    assert marks_of(record("choice", "B", "")) is None
-    assert marks_of(record("choice", "", "B", error="no frame")) is None
+def test_what_could_not_be_answered_is_not_scored():
+    assert marks_of(record("letter-within", "", "B", error="no frame")) is None
 
 
 def test_a_judges_verdict_is_the_mark():

@@ -1,7 +1,7 @@
 """What a question sees: every frame up to its time, and none after; each video is decoded once."""
 
 import pytest
-from published import make_clip, make_pictures
+from published import make_clip
 
 from edgevlm.apps.sources.video import VideoSource
 from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
@@ -29,13 +29,18 @@ def demo():
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("clips")
     make_clip(root / "a.mp4", LIMIT)
-    make_pictures(root / "pictures", 9)
     (root / "broken.mp4").write_bytes(b"no video")
     return root
 
 
 def asked(name, time_s=None, **more):
-    fields = {"text": "what?", "prompt": "how many objects are there now?", "answer": "A", "scoring": "choice", "subtask": "t"}
+    fields = {
+        "text": "what?",
+        "prompt": "how many objects are there now?",
+        "answer": "A",
+        "scoring": "letter-within",
+        "subtask": "t",
+    }
     return SuiteQuestion(id=name, **{"video": "a.mp4", "options": ("no", "yes"), "time_s": time_s, **fields, **more})
 
 
@@ -118,11 +123,6 @@ def test_a_clip_without_a_frame_or_after_the_end_is_not_answered(demo, folder):
     assert records["gone"]["late_s"] == 1.0
     assert all(record["marks"] is None for record in records.values())
     assert by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8))], fps=5.0))["short"]["error"] is None
-
-
-def test_pictures_of_a_folder_have_its_rate(demo, folder):
-    record = by_name(perform(demo, folder, [asked("p", video="pictures", rate=3.0, clip=(1.0, 2.7))]))["p"]
-    assert (record["frames"], record["seen_until_s"]) == (2, 2.0)
 
 
 def test_a_video_that_cannot_be_read_is_tried_again_next_time(demo, folder):
@@ -211,7 +211,7 @@ def test_no_new_frame_no_new_poll_and_a_moment_after_the_end_is_said(demo, folde
 def test_a_record_scores_again_to_the_same(demo, folder):
     from edgevlm.bench.suites.scoring import marks_of
 
-    for record in perform(demo, folder, [asked("a", 1.0), asked("b", 3.0, answer="", scoring="judge")]):
+    for record in perform(demo, folder, [asked("a", 1.0), asked("b", 3.0, answer="x", scoring="judge")]):
         again = marks_of(record)
         assert record["marks"] == (None if again is None else list(again))
 
