@@ -303,7 +303,7 @@ class NodeAgent:
         return where if isinstance(where, str) else None
 
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the newest placement's folder, of those since ``begins``; the epochs of all before. Raises OSError."""
+        """Copy the newest placement's folder, of those since ``begins``; the epochs of all folders before. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         before = [each for each in self._shared.epochs(name) if each < epoch]
         is_new = epoch not in self._shared.epochs(name)
@@ -312,7 +312,7 @@ class NodeAgent:
             with suppress(FileNotFoundError):
                 events = self._shared.read(f"{folder_of(name, before[-1])}/{EVENTS}")
                 self._shared.write(f"{folder_of(name, epoch)}/{EVENTS}", events)
-        return before
+        return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def forget(self, camera: str | None, span: Span) -> int:
         """Have all nodes forget what was seen of a camera, or of all, until now at most; the note's number.
@@ -401,7 +401,7 @@ class NodeAgent:
         """Delete the folders of before a camera's memory was emptied."""
         begins = self.view["cameras"].get(name, {}).get("begins", self.view.get("removed", {}).get(name, 0))
         with suppress(OSError):
-            for epoch in self._shared.epochs(name):
+            for epoch in self._shared.epochs(name, unfinished=True):
                 if epoch < begins:
                     self._shared.delete(name, epoch)
 

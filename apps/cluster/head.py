@@ -262,9 +262,11 @@ class Head:
             known = STATE.validate_json(self._shared.read(FILE))
         except FileNotFoundError:
             return
-        except (OSError, ValidationError) as error:
-            why = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
-            raise UserError(f"{self._where}/{FILE}: cannot be read ({why}); move it away to begin without it") from None
+        except OSError as error:
+            raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
+        except ValidationError as error:
+            why = error.errors()[0]["msg"]
+            raise UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it") from None
         self._given, self._instances, self._urls = known.given, known.instances, known.urls
         self._watches, self._notes, self._number = known.watches, known.notes, known.number
         self._forgotten = known.forgotten

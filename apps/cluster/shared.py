@@ -20,7 +20,7 @@ class Shared(Protocol):
     """Methods raise OSError, but those that delete."""
 
     def where(self, camera: str, epoch: int) -> str | Path:
-        """Where a camera's snapshots go."""
+        """Where a camera's snapshots of an epoch go."""
 
     def read(self, name: str) -> bytes:
         """A small file's content; its name has a slash between folders."""
@@ -28,8 +28,8 @@ class Shared(Protocol):
     def write(self, name: str, content: bytes) -> None:
         """In one step."""
 
-    def epochs(self, camera: str) -> list[int]:
-        """Of which something is kept, oldest first."""
+    def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
+        """Epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
         """Make an epoch's folder, a copy of another's, or empty; one that there is stays."""
@@ -38,8 +38,8 @@ class Shared(Protocol):
 
 
 def shared_at(where: str) -> Shared:
-    """Raises UserError for an address that fsspec does not know."""
-    return SharedStore(where) if is_address(where) else SharedFolder(Path(where))
+    """What nodes share at a folder or an address. Raises UserError for an address that fsspec does not know."""
+    return SharedStore(where) if is_address(where) else SharedFolder(Path(where.removeprefix("file://")))
 
 
 def folder_of(camera: str, epoch: int) -> str:
@@ -49,7 +49,7 @@ def folder_of(camera: str, epoch: int) -> str:
 def numbers(names: list[str]) -> list[int]:
     """The epochs among names of folders."""
     found = (name.removeprefix(EPOCH) for name in names if name.startswith(EPOCH))
-    return sorted(int(number) for number in found if number.isdecimal())
+    return sorted({int(number) for number in found if number.isdecimal()})
 
 
 class SharedFolder:
@@ -73,8 +73,9 @@ class SharedFolder:
         os.replace(unfinished, path)
         flush(path.parent)
 
-    def epochs(self, camera: str) -> list[int]:
-        return numbers([path.name for path in (self.root / camera).glob(f"{EPOCH}*")])
+    def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
+        found = [path.name for path in (self.root / camera).glob(f"{EPOCH}*")]
+        return numbers([name.removesuffix(UNFINISHED) for name in found] if unfinished else found)
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
         folder = self.where(camera, epoch)
@@ -90,7 +91,9 @@ class SharedFolder:
         unfinished.rename(folder)
 
     def delete(self, camera: str, epoch: int) -> None:
-        shutil.rmtree(self.where(camera, epoch), ignore_errors=True)
+        folder = self.where(camera, epoch)
+        for path in (folder, folder.with_name(f"{folder.name}{UNFINISHED}")):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class SharedStore:
@@ -113,13 +116,16 @@ class SharedStore:
             self._store.make_folder(self._store.root / Path(name).parent)
             self._files.pipe_file(self._path(name), content)
 
-    def epochs(self, camera: str) -> list[int]:
+    def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
             except FileNotFoundError:
                 return []
-            return numbers([path.rstrip("/").rpartition("/")[2] for path in found])
+            epochs = numbers([path.rstrip("/").rpartition("/")[2] for path in found])
+            return [
+                each for each in epochs if unfinished or self._files.exists(self._path(f"{folder_of(camera, each)}/{BEGUN}"))
+            ]
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
         folder = folder_of(camera, epoch)

@@ -264,10 +264,31 @@ def test_a_heads_file_that_cannot_be_read_is_said_in_a_line(cluster, change):
     cluster.settle()
     file = cluster.folder / "shared" / "cluster.json"
     file.write_bytes(file.read_bytes().replace(b'"epoch":1', b'"epoch":"x"') if change is None else change)
-    with pytest.raises(UserError, match=r"cluster\.json: cannot be read \(.*\); move it away to begin without it") as error:
+    with pytest.raises(UserError, match=r"cluster\.json: is no head's \(.*\); move it away to begin without it") as error:
         Head(cluster.shared)
     assert "\n" not in str(error.value)
     assert a.name == "a"
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_a_copy_that_was_cut_short_is_not_gone_on_from(tmp_path, kind):
+    """A node died while it copied the folder of the epoch before: the next one begins from that."""
+    pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
+    shared = shared_at(f"file://{tmp_path}/shared" if kind == "folder" else f"memory://{tmp_path}/shared")
+    shared.begin("one", 1, None)
+    for name in ("1.snapshot", "2.snapshot", "events.json"):
+        shared.write(f"one/epoch-1/{name}", b"x")
+    if kind == "folder":
+        (tmp_path / "shared" / "one" / "epoch-2.unfinished").mkdir()
+    else:
+        shared.write("one/epoch-2/1.snapshot", b"x")
+    assert shared.epochs("one") == [1]
+    assert shared.epochs("one", unfinished=True) == [1, 2]
+    shared.begin("one", 3, shared.epochs("one")[-1])
+    assert shared.read("one/epoch-3/events.json") == b"x"
+    for epoch in (1, 2):
+        shared.delete("one", epoch)
+    assert shared.epochs("one", unfinished=True) == [3]
 
 
 def patch(node, path, **change):
