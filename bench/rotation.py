@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.writer import _decoder_shape as decoder_shape
+from edgevlm.export.writer import decoder_shape
 
 READS = {"input_layernorm": ("q", "k", "v"), "post_attention_layernorm": ("gate", "up")}  # gain -> matrices behind it
 WRITES = ("o", "down")
@@ -37,9 +37,9 @@ def rotated(source: Path, folder: Path, seed: int = 0) -> Path:
         for norm, parts in READS.items():
             gain = own[f"{layer}.{norm}.weight"].astype(np.float64)
             for part in parts:
-                reading(f"{layer}.{place(part)}.weight", gain)
+                reading(f"{layer}.{module(part)}.weight", gain)
             own[f"{layer}.{norm}.weight"] = np.ones(shape.hidden, np.float32)
-        for name in (f"{layer}.{place(part)}.{kind}" for part in WRITES for kind in ("weight", "bias")):
+        for name in (f"{layer}.{module(part)}.{kind}" for part in WRITES for kind in ("weight", "bias")):
             if name in own:
                 own[name] = (turn.T @ own[name].astype(np.float64)).astype(np.float32)
     table, head, norm = "text.embed_tokens.weight", "text.lm_head.weight", "text.norm.weight"
@@ -60,5 +60,5 @@ def rotated(source: Path, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def place(part: str) -> str:
+def module(part: str) -> str:
     return f"{'self_attn' if part in 'qkvo' else 'mlp'}.{part}_proj"

@@ -112,7 +112,7 @@ def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None
     """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
     family = load_family(model_type, checkpoint.folder / "config.json")
-    backbone, shape = _decoder_shape(checkpoint)
+    backbone, shape = decoder_shape(checkpoint)
     decoder.first_sparse_layer(shape, options.st_spattn_from)
     check_out()
     progress("reading the vision tower")
@@ -240,7 +240,7 @@ def _with_parts(shape: DecoderShape, family: Family, parts: FamilyParts) -> Deco
     return replace(shape, deepstack=parts.deepstack)
 
 
-def _decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
+def decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
     text = with_defaults(checkpoint.section("text_config"))
     backbone = text_backbone(str(text.get("model_type")))
     tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))

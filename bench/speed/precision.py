@@ -105,6 +105,7 @@ def weights(
     checkpoint = Path(model[0])
     for name in precisions:
         check_precision(name)
+    check_against(against)
     if packing := prequantised(ConfigOnly(checkpoint).config):
         where = checkpoint / "config.json"
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
@@ -123,31 +124,41 @@ def weights(
         expected = np.memmap(folder / "logits", np.float32, "w+", shape=(sum(map(len, texts)), fp32.bundle.decoder.vocab))
         for first, logits in plain.texts(texts):
             expected[first : first + len(logits)] = logits
+        samples = None
         for name in precisions:
             path = folder / "fp32"
             if name != "fp32":
                 progress(f"exporting in {name}")
                 stored, _, rounding = name.partition("+")
-                samples = sample_activations(fp32.bundle) if rounding else None
-                path = export_checkpoint(checkpoint, folder / "other", precision=stored, samples=samples, force=True)
+                if rounding and samples is None:
+                    samples = sample_activations(fp32.bundle)
+                path = export_checkpoint(
+                    checkpoint, folder / "other", precision=stored, samples=samples if rounding else None, force=True
+                )
             other = Model.load(path, threads=threads)
             progress(f"comparing {name}")
             yield about | {"precision": name} | compare_weights(plain, Forced(other, other.bundle, PASSAGE), texts, expected)
             other.close()
-        for name in against:
-            yield from (about | line for line in _of_llama_cpp(name, checkpoint, texts, expected, fp32, progress))
+        if against:
+            yield from (about | line for line in _of_llama_cpp(checkpoint, texts, expected, fp32, progress))
         fp32.close()
 
 
+def check_against(names: Sequence[str]) -> None:
+    """Raise UserError for another than llama.cpp, and where it is not installed."""
+    if others := [name for name in names if name != "llama.cpp"]:
+        raise UserError(f"--against {others[0]!r}: precision compares with llama.cpp")
+    if names:
+        with needs("--against llama.cpp"):
+            import edgevlm.bench.speed.llama_cpp  # noqa: F401
+
+
 def _of_llama_cpp(
-    name: str, checkpoint: Path, texts: Sequence[Sequence[int]], expected: Float32, fp32: Model, progress: Notify
+    checkpoint: Path, texts: Sequence[Sequence[int]], expected: Float32, fp32: Model, progress: Notify
 ) -> Iterator[dict[str, Any]]:
     """Its quantizations of the same weights on the same texts."""
-    if name != "llama.cpp":
-        raise UserError(f"--against {name!r}: precision compares with llama.cpp")
-    with needs("--against llama.cpp"):
-        from edgevlm.bench.speed import llama_cpp
     from edgevlm.bench.seeded import open_text_model
+    from edgevlm.bench.speed import llama_cpp
 
     model, engine = open_text_model(str(checkpoint)), fp32.engine
     threads = getattr(engine, "threads", 1)

@@ -17,13 +17,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import SLICE
-from edgevlm.export.precisions.rounding import best_grid, gptq, round_to_blocks
+from edgevlm.export.precisions.rounding import Float32, UInt8, best_grid, gptq, round_to_blocks
 
 if TYPE_CHECKING:
     from edgevlm.export.graph import GraphBuilder
 
-Float32 = NDArray[np.float32]
-UInt8 = NDArray[np.uint8]
 Parts = Mapping[str, NDArray]
 
 LARGEST_BLOCK = 128
@@ -39,7 +37,7 @@ class Layout(ABC):
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         """The arrays to store, by name; what is rounded, is rounded here: to nearest, with a ``hessian`` by GPTQ.
 
-        hessian: ``x.T @ x`` ``[in, in]`` of rows ``x`` that the matrix is multiplied with; where ``is_integer``.
+        hessian: ``x.T @ x / n`` ``[in, in]`` of n rows ``x`` that the matrix is multiplied with; where ``is_integer``.
         """
 
     @abstractmethod

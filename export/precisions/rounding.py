@@ -12,15 +12,15 @@ UInt8 = NDArray[np.uint8]
 Grid = Callable[[Float32], tuple[Float32, Float32]]  # a block [out, n] -> its scales and zeros [out]
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal
-TOGETHER = 128  # columns whose errors are passed on at once
-NARROWER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # ranges that are tried, of a block's own
+LAZY_BATCH = 128  # columns whose errors are passed on at once
+CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # of a block's range, that are tried
 
 
 def round_to_blocks(weight: Float32, bits: int, size: int, with_zeros: bool) -> tuple[UInt8, Float32, UInt8 | None]:
     """Codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` of a matrix ``[out, in]``, rounded to nearest.
 
     Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
-    on its side. With zeros the codes span a block's numbers and 0.
+    on its side. With zeros the codes code_range a block's numbers and 0.
     """
     out, width = weight.shape
     padded = np.zeros((out, -(-width // size) * size), np.float32)
@@ -31,11 +31,11 @@ def round_to_blocks(weight: Float32, bits: int, size: int, with_zeros: bool) -> 
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, UInt8 | None]:
-    """Scales and zeros ``[..]`` of blocks ``[.., size]``: of ranges NARROWER than a block's the one of least square error."""
+    """Scales and zeros ``[..]`` of blocks ``[.., size]``: of CLIP_RATIOS the one of least square error."""
     scales, zeros = _grid(blocks, bits, with_zeros, 1.0)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
-    for narrower in NARROWER:
-        tried, shift = _grid(blocks, bits, with_zeros, narrower)
+    for ratio in CLIP_RATIOS:
+        tried, shift = _grid(blocks, bits, with_zeros, ratio)
         zero = np.float32(1 << (bits - 1)) if shift is None else shift[..., None].astype(np.float32)
         found = (_codes(blocks, bits, tried, shift) - zero) * tried[..., None]
         error = np.square(found - blocks).sum(-1)
@@ -46,14 +46,14 @@ def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, UI
     return scales, zeros
 
 
-def _grid(blocks: Float32, bits: int, with_zeros: bool, narrower: float) -> tuple[Float32, UInt8 | None]:
+def _grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float) -> tuple[Float32, UInt8 | None]:
     top, half = (1 << bits) - 1, 1 << (bits - 1)
     if with_zeros:
-        low, high = np.minimum(blocks.min(-1), 0) * np.float32(narrower), np.maximum(blocks.max(-1), 0) * np.float32(narrower)
+        low, high = np.minimum(blocks.min(-1), 0) * np.float32(ratio), np.maximum(blocks.max(-1), 0) * np.float32(ratio)
         scales = _never_zero((high - low) / np.float32(top))
         return scales, np.rint(-low / scales).astype(np.uint8)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
-    return _never_zero(largest * np.float32(narrower) / np.float32(-half)), None
+    return _never_zero(largest * np.float32(ratio) / np.float32(-half)), None
 
 
 def _codes(blocks: Float32, bits: int, scales: Float32, zeros: UInt8 | None) -> UInt8:
@@ -67,39 +67,41 @@ def _never_zero(scales: Float32) -> Float32:
     return np.where(scales == 0, np.float32(1), scales).astype(np.float32)
 
 
-def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, span: tuple[int, int]) -> tuple[Float32, Float32, Float32]:
-    """Codes ``[out, in]``, whole numbers in ``span``, scales and zeros ``[out, B]``: GPTQ (arXiv 2210.17323, Alg. 1).
+def gptq(
+    weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]
+) -> tuple[Float32, Float32, Float32]:
+    """Codes ``[out, in]``, whole numbers in ``code_range``, scales and zeros ``[out, B]``: GPTQ (arXiv 2210.17323, Alg. 1).
 
     Columns are rounded one after the other, and those that follow make up for the error of each: with ``U`` the upper Cholesky
     factor of the inverse of the damped Hessian, column ``q`` passes on ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``. A block's
     scale is found when its first column's turn comes. A weight is ``(code - zero) * scale``.
     """
-    left, width = weight.astype(np.float32), weight.shape[1]
+    remaining, width = weight.astype(np.float32), weight.shape[1]
     upper = _upper_factor(hessian)
-    codes = np.empty_like(left)
-    scales = np.empty((len(left), -(-width // size)), np.float32)
+    codes = np.empty_like(remaining)
+    scales = np.empty((len(remaining), -(-width // size)), np.float32)
     zeros = np.empty_like(scales)
-    for start in range(0, width, TOGETHER):
-        end = min(start + TOGETHER, width)
-        errors = np.empty((len(left), end - start), np.float32)
+    for start in range(0, width, LAZY_BATCH):
+        end = min(start + LAZY_BATCH, width)
+        errors = np.empty((len(remaining), end - start), np.float32)
         for column in range(start, end):
             block = column // size
             if column % size == 0:
                 scales[:, block], zeros[:, block] = grid(
-                    _current(left, errors, upper, start, column, min(column + size, width))
+                    _block_now(remaining, errors, upper, start, column, min(column + size, width))
                 )
-            scale, zero, wanted = scales[:, block], zeros[:, block], left[:, column]
-            codes[:, column] = np.clip(np.rint(wanted / scale) + zero, *span)
+            scale, zero, wanted = scales[:, block], zeros[:, block], remaining[:, column]
+            codes[:, column] = np.clip(np.rint(wanted / scale) + zero, *code_range)
             errors[:, column - start] = (wanted - (codes[:, column] - zero) * scale) / upper[column, column]
-            left[:, column + 1 : end] -= errors[:, column - start, None] * upper[column, column + 1 : end]
-        left[:, end:] -= errors @ upper[start:end, end:]
+            remaining[:, column + 1 : end] -= errors[:, column - start, None] * upper[column, column + 1 : end]
+        remaining[:, end:] -= errors @ upper[start:end, end:]
     return codes, scales, zeros
 
 
-def _current(left: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Columns of a block as they are by now: those past TOGETHER have not been told of this round's errors."""
+def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
+    """Columns of a block as they are by now: those past LAZY_BATCH have not been told of this round's errors."""
     behind = max(start + errors.shape[1], column)
-    block = left[:, column:end].copy()
+    block = remaining[:, column:end].copy()
     if end > behind:
         block[:, behind - column :] -= errors[:, : column - start] @ upper[start:column, behind:end]
     return block

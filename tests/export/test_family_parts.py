@@ -21,7 +21,7 @@ from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import FamilyParts, load_family
 from edgevlm.export.vision import GRAPH, write_vision
-from edgevlm.export.writer import _decoder_shape
+from edgevlm.export.writer import decoder_shape
 
 
 def parts(folder: Path, camera: tuple[int, int] = (56, 84)) -> FamilyParts:
@@ -100,8 +100,8 @@ def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(flat))
     published = Checkpoint(folder)
     assert published.tensors.keys() == nested.tensors.keys()
-    assert _decoder_shape(published)[1] == _decoder_shape(nested)[1]
-    assert _decoder_shape(published)[1].sections == (4, 2, 2)
+    assert decoder_shape(published)[1] == decoder_shape(nested)[1]
+    assert decoder_shape(published)[1].sections == (4, 2, 2)
     made = parts(folder)
     assert np.isfinite(features(folder, made, np.ones((1, 6, *made.vision.size), np.float32))).all()
 

@@ -15,7 +15,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import rounding
 from edgevlm.export.precisions.layouts import Blocks
 from edgevlm.export.samples import hessian, rounded_layout
-from edgevlm.export.writer import _decoder_shape
+from edgevlm.export.writer import decoder_shape
 from edgevlm.runtime.bundle import Bundle
 
 
@@ -63,8 +63,8 @@ def test_the_grid_is_the_best_of_those_tried() -> None:
     for with_zeros in (False, True):
         found, zeros = rounding.best_grid(blocks, 4, with_zeros)
         errors = []
-        for narrower in rounding.NARROWER:
-            scales, shift = rounding._grid(blocks, 4, with_zeros, narrower)
+        for ratio in rounding.CLIP_RATIOS:
+            scales, shift = rounding._grid(blocks, 4, with_zeros, ratio)
             zero = 8.0 if shift is None else shift[:, None].astype(np.float64)
             codes = np.clip(np.rint(blocks / scales[:, None]) + zero, 0, 15)
             errors.append(np.square((codes - zero) * scales[:, None] - blocks).sum(1))
@@ -132,7 +132,7 @@ def test_sampled_rows_are_the_inputs_of_the_matrices(exported: Any) -> None:
     """By the norm before them: of a first layer they are the embeddings over their root mean square, times its weights."""
     made = exported("llava", layers=2, heads=6, kv_heads=3, head_dim=32)
     checkpoint = Checkpoint(made.checkpoint)
-    backbone, shape = _decoder_shape(checkpoint)
+    backbone, shape = decoder_shape(checkpoint)
     weights = backbone.layer(checkpoint, shape, 0).input_norm
     table = checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden)).astype(np.float64)
     normed = table / np.sqrt(np.square(table).mean(1, keepdims=True) + shape.norm_eps) * weights

@@ -23,7 +23,7 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.export.profiles import load_profile
 from edgevlm.export.profiles.allowed import Allowed
 from edgevlm.export.vision import GRAPH, write_vision
-from edgevlm.export.writer import _decoder_shape, _with_parts, family_parts
+from edgevlm.export.writer import _with_parts, decoder_shape, family_parts
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.runtime.plugins import names
 
@@ -37,7 +37,7 @@ def test_every_family_and_precision(tmp_path: Path, family: str) -> None:
     checkpoint = Checkpoint(make(tmp_path / "checkpoint", family))
     known = load_family(family, "")
     parts = family_parts(checkpoint, known, FRAME)
-    backbone, plain = _decoder_shape(checkpoint)
+    backbone, plain = decoder_shape(checkpoint)
     shape, seen = _with_parts(plain, known, parts), set()
     for profile in map(load_profile, PROFILES):
         for precision in WITH_TENSORRT:
