@@ -21,7 +21,7 @@ def export(
     precision: Annotated[
         str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as the checkpoint")
     ] = None,
-    rounding: Annotated[Literal["nearest", "gptq"], option("nearest|gptq", "Round weights so.")] = "nearest",
+    rounding: Annotated[Literal["nearest", "gptq"], option("nearest|gptq", "How to round weights.")] = "nearest",
     vision_precision: Annotated[
         str | None, option("NAME", "Store vision weights as fp32, fp16 or int8.", "fp32, TensorRT fp16")
     ] = None,

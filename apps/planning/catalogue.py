@@ -76,7 +76,7 @@ def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
     for text in (f"For {device.title}", predicted, assumptions(device)):
         yield from wrap(text, 80)
     yield ""
-    yield f"{'model':<43}{'licence':<14}{'size':>5} {'as':<5}{'GB':>6}{'fps':>6}"
+    yield f"{'model':<43}{'licence':<14}{' weights':<11}{'GB':>6}{'fps':>6}"
     for checkpoint, plan in rows:
         found = line(checkpoint, plan)
         rate = figure(found["fps"]) if plan.fits else "-"
@@ -85,7 +85,8 @@ def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
             f"{plan.memory.total / 1e9:>6.1f}{rate:>6}"
         )
     yield ""
-    yield f"fps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB. as: weights chosen."
+    yield f"fps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
+    yield "weights: how many, and the precision chosen."
 
 
 def table(devices: dict[str, DeviceProfile], fps: float = 2.0) -> list[str]:

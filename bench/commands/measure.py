@@ -81,7 +81,7 @@ def speed(
     kv: Annotated[str | None, option("fp32,fp16,int8", "Measure these KV cache precisions.")] = None,
     layers: Annotated[int | None, option("N", "Keep only the model's first layers.", min=1)] = None,
     tokens: Annotated[int | None, option("N", "Compare this many tokens of text.", min=2, max=20000)] = None,
-    rotate: Annotated[bool | None, flag("--rotate", "Turn the hidden states first, for precision.")] = None,
+    rotate: Annotated[bool | None, flag("--rotate", "Rotate the hidden states first, for precision.")] = None,
     text: Annotated[Path | None, option("FILE", "Read the text from a file, for kv.")] = None,
     turns: Annotated[int | None, option("N", "Rotate all keys before each 64 tokens, for kv.", min=0)] = None,
     changed: Annotated[str | None, option("N,...", "Encode these percentages of a frame's patches.")] = None,
