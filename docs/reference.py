@@ -123,14 +123,15 @@ def _table(fields: Any) -> str:
 
 
 def http() -> str:
-    """Every route of ``edgevlm serve``: what it takes and what it answers, as its OpenAPI description has them."""
+    """The routes of ``edgevlm serve``: parameters, bodies and media types of answers, as its OpenAPI description has them."""
     from edgevlm.apps.serve.config import ServeConfig
+    from edgevlm.apps.serve.errors import STATUSES
     from edgevlm.apps.serve.http import make_app
     from edgevlm.apps.serve.service import Service
 
     openapi = make_app(Service(ServeConfig(), print)).openapi()
     routes = [(path, method, route) for path, methods in openapi["paths"].items() for method, route in methods.items()]
-    errors = "\n".join(f"- {routes[0][2]['responses'][status]['description']}" for status in ("4XX", "5XX"))
+    errors = "\n".join(f"| {status} | {what} |" for status, what in STATUSES.items())
     parts = [HTTP_INTRO.format(errors=errors)]
     for tag in dict.fromkeys(route["tags"][0] for _, _, route in routes):
         parts.append(f"## {tag[0].upper()}{tag[1:]}\n")
@@ -143,11 +144,17 @@ def http() -> str:
 
 HTTP_INTRO = """# HTTP
 
-The routes of `edgevlm serve`, as its own `/openapi.json` describes them; `/docs` shows that in a browser. With `server.key`
-set every route but those of health takes `Authorization: Bearer KEY`. [Serving](../guide/serving.md) shows them in use.
+The routes of `edgevlm serve` with parameters, bodies and the media type of each answer, from its own `/openapi.json`.
+[Serving](../guide/serving.md) shows them in use. A cluster adds `/v1/nodes` and
+[fields of cameras](../guide/cluster.md#asking).
 
-Every error is a JSON object, [ErrorReply](#errorreply):
+With `server.key` set, every path but `/`, `/static/` and `/health/` takes `Authorization: Bearer KEY`. Browsers do not send
+that, so `/docs`, which shows the routes there, works without a key only.
 
+Errors are JSON, [ErrorReply](#errorreply):
+
+| status | |
+|---|---|
 {errors}
 """
 
@@ -155,7 +162,8 @@ Every error is a JSON object, [ErrorReply](#errorreply):
 def _route(path: str, method: str, route: Any) -> str:
     parts = [f"### `{method.upper()} {path}`\n", *_said(route)]
     if parameters := route.get("parameters"):
-        rows = (f"| `{each['name']}` | {each['in']} | {_shape(each['schema'], each['required'])} |" for each in parameters)
+        shapes = [(each, _shape(_without_null(each["schema"]), each["required"])) for each in parameters]
+        rows = (f"| `{each['name']}` | {each['in']} | {shape} |" for each, shape in shapes)
         parts.append("\n".join(["| parameter | in | |", "|---|---|---|", *rows, ""]))
     if body := route.get("requestBody"):
         parts.append(f"Body: {_shape(body['content']['application/json']['schema'], True)}\n")
@@ -179,11 +187,18 @@ def _http_fields(schema: Any) -> str:
     return "\n".join(["| field | | |", "|---|---|---|", *rows, ""])
 
 
+def _without_null(schema: Any) -> Any:
+    """Of a parameter, which cannot be null."""
+    kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return {**schema, "anyOf": kinds} if kinds else schema
+
+
 def _shape(schema: Any, needed: bool) -> str:
     """A type with its limits; what may be left out says so."""
     said = _type(schema)
-    if "default" in schema and schema["default"] not in (None, ""):
-        return f"{said}, `{json.dumps(schema['default'])}` unless given"
+    default = f"`{json.dumps(schema['default'])}`" if schema.get("default") not in (None, "") else said
+    if default not in (said, said.removesuffix(" or null")):
+        return f"{said}, {default} unless given"
     return said if needed else f"{said}, optional"
 
 
@@ -193,16 +208,23 @@ def _type(schema: Any) -> str:
         return f"[{name}](#{name.lower()})"
     for several in ("anyOf", "oneOf"):
         if several in schema:
-            return " or ".join(dict.fromkeys(_type(each) for each in schema[several] if each.get("type") != "null"))
+            return " or ".join(dict.fromkeys(_type(each) for each in schema[several]))
     if "const" in schema or "enum" in schema:
         return " or ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
     kind = schema.get("type", "any JSON")
-    if kind == "array":
-        return f"list of {_type(schema.get('items', {}))}"
     limits = [f"{word} {schema[key]:g}" for key, word in LIMITS.items() if schema.get(key, UNSAID) < UNSAID]
-    if "maxLength" in schema:
-        limits.append(f"{schema.get('minLength', 0)} to {schema['maxLength']} characters")
-    return f"{kind} ({', '.join(limits)})" if limits else kind
+    limits += _range(schema, "Length", "characters") + _range(schema, "Items", "items")
+    if "pattern" in schema:
+        limits.append(f"pattern `{_one_line(schema['pattern'])}`")
+    said = f"{'list' if kind == 'array' else kind} ({', '.join(limits)})" if limits else "list" if kind == "array" else kind
+    return f"{said} of {_type(schema.get('items', {}))}" if kind == "array" else said
+
+
+def _range(schema: Any, of: str, unit: str) -> list[str]:
+    least, most = schema.get(f"min{of}", 0), schema.get(f"max{of}")
+    if most is None:
+        return [f"at least {least} {unit}"] if least else []
+    return [f"{least} to {most} {unit}" if least else f"at most {most} {unit}"]
 
 
 UNSAID = 2**31 - 1  # a limit from here on is that of the type

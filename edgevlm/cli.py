@@ -13,7 +13,7 @@ import typer
 
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, reason
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
@@ -126,6 +126,8 @@ def _fail(line: str) -> NoReturn:
 
 def _usage(error: Exception) -> str:
     """A usage error's own words in one line, and where to read on."""
+    if isinstance(error, typer.BadParameter):
+        error.message = reason(error.message)
     context, words = getattr(error, "ctx", None), " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     return f"{words.rstrip('.')}; see {context.command_path if context else 'edgevlm'} --help"
 

@@ -65,8 +65,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
 
+def reason(message: str) -> str:
+    """What a check says, without the words that pydantic and typer put before it."""
+    return message.removeprefix("Value error, ")
+
+
 def first_problem(error: ValidationError) -> str:
     """Where a value is not what its schema says, and why, in a few words."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where, why = ".".join(map(str, first["loc"]))[:120], first["msg"].removeprefix("Value error, ")[:120]
+    where, why = ".".join(map(str, first["loc"]))[:120], reason(first["msg"])[:120]
     return f"{where}: {why}" if where else why

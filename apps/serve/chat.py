@@ -138,6 +138,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=grammar.MAX_GRAMMAR)]
 
 
 Moment = Annotated[str, Field(min_length=1, max_length=40)]
+ASKED_STREAM = "The stream: its name, or what ends in `/NAME`. A video part may name it instead; unless given, the only one."
 
 
 class VideoSampling(Strict):
@@ -178,7 +179,7 @@ class StructuredOutputs(Strict):
 class ChatRequest(Strict):
     """OpenAI's fields that mean something here."""
 
-    model: Annotated[str, Field(max_length=512)] = ""
+    model: Annotated[str, Field(max_length=512, description=ASKED_STREAM)] = ""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -198,8 +199,8 @@ class ChatRequest(Strict):
     guided_json: Schema | str | None = None
     guided_regex: Pattern | None = None
     json_schema: Schema | None = None
-    since: Moment | None = None  # 10m, 14:03 or RFC 3339: look at what was seen from then on
-    until: Moment | None = None
+    since: Moment | None = Field(None, description="Look at what was seen from then on: `10m`, `14:03` or RFC 3339.")
+    until: Moment | None = Field(None, description="Look at what was seen up to then, written like `since`.")
 
     @model_validator(mode="before")
     @classmethod

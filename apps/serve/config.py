@@ -19,7 +19,7 @@ from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.watches.events import CAP, DAYS
 from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError, nearest, reason
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.snapshots.storage import is_address
@@ -335,7 +335,7 @@ def first_problem(error: ValidationError, section: type[BaseModel]) -> str:
         return f"{name}: there is no such key; {nearest(path[-1], known_keys(section, path[:-1]))}"
     if found["type"] == "string_pattern_mismatch" and path[:1] == ["cameras"]:
         return f"{name}: a camera's name has small letters, digits, - and _, 64 at most"
-    return f"{name}: {found['msg'].removeprefix('Value error, ')}"
+    return f"{name}: {reason(found['msg'])}"
 
 
 def known_keys(section: Any, path: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from starlette.routing import Match
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.serve.guard import error_body
-from edgevlm.errors import FieldError, UserError
+from edgevlm.errors import FieldError, UserError, reason
 
 CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # of errors that no route raised
 
@@ -39,13 +39,26 @@ class ErrorReply(BaseModel):
     error: ErrorFields
 
 
+STATUSES = {
+    400: "A field is wrong; the error names it.",
+    401: "The key is missing or wrong.",
+    403: "A page of another site asks.",
+    404: "It is not there.",
+    405: "The path has no such method; `Allow` lists those it has.",
+    408: "The body does not come.",
+    413: "The body is too large.",
+    421: "The name of the host is another one's.",
+    429: "There are too many requests; ask again after `Retry-After` seconds.",
+    431: "The headers are too large.",
+    500: "The server has a fault.",
+    503: "It is not ready, has too many connections, or a question waited too long; ask again after `Retry-After` seconds.",
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {
+    f"{hundreds}XX": {
         "model": ErrorReply,
-        "description": "400: a wrong field, which is named. 401: no key, or a wrong one. 403: a page of another site. 404: it "
-        "is not there. 408, 413: a body that does not come, or is too large. 421: another host's name. 429: ask again later.",
-    },
-    "5XX": {"model": ErrorReply, "description": "503: not ready, too many connections, or a question that waited too long."},
+        "description": " ".join(f"{status}: {what}" for status, what in STATUSES.items() if status // 100 == hundreds),
+    }
+    for hundreds in (4, 5)
 }
 
 
@@ -69,7 +82,7 @@ def add_errors(app: FastAPI) -> None:
             return answer(400, "body: send JSON, with content-type: application/json", "invalid_json", "body")
         if found["type"] == "json_invalid":
             return answer(400, "body: it is not JSON", "invalid_json", "body")
-        what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"].removeprefix("Value error, ")
+        what = "there is no such field" if found["type"] == "extra_forbidden" else reason(found["msg"])
         return answer(400, f"{param}: {what}"[:500], "invalid_value", param[:200] or None)
 
     @app.exception_handler(FieldError)

@@ -65,7 +65,7 @@ class NewStream(Strict):
 
 
 class StreamChange(Strict):
-    """Another policy or budget begins a new memory; what is left out stays."""
+    """What is left out stays."""
 
     state: Literal["running", "paused"] | None = None
     policy: PolicyName | None = None
@@ -268,7 +268,7 @@ def add_openai(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models/{name}", tags=["OpenAI"])
     async def model(name: StreamName) -> dict[str, Any]:
-        """One of them."""
+        """One of these models."""
         return model_entry(server.stream(name, "model"))
 
 
@@ -279,7 +279,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_streams(app: FastAPI, server: Server) -> None:
     @app.get("/v1/streams", tags=["streams"])
     async def streams() -> dict[str, Any]:
-        """Every camera and how it does. watts: of the machine, where it has a meter."""
+        """Every camera and its status. watts: of the machine, where it has a meter."""
         watts = await run_in_threadpool(server.service.power.watts)
         return {
             "object": "list",
@@ -295,7 +295,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/streams", tags=["streams"], status_code=201)
     async def add(new: NewStream) -> dict[str, Any]:
-        """Watch another camera, until it is removed or the server restarts."""
+        """Watch another camera, until it is removed or, except in a cluster, the server restarts."""
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
         stream = await run_in_threadpool(server.service.add, new.id, settings, by_client=True)
         return stream.describe()
@@ -312,14 +312,14 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/streams/{name}", tags=["streams"])
     async def stream(name: StreamName) -> dict[str, Any]:
-        """A camera and how it does."""
+        """A camera and its status."""
         return server.stream(name).describe()
 
     @app.patch("/v1/streams/{name}", tags=["streams"])
     async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
         """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
 
-        Another policy or budget begins a new memory, and lasts until the server restarts.
+        Another policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
         """
         found = server.stream(name)
         if change.policy is not None or change.budget is not None:
@@ -452,7 +452,7 @@ def add_watches(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/watches", tags=["watches"], status_code=201)
     async def add(watch: Watch) -> dict[str, Any]:
-        """Ask a question again and again, until it is removed or the server restarts."""
+        """Ask a question again and again, until it is removed or, except in a cluster, the server restarts."""
         await run_in_threadpool(watches.add, watch)
         return watches.describe(watch.name)
 
@@ -471,7 +471,7 @@ def add_watches(app: FastAPI, server: Server) -> None:
 
     @app.delete("/v1/watches/{name}", tags=["watches"], status_code=204)
     async def remove(name: StreamName) -> None:
-        """Ask it no more. Where it is open it closes."""
+        """Delete a watch. Where it is open it closes."""
         await run_in_threadpool(watches.remove, known(name))
 
 
@@ -513,7 +513,7 @@ def add_health(app: FastAPI, server: Server) -> None:
 def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | None) -> None:
     @app.post("/v1/forget", tags=["streams"])
     async def forget(what: Forget) -> dict[str, Any]:
-        """Delete what was seen then from memory, snapshots and thumbnails. It does not come back."""
+        """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
         if what.stream is not None and what.stream not in server.service.removed():
             server.stream(what.stream)
         done = await run_in_threadpool(server.service.forget, what.stream, what.span())
@@ -527,9 +527,9 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
         done = await run_in_threadpool(lambda: server.service.reload(load()))
         return {"object": "reload", "done": done}
 
-    @app.get("/metrics", tags=["health"], response_class=Response, responses=content("text/plain"))
+    @app.get("/metrics", tags=["metrics"], response_class=Response, responses=content("text/plain"))
     async def metrics() -> Response:
-        """Prometheus's text."""
+        """Prometheus text format."""
         return Response(await run_in_threadpool(generate_latest, server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", include_in_schema=False)

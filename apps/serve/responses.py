@@ -54,9 +54,11 @@ class TextSettings(Strict):
 
 
 class ResponsesRequest(Strict):
-    """OpenAI's fields that mean something here. Nothing is stored: a conversation is sent along as ``input``."""
+    """OpenAI's fields that mean something here."""
 
-    model: Annotated[str, Field(max_length=512)] = ""
+    model: Annotated[
+        str, Field(max_length=512, description="The stream: its name, or what ends in `/NAME`; unless given, the only one.")
+    ] = ""
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     stream: bool | None = False

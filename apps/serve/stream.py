@@ -265,7 +265,7 @@ class CameraStream:
         return wall is not None and (time is None or abs(wall - moment(time)) < SAME_S)
 
     def describe(self) -> dict[str, Any]:
-        """What ``GET /v1/streams/{id}`` answers."""
+        """What ``GET /v1/streams/{name}`` answers."""
         stats, (watched, skipped) = self.stats, self.rates()
         return {
             "id": self.name,

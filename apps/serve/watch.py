@@ -19,7 +19,7 @@ from edgevlm.apps.sources import SourceOptions, comes_to_an_end
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import Sink, Stdout
 from edgevlm.apps.watches.watch import Watch
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, reason
 from edgevlm.progress import progress, to_stderr
 
 LOOK_S = 0.2  # from one look whether it is to end to the next
@@ -47,7 +47,7 @@ def checked_watch(settings: dict[str, Any]) -> Watch:
         found = error.errors(include_url=False)[0]
         name = str(found["loc"][0]).replace("_", "-").replace("choices", "choice")
         option = "QUESTION" if name in ("question", "name") else f"--{name}"
-        raise UserError(f"{option}: {found['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"{option}: {reason(found['msg'])}") from None
 
 
 def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: bool) -> None:

@@ -153,6 +153,7 @@ MISTAKES = [
     (["--threads", "100000"], r"'--threads'.*256"),
     (["--engine", "nope"], "no engine 'nope'; there are: onnxruntime-cpu, onnxruntime-cuda"),
     (["--engine", "onnxruntime-cuda"], "has no CUDAExecutionProvider.*pip install onnxruntime-gpu"),
+    (["--decode", "foo"], "'--decode': 'foo' is not one of 'auto', 'cpu'; see edgevlm run --help"),
     (["--unknown"], "No such option: --unknown"),
     (["extra"], r"unexpected extra argument.*\(extra\)"),
     (["--budget", "1" + 400 * "0"], "like 512 or 6k"),

@@ -127,6 +127,19 @@ def test_the_documents_are_made_from_the_schemas():
         validator.check_schema(validator.schema)
 
 
+def test_the_page_of_http_has_every_limit_of_a_field():
+    shape = runpy.run_path(str(DOCS / "reference.py"))["_shape"]
+    text, nothing = {"type": "string", "pattern": "^a|b$"}, {"type": "null"}
+    assert shape(text, True) == r"string (pattern `^a\|b$`)"
+    assert shape({"anyOf": [{"type": "array", "items": text, "minItems": 2, "maxItems": 4}, nothing]}, False) == (
+        r"list (2 to 4 items) of string (pattern `^a\|b$`) or null, optional"
+    )
+    assert shape({"type": "string", "minLength": 2}, True) == "string (at least 2 characters)"
+    assert shape({"type": "array", "items": {}, "maxItems": 4}, True) == "list (at most 4 items) of any JSON"
+    assert shape({"anyOf": [{"const": 1}, nothing], "default": 1}, False) == "`1` or null, optional"
+    assert shape({"anyOf": [{"type": "boolean"}, nothing], "default": False}, False) == "boolean or null, `false` unless given"
+
+
 def test_every_field_of_a_run_has_a_schema():
     common = {"event", "schema", "time"}
     assert SCHEMAS["answer"]["properties"].keys() == common | {field.name for field in fields(AnswerEvent)} - {

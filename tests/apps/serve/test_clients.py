@@ -260,6 +260,16 @@ def test_a_body_of_a_length_that_was_not_told_is_refused_in_openais_shape(tmp_pa
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
 
 
+def test_with_a_key_every_path_but_the_page_and_health_asks_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEY_OF_A_TEST", "k" * 32)
+    served = Service(ServeConfig(state=str(tmp_path), server=ServerSettings(key="env:KEY_OF_A_TEST")), print)
+    client = TestClient(guard.Guard(http.make_app(served), served), "http://localhost")
+    asked = ("/", "/static/app.js", "/health/live", "/metrics", "/docs", "/openapi.json", "/v1/streams")
+    assert [client.get(path).status_code for path in asked] == [200, 200, 200, 401, 401, 401, 401]
+    refused = client.put("/health/live")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
 def test_headers_are_bounded():
     sent = []
 
