@@ -33,7 +33,7 @@ class NeverAnswered:
     def cancel(self):
         self.cancelled.set()
 
-    async def whole(self):
+    async def complete(self):
         await self.cancelled.wait()
         return {}
 
