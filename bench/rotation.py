@@ -1,4 +1,4 @@
-"""A checkpoint's text half with its hidden states turned: the same function, of numbers that lie on no grid.
+"""A checkpoint's text half with its hidden states rotated: the same function, of numbers that lie on no grid.
 
 Weights that were rounded once lie on a grid, which a rounding of the same kind finds again. A random rotation of the hidden
 states, folded into every matrix that reads or writes them, takes the grid away and changes nothing else (SliceGPT, arXiv
@@ -22,7 +22,7 @@ WRITES = ("o", "down")
 
 
 def rotated(source: Path, folder: Path, seed: int = 0) -> Path:
-    """Write a turned copy into ``folder``, all in float32; its tower's features no longer fit. Raises UserError, OSError."""
+    """Write a rotated copy into ``folder``, all in float32; its tower's features no longer fit. Raises UserError, OSError."""
     from safetensors.numpy import save_file
 
     checkpoint = Checkpoint(source)

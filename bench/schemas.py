@@ -250,7 +250,7 @@ _NUMBERS = {
     "reindex_ms": "Renumbering positions, per frame.",
     "reindexings": "How often positions were renumbered.",
     "resv": "Fitted constant: time of ReSV's prediction.",
-    "rotated": "Whether the hidden states were turned first, which takes the weights off any grid.",
+    "rotated": "Whether the hidden states were rotated first, which takes the weights off any grid.",
     "rows": "Rows per step; windows: of the memory that the question sees.",
     "rows_ms": "Fetching row by row.",
     "rows_over_disk": "rows_ms over disk_ms.",

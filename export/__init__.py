@@ -47,7 +47,7 @@ def export_checkpoint(
     shape, to which other frames are stretched.
     ``precision``: of the decoder's weights, a name of :mod:`edgevlm.export.precisions`; fp32 unless
     given, int4-zp for AWQ and GPTQ checkpoints, which are stored as they are rounded already. With ``samples``, which
-    :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding; a
+    :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are rounded by GPTQ for those; a
     function makes them in a folder, which is kept with the rest where an export is stopped.
     ``vision_precision``: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, and fp16 there unless
     ``precision`` is fp32.

@@ -92,7 +92,7 @@ def weights(
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``against``: of llama.cpp, what its Q4_K_M and Q5_K_M make of the same weights. ``rotate``: of weights turned first, all
+    ``against``: of llama.cpp, what its Q4_K_M and Q5_K_M make of the same weights. ``rotate``: of weights rotated first, all
     alike; see :mod:`edgevlm.bench.rotation`. ``top1``: how often the same token is likeliest; ``kl``: KL(fp32 || precision),
     mean nats; single tokens are timed in turn. Raises UserError for a precision that is not known and for a checkpoint that
     cannot be exported or is quantized already.
