@@ -20,7 +20,7 @@ def round_to_blocks(weight: Float32, bits: int, size: int, with_zeros: bool) -> 
     """Codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` of a matrix ``[out, in]``, rounded to nearest.
 
     Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
-    on its side. With zeros the codes code_range a block's numbers and 0.
+    on its side. With zeros the codes span a block's numbers and 0.
     """
     out, width = weight.shape
     padded = np.zeros((out, -(-width // size) * size), np.float32)
