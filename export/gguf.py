@@ -119,8 +119,18 @@ def _open(path: Path) -> Any:
         from gguf import GGUFReader
     except ModuleNotFoundError:
         raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
+
+    class Reader(GGUFReader):
+        """Stops where the file ends: the package goes on, for as many numbers as an array claims to have."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("it ends within a field")
+            found: NDArray[Any] = super()._get(offset, dtype, count, *order, **named)
+            return found
+
     try:
-        return GGUFReader(path)
+        return Reader(path)
     except Exception as error:  # numpy's and its own, for whatever is wrong with the file
         raise UserError(f"{path}: is no GGUF file, or is damaged or truncated ({error}); download it again") from None
 

@@ -107,12 +107,20 @@ def damaged(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5000])
 
 
+def endless(path: Path) -> None:
+    """An array of more numbers than a file could hold, found by Atheris: the package took 2 GB and half a minute for it."""
+    key = (20).to_bytes(8, "little") + b"general.architecture"
+    array = (9).to_bytes(4, "little") + (0).to_bytes(4, "little") + (2_400_000).to_bytes(8, "little")
+    path.write_bytes(b"GGUF\x03\0\0\0" + bytes(8) + (1).to_bytes(8, "little") + key + array)
+
+
 CASES: list[tuple[str, dict[str, Any], Any, str]] = [
     ("gemma2", {}, None, "architecture 'gemma2' cannot be read; GGUF is read of llama, qwen2, qwen3"),
     ("qwen2", {}, None, "is of architecture qwen2 and config.json's text_config is llama"),
     ("llama", {"attention.head_count": 3}, None, "llama.attention.head_count is 3 and config.json's num_attention_heads is 6"),
     ("llama", {"block_count": 7}, None, "llama.block_count is 7 and config.json's num_hidden_layers is 2"),
     ("llama", {}, damaged, "is damaged or truncated"),
+    ("llama", {}, endless, "it ends within a field"),
     ("llama", {}, lambda path: path.write_text("x"), "is no GGUF file"),
     ("llama", {}, lambda path: path.unlink(), "is no file"),
 ]
