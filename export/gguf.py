@@ -166,7 +166,7 @@ def _canonical(name: str) -> str | None:
 
 def _order(path: Path, tensor: Any, heads: int) -> NDArray[np.int64]:
     """llama.cpp keeps rotary pairs of Llama side by side: the file's row of each row, heads of two halves again."""
-    rows = int(tensor.shape[-1])
+    rows = int(tensor.shape[-1]) if len(tensor.shape) else 1
     if rows % (2 * heads):
         raise UserError(f"{path}: tensor {tensor.name!r} has {rows} rows, which are not {heads} heads; {_AGAIN}")
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
