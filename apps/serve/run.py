@@ -82,7 +82,8 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
     listening = bound(config.server.host, config.server.port)
     member = None if join is None else join(service, listening.getsockname()[1], notify)
     serving, done = threading.Event(), threading.Event()
-    threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True).start()
+    reporter = threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True)
+    reporter.start()
     try:
         with progress("opening the cameras"):
             (service if member is None else member).open()
@@ -101,7 +102,6 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 else:
                     print(f"edgevlm is serving at {url}", flush=True)
                 serving.set()
-                Notifier().ready()
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 await close_listeners(app.state.server)
@@ -125,7 +125,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 signal.signal(signal.SIGHUP, before)
     finally:
         done.set()
-        Notifier().stopping()
+        reporter.join(ALIVE_S)
         listening.close()
         if member is not None:
             member.close()
@@ -217,26 +217,30 @@ def reload_when_told(hangups: SimpleQueue[int], service: Service, load: Callable
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Tell of overload, reopen cameras with a torn memory; signs of life for a service manager.
+    """Tell of overload, reopen cameras with a torn memory; all that a service manager hears, in order.
 
-    Before it serves, a sign is that this process and its helpers work: models are downloaded, exported and loaded. Then it is
-    that all watched streams have got on since the last.
+    Before it serves, a sign of life is that this process and its helpers work: models are downloaded, exported and loaded. Then
+    it is that all watched streams have got on since the last.
     """
     notifier, watched, worked = Notifier(), dict[str, tuple[int, int]](), 0.0
-    while not done.is_set():
-        if serving.is_set():
-            frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
-            service.report_load()
-            service.reopen_torn()
-            notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
-            signs = service.signs_of_life()
-            if all(sign != watched.get(name) for name, sign in signs.items()):
-                notifier.alive()
-                watched = signs
-        elif (now := worked_s()) > worked:
+    while not serving.is_set() and not done.is_set():
+        if (now := worked_s()) > worked:
             notifier.starting(START_S)
             worked = now + IDLE_S
+        serving.wait(ALIVE_S)
+    if serving.is_set():
+        notifier.ready()
+    while not done.is_set():
+        frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
+        service.report_load()
+        service.reopen_torn()
+        notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
+        signs = service.signs_of_life()
+        if all(sign != watched.get(name) for name, sign in signs.items()):
+            notifier.alive()
+            watched = signs
         done.wait(ALIVE_S)
+    notifier.stopping()
 
 
 def worked_s() -> float:
