@@ -65,7 +65,6 @@ def atomic_directory(
             flush(path)
         check_target(target, force)
         _replace(folder, target)
-        flush(target.parent)
     except keep:
         kept = key is not None
         if kept:
@@ -75,6 +74,11 @@ def atomic_directory(
         raise UserError(
             f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed"
         ) from None
+    else:
+        try:
+            flush(target.parent)
+        except OSError as error:
+            raise UserError(f"{target}: was written, but a power cut may undo it ({reason(error, target.parent)})") from None
     finally:
         if not kept:
             shutil.rmtree(work, ignore_errors=True)  # after an exchange it holds the bundle that was replaced
@@ -156,11 +160,13 @@ def _has_begun(work: Path) -> bool:
 def _replace(folder: Path, target: Path) -> None:
     if not target.exists() or not any(target.iterdir()):
         os.rename(folder, target)
-    elif not _exchange(folder, target):  # a file system without exchange: a moment without either
-        old = folder.with_name(f"{folder.name}.old")
-        os.rename(target, old)
+        return
+    done = folder.with_name("done")  # under its own name the bundle that was replaced would be gone on with
+    os.rename(folder, done)
+    if not _exchange(done, target):  # a file system without exchange: a moment without either
+        os.rename(done, folder)
+        os.rename(target, folder.with_name("old"))
         os.rename(folder, target)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
+from edgevlm.runtime import atomic
 from edgevlm.runtime.atomic import atomic_directory
 from edgevlm.runtime.bundle import Bundle
 
@@ -109,6 +110,28 @@ def test_a_writer_that_passes_no_reason_on(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_name_too_long_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="File name too long"), atomic_directory(tmp_path / (300 * "x")):
         pass
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_replaced_bundle_that_cannot_be_deleted_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    target = tmp_path / "bundle"
+    target.mkdir()
+    (target / "bundle.json").write_text("old")
+    if not can_exchange:
+        monkeypatch.setattr(atomic, "_exchange", lambda a, b: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with atomic_directory(target, force=True, key="settings") as folder:
+            (folder / "bundle.json").write_text("new")
+            atomic.journal_of(folder).write_text("all of it")
+    assert len(leftovers(tmp_path)) == 1
+    with atomic_directory(target, force=True, key="settings") as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "bundle.json").write_text("new")
+    assert (target / "bundle.json").read_text() == "new"
+    assert leftovers(tmp_path) == []
 
 
 def test_what_is_there_is_not_replaced_unasked(exported: Any, tmp_path: Path) -> None:
