@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +15,7 @@ from uuid import uuid4
 from edgevlm.apps.cluster.director import LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
+from edgevlm.apps.cluster.forget import NoteFollower
 from edgevlm.apps.cluster.head import boot_time
 from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
@@ -31,13 +30,10 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.budget import parse_budget
-from edgevlm.runtime.snapshots.directory import snapshots
-from edgevlm.runtime.snapshots.forget import AllOrNothing
 
 ASK_S = 2.0  # from one question to the head to the next
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
-COUNTED = 16  # notes whose counts are known
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
 Call = Callable[..., Any]  # of a head's method by its name
 
@@ -73,17 +69,16 @@ class NodeAgent:
         self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
         self.problems: dict[str, str] = {}  # why cameras could not be opened
         self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
-        self.view: dict[str, Any] = {"nodes": {}, "cameras": {}}  # the head's last answer
+        self.view: dict[str, Any] = {  # the head's last answer
+            "nodes": {}, "cameras": {}, "removed": {}, "watches": {}, "notes": [], "forgotten": {"nodes": {}, "cameras": {}},
+        }  # fmt: skip
         self._events: dict[str, MovingEvents] = {}
         self.reserve: Callable[[str, Mapping[str, float]], object] = lambda name, amounts: None  # raises UserError
         self.release: Callable[[str], object] = lambda name: None
         self._retry: dict[str, float] = {}
         self._needs: dict[str, tuple[int, int, float]] = {}
         self._joined, self._told, self._asking = False, "", threading.Lock()
-        self._forgotten, self._forgotten_of = 0, dict[str, int]()  # of what the head notes; of what cameras have in memory
-        self._stuck = ""  # why something could not be forgotten, once it was told
-        self.refused: dict[int, str] = {}  # by note: why memories could not forget a time
-        self._counts: dict[int, dict[str, Forgotten]] = {}  # what was deleted, by note and camera
+        self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
         self._following = threading.RLock()  # over the watches
         self._working = threading.RLock()  # over the cameras
         self._wake, self._done = threading.Event(), threading.Event()
@@ -139,8 +134,7 @@ class NodeAgent:
                 if not self._joined:
                     self._join()
                 open = {*self.epochs, *self._lease.orders}  # or about to be
-                done = self._forgotten, self._forgotten_of
-                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *done)
+                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *self.notes.done)
             except UserError:  # this node was given up: nothing of before counts
                 self._joined, self._lease = False, Lease()
                 raise
@@ -214,7 +208,7 @@ class NodeAgent:
             if held.get(name) != epoch:
                 self._close(name)
         self._follow()
-        self._forget_noted()
+        self.notes.follow()
         for name, epoch in held.items():
             if self._done.is_set():
                 return
@@ -232,7 +226,7 @@ class NodeAgent:
         self.epochs[name] = epoch
         try:
             before = self._begin_folder(name, epoch, given["begins"])
-            self._forget_before(name, epoch)
+            self.notes.follow_at(name, epoch)
             self._events[name] = MovingEvents(self._shared, folder_of(name, epoch))
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
@@ -280,10 +274,7 @@ class NodeAgent:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
             self.release(name)
-            for note in self._noted(name):
-                if note["all"]:
-                    self._count(note, {name: {"thumbnails": thumbnails}})
-                    self._delete_forgotten(name)
+            self.notes.follow_closed(name, thumbnails)
         shutil.rmtree(self._local / name, ignore_errors=True)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)
@@ -329,7 +320,7 @@ class NodeAgent:
             self.ask()
             self.work()
             self.ask()  # the head is told
-            return self._counts.get(number, {})
+            return self.notes.counts.get(number, {})
 
     def forget_shared(self, number: int) -> tuple[dict[str, Forgotten], list[str]]:
         """Follow a note in what the shared folder has of cameras that are removed, or whose nodes are away.
@@ -338,79 +329,9 @@ class NodeAgent:
         Raises UserError, HeadAway.
         """
         with self._working:
-            for note in [note for note in self.view["notes"] if note["number"] == number]:
-                for name in {*self.view["cameras"], *self.view["removed"]}:
-                    if note["all"] and note["camera"] in (None, name):
-                        self._delete_forgotten(name)
-                for name in self.view["removed"]:
-                    try:
-                        self._forget_before(name, max(self._shared.epochs(name), default=0))
-                    except OSError as error:
-                        raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
+            self.notes.follow_shared(number)
             self.ask()
-            waits = [note for note in self.view["notes"] if note["number"] == number]
-            cameras = [name for name in self.view["forgotten"]["cameras"] if any(note in waits for note in self._noted(name))]
-            nodes = [name for name, done in self.view["forgotten"]["nodes"].items() if waits and done < number]
-            return self._counts.get(number, {}), [*nodes, *cameras]
-
-    def _forget_noted(self) -> None:
-        """Delete what the head's notes name, of what this node keeps and of what its cameras have in memory."""
-        for note in self.view.get("notes", ()):
-            span, number = span_of(note), note["number"]
-            try:
-                if number > max(self._forgotten, self.view["forgotten"]["nodes"].get(self.name, 0)):
-                    self._count(note, self._service.forget_kept(note["camera"], Span() if note["all"] else span))
-                    self._forgotten = number
-                for name in [name for name in self._service.streams if note in self._noted(name)]:
-                    self._forget_memory(name, note, self._service.stream(name).forget)
-                    self._events[name].forget(span)
-                    self._forgotten_of[name] = number
-            except UserError as error:
-                if self._stuck != str(error):
-                    self._stuck = str(error)
-                    self._notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
-                return
-
-    def _forget_before(self, name: str, epoch: int) -> None:
-        """Delete from a camera's folder what was to be forgotten since it was written. Raises UserError, OSError."""
-        where = self._shared.where(name, epoch)
-        for note in self._noted(name):
-            span = span_of(note)
-            MovingEvents(self._shared, folder_of(name, epoch)).forget(span)
-            if snapshots(where):
-                self._forget_memory(name, note, partial(self._service.forget_at, where))
-            self._forgotten_of[name] = note["number"]
-
-    def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
-        """Rows and thumbnails of a time; a policy that forgets all or nothing is told of, and keeps them. Raises UserError."""
-        if note["all"]:
-            return
-        try:
-            self._count(note, {name: forget(span_of(note))})
-        except AllOrNothing as error:
-            self.refused[note["number"]] = f"{name}: {error}"
-            self._notify(f"{name}: {error}")
-
-    def _noted(self, name: str) -> list[dict[str, Any]]:
-        """What is to be forgotten of a camera's memory and has not been."""
-        view = self.view
-        done = max(self._forgotten_of.get(name, 0), view.get("forgotten", {"cameras": {}})["cameras"].get(name, 0))
-        return [note for note in view.get("notes", ()) if note["camera"] in (None, name) and note["number"] > done]
-
-    def _delete_forgotten(self, name: str) -> None:
-        """Delete the folders of before a camera's memory was emptied."""
-        begins = self.view["cameras"].get(name, {}).get("begins", self.view.get("removed", {}).get(name, 0))
-        with suppress(OSError):
-            for epoch in self._shared.epochs(name, unfinished=True):
-                if epoch < begins:
-                    self._shared.delete(name, epoch)
-
-    def _count(self, note: Mapping[str, Any], done: Mapping[str, Forgotten]) -> None:
-        counts = self._counts.setdefault(note["number"], {})
-        add_counts(counts, done)
-        for number in sorted(self._counts)[:-COUNTED]:
-            del self._counts[number]
-            self.refused.pop(number, None)
+            return self.notes.counts.get(number, {}), self.notes.waits_for(number)
 
     def _may_record(self, event: WatchEvent) -> bool:
         """Whether this node may; then it is written where the camera's next node finds it."""
@@ -526,7 +447,7 @@ class NodeAgent:
     def _follow(self) -> None:
         """Have the cluster's watches."""
         with self._following:
-            wanted = [Watch.model_validate(each) for each in self.view.get("watches", {}).values()]
+            wanted = [Watch.model_validate(each) for each in self.view["watches"].values()]
             asked = list(self._service.watches.watches.values())
             if self._joined and wanted != asked:
                 for line in self._service.watches.replace(asked, wanted):
@@ -534,17 +455,6 @@ class NodeAgent:
             for name in list(self._service.streams):
                 if name in self.view["cameras"]:
                     self._pause_watches(name, self.view["cameras"][name]["paused_watches"])
-
-
-def span_of(note: Mapping[str, Any]) -> Span:
-    return Span(-math.inf if note["since"] is None else note["since"], note["until"])
-
-
-def add_counts(counts: dict[str, Forgotten], more: Mapping[str, Forgotten]) -> None:
-    for name, each in more.items():
-        known = counts.setdefault(name, {})
-        for what, count in each.items():
-            known[what] = known.get(what, 0) + count
 
 
 def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:

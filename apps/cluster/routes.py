@@ -16,7 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgevlm.apps.cluster.agent import HeadAway, NodeAgent, add_counts, asked_for
+from edgevlm.apps.cluster.agent import HeadAway, NodeAgent, asked_for
+from edgevlm.apps.cluster.forget import add_counts
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.serve.chat import ChatRequest, Strict
@@ -92,7 +93,7 @@ class ClusterRoutes:
             with suppress(ValidationError):
                 noted = Noted.model_validate_json(await request.body())
                 streams = await run_in_threadpool(self._agent.follow_notes, noted.note)
-                return JSONResponse({"streams": streams, "refused": self._agent.refused.get(noted.note)})
+                return JSONResponse({"streams": streams, "refused": self._agent.notes.refused.get(noted.note)})
         if not is_first:
             return None
         if method == "GET" and (request.url.path in MERGED or parts[0] == "watches"):
@@ -330,7 +331,7 @@ class ClusterRoutes:
             add_counts(done, part.get("streams", {}))
         here, waiting = await run_in_threadpool(agent.forget_shared, number)
         add_counts(done, here)
-        for refused in (agent.refused.get(number), *(part.get("refused") for part in parts)):
+        for refused in (agent.notes.refused.get(number), *(part.get("refused") for part in parts)):
             if refused is not None:
                 return problem(400, refused, "invalid_value")
         return JSONResponse({"object": "forget", "streams": done, "waiting": waiting})

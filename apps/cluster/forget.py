@@ -1,0 +1,145 @@
+"""A node follows the head's notes of what to forget, in what it keeps, and in its cameras' memories and folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from edgevlm.apps.cluster.events import MovingEvents
+from edgevlm.apps.cluster.shared import Shared, folder_of
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.forget import Forgotten, Span
+from edgevlm.apps.serve.service import Service
+from edgevlm.errors import UserError
+from edgevlm.progress import Notify
+from edgevlm.runtime.snapshots.directory import snapshots
+from edgevlm.runtime.snapshots.forget import AllOrNothing
+
+COUNTED = 16  # notes whose counts are known
+
+
+@dataclass(slots=True)
+class NoteFollower:
+    """Follows notes, as ``view()``, the head's last answer, has them.
+
+    The agent calls each method under its lock over the cameras. Threads that ask the head read ``done`` without it, and those
+    that answer requests ``counts`` and ``refused``: what was deleted, by note and camera; why memories could not forget a time.
+    """
+
+    node: str
+    service: Service
+    shared: Shared
+    events: Mapping[str, MovingEvents]  # of the cameras that are open
+    view: Callable[[], Mapping[str, Any]]
+    notify: Notify
+    counts: dict[int, dict[str, Forgotten]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    _kept: int = 0  # the last note that was followed in what this node keeps
+    _of: dict[str, int] = field(default_factory=dict)  # in memories, by camera
+    _stuck: str = ""  # why something could not be forgotten, once it was told
+
+    @property
+    def done(self) -> tuple[int, dict[str, int]]:
+        """What the head is told: the last note that was followed in what this node keeps, and in memories, by camera."""
+        return self._kept, dict(self._of)
+
+    def follow(self) -> None:
+        """In what this node keeps, and in the cameras that are open."""
+        for note in self.view()["notes"]:
+            span, number = span_of(note), note["number"]
+            try:
+                if number > max(self._kept, self.view()["forgotten"]["nodes"].get(self.node, 0)):
+                    self._count(note, self.service.forget_kept(note["camera"], Span() if note["all"] else span))
+                    self._kept = number
+                for name in [name for name in self.service.streams if note in self._waiting(name)]:
+                    self._forget_memory(name, note, self.service.stream(name).forget)
+                    self.events[name].forget(span)
+                    self._of[name] = number
+            except UserError as error:
+                if self._stuck != str(error):
+                    self._stuck = str(error)
+                    self.notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
+                return
+
+    def follow_at(self, name: str, epoch: int) -> None:
+        """In a camera's folder, while it is not open. Raises UserError, OSError."""
+        where = self.shared.where(name, epoch)
+        for note in self._waiting(name):
+            span = span_of(note)
+            MovingEvents(self.shared, folder_of(name, epoch)).forget(span)
+            if snapshots(where):
+                self._forget_memory(name, note, partial(self.service.forget_at, where))
+            self._of[name] = note["number"]
+
+    def follow_closed(self, name: str, thumbnails: int) -> None:
+        """For a camera that was closed: what it wrote before its memory was emptied, so many thumbnails too, goes."""
+        for note in self._waiting(name):
+            if note["all"]:
+                self._count(note, {name: {"thumbnails": thumbnails}})
+                self._delete_emptied(name)
+
+    def follow_shared(self, number: int) -> None:
+        """One note, in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""
+        view = self.view()
+        for note in [note for note in view["notes"] if note["number"] == number]:
+            for name in {*view["cameras"], *view["removed"]}:
+                if note["all"] and note["camera"] in (None, name):
+                    self._delete_emptied(name)
+            for name in view["removed"]:
+                try:
+                    self.follow_at(name, max(self.shared.epochs(name), default=0))
+                except OSError as error:
+                    raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
+
+    def waits_for(self, number: int) -> list[str]:
+        """Who still has to follow a note: nodes that are away, and cameras that are not open."""
+        view = self.view()
+        notes = [note for note in view["notes"] if note["number"] == number]
+        nodes = [name for name, done in view["forgotten"]["nodes"].items() if notes and done < number]
+        return [*nodes, *(name for name in view["forgotten"]["cameras"] if any(note in notes for note in self._waiting(name)))]
+
+    def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
+        """Rows and thumbnails of a time; a policy that forgets all or nothing is told of, and keeps them. Raises UserError."""
+        if note["all"]:
+            return
+        try:
+            self._count(note, {name: forget(span_of(note))})
+        except AllOrNothing as error:
+            self.refused[note["number"]] = f"{name}: {error}"
+            self.notify(f"{name}: {error}")
+
+    def _waiting(self, name: str) -> list[dict[str, Any]]:
+        """Notes that have not been followed in a camera's memory."""
+        view = self.view()
+        done = max(self._of.get(name, 0), view["forgotten"]["cameras"].get(name, 0))
+        return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
+
+    def _delete_emptied(self, name: str) -> None:
+        """Delete a camera's folders of before its memory was emptied."""
+        view = self.view()
+        begins = view["cameras"].get(name, {}).get("begins", view["removed"].get(name, 0))
+        with suppress(OSError):
+            for epoch in self.shared.epochs(name, unfinished=True):
+                if epoch < begins:
+                    self.shared.delete(name, epoch)
+
+    def _count(self, note: Mapping[str, Any], done: Mapping[str, Forgotten]) -> None:
+        add_counts(self.counts.setdefault(note["number"], {}), done)
+        for number in sorted(self.counts)[:-COUNTED]:
+            del self.counts[number]
+            self.refused.pop(number, None)
+
+
+def span_of(note: Mapping[str, Any]) -> Span:
+    return Span(-math.inf if note["since"] is None else note["since"], note["until"])
+
+
+def add_counts(counts: dict[str, Forgotten], more: Mapping[str, Forgotten]) -> None:
+    for name, each in more.items():
+        known = counts.setdefault(name, {})
+        for what, count in each.items():
+            known[what] = known.get(what, 0) + count
