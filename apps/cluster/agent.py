@@ -148,7 +148,12 @@ class NodeAgent:
         config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
         cameras = self._asked_for(config)
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
-        for line in self.call("join", node, self.instance, self.url, cameras, watches):
+        own = self.instance, self.url, cameras, watches
+        if (refused := self.call("join", node, *own)) is None:
+            self._service.forget_kept(None, Span())
+            self._notify(f"cluster: {self.name} was removed from the cluster; the events and the journal it kept are deleted")
+            refused = self.call("join", {**node, "is_empty": True}, *own)
+        for line in refused:
             self._notify(mask_credentials(line))
         self._joined = True
         self._notify(f"cluster: {self.name} has joined")
@@ -274,6 +279,9 @@ class NodeAgent:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
             self.release(name)
+            with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
+                if any(each > self.epochs[name] for each in self._shared.epochs(name)):
+                    self._shared.delete(name, self.epochs[name])
             self.notes.follow_closed(name, thumbnails)
         shutil.rmtree(self._local / name, ignore_errors=True)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -31,6 +31,7 @@ class HeadState:
     notes: list[dict[str, str | bool | int | float | None]]
     number: int
     forgotten: dict[str, dict[str, int]]
+    removed_nodes: list[str] = field(default_factory=list)
 
 
 STATE = TypeAdapter(HeadState)
@@ -58,6 +59,7 @@ class Head:
         self._notes: list[dict[str, Any]] = []  # of what is to be forgotten, by number, until all have
         self._number = 0  # of the newest note
         self._forgotten: dict[str, dict[str, int]] = {"nodes": {}, "cameras": {}}  # to which number each has
+        self._removed_nodes: list[str] = []  # that have not joined again
         self._restore()
 
     def join(
@@ -67,16 +69,22 @@ class Head:
         url: str,
         cameras: Mapping[str, Mapping[str, Any]],
         watches: Mapping[str, Mapping[str, Any]],
-    ) -> list[str]:
+    ) -> list[str] | None:
         """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
 
-        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching.
+        None: it was removed, and is to join as ``is_empty``, once it has deleted all that it keeps: nobody knows any more what
+        it was to forget. Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be
+        watching.
         """
         self._tick()
         name, known, now = node["name"], self._director.members.get(node["name"]), self._clock()
         if known is not None and self._instances.get(name) != instance:
             left = known.seen + LEASE_S + GRACE_S - now
             raise UserError(f"there is a node {name} already; if it was killed it is free in {max(1.0, left):.0f} s")
+        if name in self._removed_nodes:
+            if not node.get("is_empty"):
+                return None
+            self._removed_nodes.remove(name)
         self._instances[name], self._urls[name] = instance, url
         self._forgotten["nodes"].setdefault(name, 0)
         refused = []
@@ -227,12 +235,30 @@ class Head:
             return
         nodes[node] = max(number, nodes.get(node, 0))
         known.update(new)
+        self._end_notes()
+
+    def _end_notes(self) -> None:
+        """Of those that all have followed."""
+        nodes, cameras = self._forgotten["nodes"], self._forgotten["cameras"]
         self._notes = [
             note for note in self._notes
             if any(each < note["number"] for each in nodes.values())
-            or any(each < note["number"] for name, each in known.items() if note["camera"] in (None, name))
+            or any(each < note["number"] for name, each in cameras.items() if note["camera"] in (None, name))
         ]  # fmt: skip
         self._save()
+
+    def remove_node(self, name: str) -> None:
+        """A node that is away does not come back: nothing waits for it. Raises UserError for one that is there."""
+        self._tick()
+        if name in self._director.members:
+            raise UserError(f"node {name} is there; end it, and wait {LEASE_S + GRACE_S:g} s where it was killed")
+        if name not in self._forgotten["nodes"]:
+            raise UserError(f"there is no node {name!r}; {nearest(name, self._forgotten['nodes'])}")
+        del self._forgotten["nodes"][name]
+        for known in [known for known in self._needs if known[0] == name]:
+            del self._needs[known]
+        self._removed_nodes.append(name)
+        self._end_notes()
 
     def leave(self, name: str, instance: str) -> None:
         """Empty a node, which goes on asking until it has nothing open."""
@@ -254,6 +280,7 @@ class Head:
         known = HeadState(
             self._director.state(), self._given, self._instances, self._urls, self._watches,
             [(*key, need) for key, need in self._needs.items()], self._notes, self._number, self._forgotten,
+            self._removed_nodes,
         )  # fmt: skip
         self._shared.write(FILE, STATE.dump_json(known))
 
@@ -269,6 +296,6 @@ class Head:
             raise UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it") from None
         self._given, self._instances, self._urls = known.given, known.instances, known.urls
         self._watches, self._notes, self._number = known.watches, known.notes, known.number
-        self._forgotten = known.forgotten
+        self._forgotten, self._removed_nodes = known.forgotten, known.removed_nodes
         self._needs.update({(kind, model): need for kind, model, need in known.needs})
         self._director.restore(known.director, self._clock())

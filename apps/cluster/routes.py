@@ -78,6 +78,8 @@ class ClusterRoutes:
         is_first = FROM not in request.headers
         if parts == ["nodes"] and method == "GET":
             return JSONResponse(self._nodes())
+        if parts[0] == "nodes" and len(parts) == 2 and method == "DELETE":
+            return await self._remove_node(parts[1])
         if parts == ["streams"] and method == "GET":
             return JSONResponse(await self._streams(request, is_first))
         if parts == ["streams"] and method == "POST":
@@ -108,13 +110,22 @@ class ClusterRoutes:
 
     def _nodes(self) -> dict[str, Any]:
         """Nodes as the head knew them at its last answer."""
-        view = self._agent.view
+        view, away = self._agent.view, {"heard_s": None, "leaving": False}
         cameras = [each["node"] for each in view["cameras"].values()]
-        nodes = [
+        nodes = {**dict.fromkeys(view["forgotten"]["nodes"], away), **view["nodes"]}
+        data = [
             {"id": name, "object": "node", "cameras": cameras.count(name), **{key: node[key] for key in ("heard_s", "leaving")}}
-            for name, node in view["nodes"].items()
+            for name, node in nodes.items()
         ]
-        return {"object": "list", "data": nodes}
+        return {"object": "list", "data": data}
+
+    async def _remove_node(self, name: str) -> Response:
+        """One that is away, for good."""
+        if name not in (known := self._agent.view["forgotten"]["nodes"]):
+            return problem(404, f"there is no node {name!r}; {nearest(name, known)}", "not_found", "name")
+        await run_in_threadpool(self._agent.call, "remove_node", name)
+        await run_in_threadpool(self._agent.ask)
+        return Response(status_code=204)
 
     def _others(self) -> dict[str, str]:
         """Addresses of the other nodes."""

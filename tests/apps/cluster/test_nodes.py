@@ -435,6 +435,36 @@ def test_forgetting_through_any_node_reaches_memory_snapshots_and_a_node_that_wa
     assert b.agent.view["notes"] == []
 
 
+def test_a_node_that_does_not_come_back_is_removed_and_if_it_does_it_joins_emptied(cluster):
+    _, b, c = watched_with_events(cluster, "one", "two")
+
+    def remove(name):
+        return httpx.delete(f"{b.url}/v1/nodes/{name}", timeout=WAIT_S)
+
+    assert (remove("c").status_code, remove("c").json()["error"]["message"][:15]) == (400, "node c is there")
+    lose(cluster, "c")
+    assert ask_to_forget(b, stream="one", all=True)["waiting"] == ["c"]
+    listed = {each["id"]: each["heard_s"] for each in b.get("/v1/nodes").json()["data"]}
+    assert (set(listed), listed["c"]) == ({"a", "b", "c"}, None)
+    assert remove("cc").json()["error"]["message"] == "there is no node 'cc'; did you mean 'c'?"
+    assert remove("c").status_code == 204
+    assert b.agent.view["notes"] == []
+    assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
+    assert ask_to_forget(b, stream="two", since="600s")["waiting"] == []
+    assert remove("c").status_code == 404
+    cluster.head = Head(cluster.shared, lambda: cluster.now)
+    c.hears = True
+    cluster.settle("c")
+    assert (events(c, "one"), events(c, "two")) == ([], [])
+    assert "c" in cluster.head.view()["nodes"]
+    c.service.delivery.store.record(an_event("one"))
+    c.hears = False
+    lose(cluster, "c")
+    c.hears = True
+    cluster.settle("c")
+    assert events(c, "one") == ["w"]  # once
+
+
 def test_what_is_forgotten_while_its_node_is_cut_off_does_not_come_back(cluster):
     a, b, _ = watched_with_events(cluster, "one", "two")
     a.hears = False
@@ -511,8 +541,10 @@ def test_snapshots_on_an_object_store_move_encrypted_and_are_forgotten(cluster, 
     cluster.settle()
     event = an_event("one")
     a.service.watches.record(a.service.watches.watch("w"), event, ())
-    a.service.stream("one")._writer._snapshot()
     watched, files = frames(a, "one"), SharedStore(address)._store.files
+    a.service.stream("one")._writer._snapshot()
+    snapshot_at = frames(a, "one")
+    eventually(lambda: frames(a, "one") > snapshot_at + 1)
     (kept,) = files.glob(f"{address}/one/epoch-1/*.snapshot")
     assert files.cat_file(kept).startswith(b"age-encryption.org")
     cluster.head = Head(address, lambda: cluster.now)
@@ -528,4 +560,4 @@ def test_snapshots_on_an_object_store_move_encrypted_and_are_forgotten(cluster, 
     a.hears = True
     a.agent.work()  # it closes what it had, with a last snapshot, which goes too
     cluster.settle()
-    assert SharedStore(address).epochs("one") == [3]
+    assert SharedStore(address).epochs("one", unfinished=True) == [3]
