@@ -99,6 +99,8 @@ class History:
 class World:
     """An endless stream of frames; `step` makes the next one and `history` then tells the truth about it."""
 
+    size = SIZE  # of a frame
+
     def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
         """`event_rate`: of its kind of world, if not given; `hard`: with a background that moves is cut, and more events."""
         self.history = History()
@@ -135,6 +137,10 @@ class World:
         self._happen()
         history.things = [thing for thing in history.things if self._remembered(thing)]
         return self._render()
+
+    def skip(self) -> None:
+        """Move the world on by a frame that nobody sees."""
+        self.step()
 
     def _happen(self) -> None:
         """At most one event."""
@@ -180,7 +186,7 @@ class World:
             number=history.entries,
             color=color,
             shape=shape,
-            cell=self._pick(np.flatnonzero(~self.occupied).tolist()),
+            cell=self._pick(self._free_cells()),
             entered=history.now,
             offset=tuple(rng.integers(0, CELL - SPRITE + 1, size=2).tolist()),
             rgb=tuple((_RGB[color] + rng.integers(-8, 9, size=3)).clip(0).tolist()),
@@ -190,6 +196,10 @@ class World:
         history.first = history.first or replace(thing)
         history.entries += 1
         return thing
+
+    def _free_cells(self) -> list[int]:
+        """Where an object may enter."""
+        return np.flatnonzero(~self.occupied).tolist()
 
     def _hop(self, thing: Thing) -> None:
         """Move to a free cell of the same quadrant, if there is one."""

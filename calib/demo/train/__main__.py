@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from .trainer import TrainSettings, train
+from .batch import MAX_FRAMES
+from .trainer import WORLDS, TrainSettings, train
 
 
 def main() -> None:
@@ -16,10 +17,17 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
     parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16: faster where the processor can")
     parser.add_argument("--no-thinning", action="store_true", help="train on complete streams only")
+    parser.add_argument("--world", choices=WORLDS, default="demo", help="photo: things and backgrounds cut from photographs")
+    parser.add_argument("--vision-minutes", type=float, default=2, help="processor time of the vision tower, of --minutes")
+    parser.add_argument("--frames", type=int, default=MAX_FRAMES, help="of the longest stream")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(TrainSettings(options.out, options.minutes, options.seed, options.bf16, not options.no_thinning), options.resume)
+    settings = TrainSettings(
+        options.out, options.minutes, options.seed, options.bf16, not options.no_thinning, options.vision_minutes,
+        world=options.world, most=options.frames,
+    )  # fmt: skip
+    train(settings, options.resume)
 
 
 if __name__ == "__main__":

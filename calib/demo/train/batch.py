@@ -7,6 +7,7 @@ as what is left of a long stream, asked only about now. In some, the first frame
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ UNKNOWN = -100  # a label that no loss counts
 class TrainingStream:
     """T frames with what the losses need to know about them."""
 
-    frames: np.ndarray  # uint8 [T, 56, 56, 3]
+    frames: np.ndarray  # uint8 [T, H, W, 3]
     owners: np.ndarray  # int32 [T, 16], number of the object in the patch or -1
     facts: np.ndarray  # int64 [T, 16, len(FACTS)], class labels or UNKNOWN
     asked: dict[int, History]  # frame -> history after it
@@ -44,13 +45,18 @@ FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
 
 
 def make_stream(
-    seed: list[int], length: int, asked: list[int], event_rate: float | None = None, hard: bool = False
+    seed: list[int],
+    length: int,
+    asked: list[int],
+    event_rate: float | None = None,
+    hard: bool = False,
+    make_world: Callable[..., World] = World,
 ) -> TrainingStream:
     """The first `length` frames of the world of this seed, with histories after the frames `asked`."""
-    world = World(seed, event_rate, hard)
+    world = make_world(seed, event_rate, hard)
     history = world.history
     stream = TrainingStream(
-        frames=np.empty((length, 56, 56, 3), dtype=np.uint8),
+        frames=np.empty((length, world.size, world.size, 3), dtype=np.uint8),
         owners=np.empty((length, 16), dtype=np.int32),
         facts=np.full((length, 16, len(FACTS)), UNKNOWN, dtype=np.int64),
         asked={},
@@ -66,7 +72,7 @@ def make_stream(
             entering = int(thing.entered == time)
             alike = sum(other[0] == thing.color for other in identities[1 : thing.number + 1])
             known = (*prior, thing.quadrant, entering, min(history.entries, 15), min(alike, 3))
-            stream.facts[time, thing.cell, : len(OF_OBJECTS)] = known
+            stream.facts[time, stream.owners[time] == thing.number, : len(OF_OBJECTS)] = known
         gone = max(history.gone, key=lambda thing: thing.left or 0, default=None)
         last = (gone.color, gone.shape) if gone else (8, 8)
         stream.facts[time, -1, len(OF_OBJECTS) :] = (len(history.present), *last)
@@ -91,7 +97,7 @@ TEXT_ROOM = 64  # positions kept free for a conversation
 class Batch:
     """B streams, padded on the right to V vision tokens (prefix included) and Q of questions; N vision tokens unpadded."""
 
-    patches: torch.Tensor  # uint8 [F, 56, 56, 3]: the frames that hold a kept token
+    patches: torch.Tensor  # uint8 [F, H, W, 3]: the frames that hold a kept token
     sources: torch.Tensor  # int64 [N]: which of the F * 16 patches each vision token is
     places: torch.Tensor  # int64 [N]: where in the flattened [B * V] it goes
     prefix: torch.Tensor  # int64 [P]
@@ -147,15 +153,18 @@ class BatchPlan:
     far: bool = False  # a gap between prefix and first frame
 
 
-def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True) -> BatchPlan:
-    """Draw a plan; `progress` 0..1 through the run makes streams longer and whole ones more frequent; all, without `thin`."""
+def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True, most: int = MAX_FRAMES) -> BatchPlan:
+    """Draw a plan; `progress` 0..1 through the run makes streams longer and whole ones more frequent; all, without `thin`.
+
+    most: frames of the longest stream.
+    """
     luck = rng.random()
     if thin and luck < (0.05 if progress < 0.2 else 0.1):
         return BatchPlan(4, LONG_FRAMES, 2, thinned=True, reindexed=True, remnant=True, far=rng.random() < 0.5)
     shortest, longest = next(lengths for until, lengths in LENGTHS.items() if progress <= until)
-    frames = int(rng.integers(shortest, longest + 1))
+    frames = int(rng.integers(shortest, min(longest, most) + 1))
     if progress >= 0.5 and rng.random() < 0.1:
-        frames = MAX_FRAMES
+        frames = most
     blocks = 12 if frames <= 24 else 24
     talks = progress > 0.25
     far = rng.random() < 0.3
@@ -165,7 +174,9 @@ def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True) -> 
     return BatchPlan(streams, frames, 4, blocks, talks, thinned=True, reindexed=reindexed, far=far)
 
 
-def make_batch(seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerFast) -> Batch:
+def make_batch(
+    seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerFast, make_world: Callable[..., World] = World
+) -> Batch:
     """The batch of this seed and plan: always the same."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -174,7 +185,7 @@ def make_batch(seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerF
         moments = sorted({plan.frames - 1, *rng.integers(earliest, plan.frames, size=plan.moments - 1).tolist()})
         hard = rng.random() < HARD_SHARE
         event_rate = rng.uniform(0.2, 0.4) if hard else rng.uniform(0.12, 0.3)
-        stream = make_stream([*seed, index], plan.frames, moments, event_rate, hard)
+        stream = make_stream([*seed, index], plan.frames, moments, event_rate, hard, make_world)
         kept = keep(stream, moments, plan, rng)
         positions = place(kept, plan, rng)
         rows.append((stream, kept, positions, ask_blocks(stream, kept, positions, plan, rng, tokenizer)))

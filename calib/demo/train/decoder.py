@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
 from edgevlm.calib.demo.questions import KINDS, draw
+from edgevlm.calib.demo.world import World
 from edgevlm.calib.intervals import Estimate, mean
 
 from .batch import FACTS, UNKNOWN, Batch, BatchPlan, Turn, collate, make_stream, place, write_block
@@ -97,23 +99,29 @@ DRAWS = 2  # questions of each kind per stream, all after its last frame
 AT_ONCE = 4  # streams per batch
 
 
-def evaluate(model: LlavaForConditionalGeneration, streams: int = 200, frames: int = 64, seed: int = 0) -> dict[str, Estimate]:
+def evaluate(
+    model: LlavaForConditionalGeneration,
+    streams: int = 200,
+    frames: int = 64,
+    seed: int = 0,
+    make_world: Callable[..., World] = World,
+) -> dict[str, Estimate]:
     """Accuracy by kind, with 95 % intervals clustered by stream."""
     right: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for first in range(0, streams, AT_ONCE):
         seeds = [[HELD_OUT, seed, index] for index in range(first, min(first + AT_ONCE, streams))]
-        for row, kind, good in right_answers(model, held_out_batch(seeds, frames)):
+        for row, kind, good in right_answers(model, held_out_batch(seeds, frames, make_world)):
             right[kind][first + row].append(good)
     return {kind: mean(list(right[kind].values())) for kind in KINDS if kind in right}
 
 
-def held_out_batch(seeds: list[list[int]], frames: int) -> Batch:
+def held_out_batch(seeds: list[list[int]], frames: int, make_world: Callable[..., World] = World) -> Batch:
     """Whole streams, with every kind asked after the last frame, DRAWS times where it can be."""
     tokenizer, plan = build_tokenizer(), BatchPlan(len(seeds), frames, 1)
     rows = []
     for seed in seeds:
         rng = np.random.default_rng([*seed, 1])
-        stream = make_stream(seed, frames, [frames - 1])
+        stream = make_stream(seed, frames, [frames - 1], make_world=make_world)
         history = stream.asked[frames - 1]
         kept = np.ones_like(stream.occupied)
         positions = place(kept, plan, rng)

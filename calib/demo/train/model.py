@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from edgevlm.calib.demo.questions import ANSWERS, KINDS
-from edgevlm.calib.demo.world import CELL, SIZE
+from edgevlm.calib.demo.world import GRID, SIZE
 
 PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
     "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",
@@ -92,20 +92,20 @@ def packed_attention(
 AttentionInterface.register("edgevlm_packed", packed_attention)
 
 
-PATCHES = (SIZE // CELL) ** 2  # vision tokens a frame
+PATCHES = GRID**2  # vision tokens a frame
 TRAINED_LENGTH = 2368  # largest position trained, plus one
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
-    """A freshly initialised model (torch's global seed)."""
+def build_model(tokenizer: PreTrainedTokenizerFast, size: int = SIZE) -> LlavaForConditionalGeneration:
+    """A freshly initialised model (torch's global seed) for frames of `size` pixels, both ways."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (PAD, BOS, EOS, IMAGE)}
     vision = SiglipVisionConfig(
         hidden_size=96,
         intermediate_size=384,
         num_hidden_layers=2,
         num_attention_heads=3,
-        image_size=SIZE,
-        patch_size=CELL,
+        image_size=size,
+        patch_size=size // GRID,
         vision_use_head=False,
     )
     text = Qwen2Config(
@@ -139,7 +139,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
 def save_model(model: LlavaForConditionalGeneration, folder: Path) -> None:
     """Write the standard checkpoint: config, weights, tokenizer, chat template, image processor, generation config."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
+    tokenizer, size = build_tokenizer(), model.config.vision_config.image_size
     model.generation_config = GenerationConfig(
         do_sample=False,
         max_new_tokens=8,
@@ -150,17 +150,17 @@ def save_model(model: LlavaForConditionalGeneration, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     SiglipImageProcessor(
-        size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * 3, image_std=[0.5] * 3, rescale_factor=1 / 255
+        size={"height": size, "width": size}, image_mean=[0.5] * 3, image_std=[0.5] * 3, rescale_factor=1 / 255
     ).save_pretrained(folder)
 
 
 def pixels(frames: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 56, 56, 3] RGB to the tower's float32 [N, 3, 56, 56] of -1..1."""
+    """uint8 [N, H, W, 3] RGB to the tower's float32 [N, 3, H, W] of -1..1."""
     return frames.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def features(model: LlavaForConditionalGeneration, frames: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 56, 56, 3] to the tower's features before the projector, float32 [N, 16, 96]."""
+    """uint8 [N, H, W, 3] to the tower's features before the projector, float32 [N, 16, 96]."""
     return model.model.vision_tower(pixels(frames), output_hidden_states=True).hidden_states[-1]
 
 

@@ -3,20 +3,31 @@
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from .batch import make_batch, plan_batch
+from edgevlm.calib.demo.photo_world import PhotoWorld
+from edgevlm.calib.demo.world import World
+
+from .batch import MAX_FRAMES, make_batch, plan_batch
 from .decoder import FactHeads, evaluate, loss, table
 from .model import build_model, build_tokenizer, save_model
+from .muon import Muon
 from .vision import pretrain_vision
 
 MUON_RATE, ADAM_RATE = 4e-3, 2e-3
 WARMUP = 50  # steps
+WORLDS: dict[str, tuple[type[World], Callable[..., World]]] = {
+    "demo": (World, World),
+    "photo": (PhotoWorld, partial(PhotoWorld, unseen=True)),
+}
+"""What makes the streams of a run, and those held out."""
 DECAY = 0.6  # the last part of the run, in which the rates fall linearly
 
 
@@ -28,6 +39,8 @@ class TrainSettings:
     bf16: bool = False  # multiply in bfloat16: faster where the processor can
     thin: bool = True  # show some streams as a compressed memory holds them
     vision_minutes: float = 2.0
+    world: str = "demo"  # one of WORLDS
+    most: int = MAX_FRAMES  # frames of the longest stream
     save_every: float = 3.0  # minutes by the clock
     evaluate_every: float = 8.0  # minutes by the clock
 
@@ -39,14 +52,16 @@ class TrainSettings:
 class Trainer:
     """Everything that a checkpoint holds, and one optimiser step at a time."""
 
-    def __init__(self, seed: int, bf16: bool = False):
+    def __init__(self, seed: int, bf16: bool = False, world: str = "demo"):
         torch.manual_seed(seed)
         self.bf16 = bf16  # multiply in bfloat16: faster where the processor can
         self.seed = seed
+        self.world = world
+        self.make_world, self.make_held_out = WORLDS[world]
         self.steps = 0  # of the decoder
         self.elapsed = 0.0  # seconds of processor time, over all runs
         self.tokenizer = build_tokenizer()
-        self.model = build_model(self.tokenizer)
+        self.model = build_model(self.tokenizer, WORLDS[world][0].size)
         self.model.set_attn_implementation({"text_config": "edgevlm_packed", "vision_config": "sdpa"})
         self.heads = FactHeads(self.model.config.text_config.hidden_size)
         matrices = [p for p in self.model.model.language_model.layers.parameters() if p.ndim == 2]
@@ -57,17 +72,17 @@ class Trainer:
         ]
         self.trained = [*matrices, *others]
         self.optimizers = (
-            torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, lr=MUON_RATE),
             torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
         )
 
-    def step(self, progress: float, thin: bool = True) -> float:
+    def step(self, progress: float, thin: bool = True, most: int = MAX_FRAMES) -> float:
         """One step; returns the loss on answers. The batch depends on seed, number of the step and progress alone."""
         scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, (1 - progress) / DECAY))
         for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
-        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress, thin)
-        batch = make_batch([self.seed, 3, self.steps], plan, self.tokenizer)
+        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress, thin, most)
+        batch = make_batch([self.seed, 3, self.steps], plan, self.tokenizer, self.make_world)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             total, answers = loss(self.model, self.heads, batch)
         for optimizer in self.optimizers:
@@ -83,6 +98,7 @@ class Trainer:
         """Write the state atomically."""
         state = {
             "seed": self.seed,
+            "world": self.world,
             "steps": self.steps,
             "elapsed": self.elapsed,
             "model": self.model.state_dict(),
@@ -95,7 +111,7 @@ class Trainer:
     @classmethod
     def load(cls, path: Path, bf16: bool = False) -> "Trainer":
         state = torch.load(path, weights_only=True)
-        trainer = cls(state["seed"], bf16)
+        trainer = cls(state["seed"], bf16, state["world"])
         trainer.steps, trainer.elapsed = state["steps"], state["elapsed"]
         trainer.model.load_state_dict(state["model"])
         trainer.heads.load_state_dict(state["heads"])
@@ -109,7 +125,7 @@ def train(settings: TrainSettings, resume: bool = False) -> None:
     state = settings.out / "state.pt"
     settings.out.mkdir(parents=True, exist_ok=True)
     going_on = resume and state.exists()
-    trainer = Trainer.load(state, settings.bf16) if going_on else Trainer(settings.seed, settings.bf16)
+    trainer = Trainer.load(state, settings.bf16) if going_on else Trainer(settings.seed, settings.bf16, settings.world)
     total, vision = 60 * settings.minutes, 60 * settings.vision_minutes
     begun = time.process_time() - trainer.elapsed
 
@@ -117,13 +133,14 @@ def train(settings: TrainSettings, resume: bool = False) -> None:
         print(f"[{(time.process_time() - begun) / 60:5.1f} of {settings.minutes:g} min] {text}", flush=True)
 
     if trainer.elapsed == 0:
-        accuracy = pretrain_vision(trainer.model, settings.seed, settings.vision_minutes, report)
+        accuracy = pretrain_vision(trainer.model, settings.seed, settings.vision_minutes, report, trainer.make_world)
         trainer.elapsed = time.process_time() - begun
         report(f"vision done, accuracy {accuracy:.4f}")
     saved = evaluated = time.monotonic()
     average: float | None = None
     while trainer.elapsed < total:
-        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (total - vision)), thin=settings.thin)
+        progress = max(0.0, (trainer.elapsed - vision) / (total - vision))
+        answers = trainer.step(progress, settings.thin, settings.most)
         trainer.elapsed = time.process_time() - begun
         average = answers if average is None else 0.95 * average + 0.05 * answers
         if trainer.steps % 25 == 0:
@@ -134,7 +151,7 @@ def train(settings: TrainSettings, resume: bool = False) -> None:
             replace_checkpoint(trainer, settings.out / "checkpoint")
         if time.monotonic() - evaluated > 60 * settings.evaluate_every:
             evaluated = time.monotonic()
-            report("32 held-out streams\n" + table(evaluate(trainer.model, streams=32)))
+            report("32 held-out streams\n" + table(evaluate(trainer.model, streams=32, make_world=trainer.make_held_out)))
     trainer.save(state)
     replace_checkpoint(trainer, settings.out / "checkpoint")
     report(f"done after {trainer.steps} steps")

@@ -16,6 +16,7 @@ from transformers import LlavaForConditionalGeneration
 from edgevlm.calib.demo.world import COLORS, GRID, SHAPES, World
 
 from .model import PATCHES, features
+from .muon import Muon
 
 QUADRANT_OF = np.add.outer(np.arange(GRID) // 2 * 2, np.arange(GRID) // 2).reshape(-1)  # int64 [16]
 EMPTY = 8  # the class of a patch without an object
@@ -59,39 +60,54 @@ class PatchHeads(nn.Module):
         return total, torch.cat([right, count.argmax(-1) == present[:, -1]]).float().mean()
 
 
-def make_frames(seed: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Busy frames, uint8 [F, 56, 56, 3], and int64 [F, 16, 4]: colour and shape or EMPTY, quadrant, objects present."""
+def make_frames(seed: list[int], make_world: Callable[..., World] = World) -> tuple[torch.Tensor, torch.Tensor]:
+    """Busy frames, uint8 [F, H, W, 3], and int64 [F, 16, 4]: colour and shape or EMPTY, quadrant, objects present."""
     frames, labels = [], []
     for stream in range(FRAMES // 16):
-        world = World([*seed, stream], event_rate=1.0, hard=stream % 2 == 0)
-        for _ in range(4 * 16):
-            frame = world.step()
-            if world.history.now % 4 == 0:
-                label = np.full((PATCHES, 4), EMPTY, dtype=np.int64)
-                for thing in world.history.present:
-                    label[thing.cell, :2] = thing.color, thing.shape
-                label[:, 2] = QUADRANT_OF
-                label[:, 3] = len(world.history.present)
-                frames.append(frame)
-                labels.append(label)
+        world = make_world([*seed, stream], event_rate=1.0, hard=stream % 2 == 0)
+        for _ in range(16):
+            for _ in range(3):
+                world.skip()
+            frames.append(world.step())
+            label = np.full((PATCHES, 4), EMPTY, dtype=np.int64)
+            for thing in world.history.present:
+                label[world.owners == thing.number, :2] = thing.color, thing.shape
+            label[:, 2] = QUADRANT_OF
+            label[:, 3] = len(world.history.present)
+            labels.append(label)
     return torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels))
 
 
-def pretrain_vision(model: LlavaForConditionalGeneration, seed: int, minutes: float, report: Callable[[str], None]) -> float:
+def pretrain_vision(
+    model: LlavaForConditionalGeneration,
+    seed: int,
+    minutes: float,
+    report: Callable[[str], None],
+    make_world: Callable[..., World] = World,
+) -> float:
     """Train the tower for `minutes` of processor time; returns the accuracy over the last steps."""
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     heads = PatchHeads(model.config.text_config.hidden_size)
     trained = [*tower.parameters(), *projector.parameters(), *heads.parameters()]
-    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01)
+    matrices = [p for p in tower.encoder.layers.parameters() if p.ndim == 2]
+    others = [p for p in trained if not any(p is m for m in matrices)]
+    optimizers = (
+        Muon(matrices, lr=2 * RATE),
+        torch.optim.AdamW(others, lr=RATE, weight_decay=0.01),
+    )
     begun, step, accuracy = time.process_time(), 0, 0.0
     while (progress := (time.process_time() - begun) / (60 * minutes)) < 1:
-        optimizer.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (1 - progress))
-        frames, labels = make_frames([seed, 1, step])
+        scale = min(1.0, (step + 1) / 50) * min(1.0, 2 * (1 - progress))
+        for optimizer, rate in zip(optimizers, (2 * RATE, RATE), strict=True):
+            optimizer.param_groups[0]["lr"] = rate * scale
+        frames, labels = make_frames([seed, 1, step], make_world)
         total, right = heads.loss(projector(features(model, frames)), labels)
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         accuracy += (right.item() - accuracy) * max(0.02, 1 / (step + 1))
         if step % 50 == 0:
             report(f"vision step {step} loss {total.item():.3f} accuracy {accuracy:.4f}")

@@ -23,7 +23,8 @@ from edgevlm.calib.demo.train.batch import (
 )
 from edgevlm.calib.demo.train.decoder import evaluate, forward, held_out_batch, right_answers
 from edgevlm.calib.demo.train.model import PATCHES, TRAINED_LENGTH, build_tokenizer, pixels, save_model
-from edgevlm.calib.demo.train.trainer import Trainer, TrainSettings
+from edgevlm.calib.demo.train.muon import Muon
+from edgevlm.calib.demo.train.trainer import WORLDS, Trainer, TrainSettings
 from edgevlm.calib.demo.train.vision import EMPTY, make_frames
 from edgevlm.calib.demo.world import COLORS
 
@@ -161,6 +162,8 @@ def test_plans_reach_the_trained_length():
     rng = np.random.default_rng(0)
     plans = [plan_batch(rng, progress) for progress in np.linspace(0, 1, 300)]
     assert max(plan.frames for plan in plans if not plan.remnant) == MAX_FRAMES
+    shorter = [plan_batch(rng, progress, most=72) for progress in np.linspace(0, 1, 300)]
+    assert max(plan.frames for plan in shorter if not plan.remnant) == 72
     assert not any(plan_batch(rng, progress, thin=False).thinned for progress in np.linspace(0, 1, 100))
     assert all(any(getattr(plan, flag) for plan in plans) for flag in ("thinned", "reindexed", "remnant", "far"))
     whole = np.ones((8, PATCHES), dtype=bool)
@@ -192,15 +195,20 @@ def test_facts_are_about_the_object_in_the_patch():
         assert told == ([last.color, last.shape] if last else [8, 8])
 
 
-def test_vision_labels_match_the_frames():
-    frames, labels = make_frames([0])
+@pytest.mark.parametrize("world", WORLDS)
+def test_vision_labels_match_the_frames(world):
+    frames, labels = make_frames([0], WORLDS[world][0])
     assert frames.shape[0] == labels.shape[0] == 128
     assert ((labels[..., 0] == EMPTY) == (labels[..., 1] == EMPTY)).all()
-    assert ((labels[..., 0] != EMPTY).sum(1) == labels[:, -1, 3]).all()
+    patches, things = (labels[..., 0] != EMPTY).sum(1), labels[:, -1, 3]
+    assert (patches >= things).all()
+    assert world == "photo" or (patches == things).all(), "one patch each"
+    assert ((patches > 0) == (things > 0)).all()
 
 
-def test_a_resumed_run_goes_on_with_the_same_data_and_weights(tmp_path):
-    straight = Trainer(seed=1)
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_resumed_run_goes_on_with_the_same_data_and_weights(world, tmp_path):
+    straight = Trainer(seed=1, world=world)
     straight.step(progress=0.0)
     straight.elapsed = 12.5
     straight.save(tmp_path / "state.pt")
@@ -210,6 +218,21 @@ def test_a_resumed_run_goes_on_with_the_same_data_and_weights(tmp_path):
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=0, rtol=0)
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_muon_is_torchs():
+    torch.manual_seed(0)
+    ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((24, 64), (64, 24))] for _ in range(2))
+    optimizers = Muon(ours, lr=0.01), torch.optim.Muon(theirs, lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - 1).abs().max() > 0.01
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=0)
 
 
 def test_evaluation_counts_blocks_and_clusters(checkpoint):
