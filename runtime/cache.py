@@ -254,6 +254,10 @@ class KVCache:
         """The frame that last showed what each row shows, ``[kv_heads, n]``: its own, or a later one, see :meth:`confirm`."""
         return self.native.confirmed(layer)
 
+    def value_norms(self, layer: int) -> NDArray[np.float32]:
+        """The L2 norm of each value, ``[kv_heads, n]``: kept with the row, so that a value is read for it once in its life."""
+        return self.native.value_norms(layer)
+
     # Appending.
 
     def reserve(self, n: int) -> None:

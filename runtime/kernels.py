@@ -31,6 +31,7 @@ __all__ = [
     "index_of",
     "infinipot_scores",
     "infinipot_select",
+    "join",
     "levels",
     "newer_similarity",
     "newest_frames",
@@ -188,6 +189,16 @@ def index_of(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int
     Both in any order; of equal ones in ``known`` the first. O(n + m).
     """
     return _native.index_of(seq, known)
+
+
+def join(
+    seq: NDArray[np.int64],  # [H, n]
+    known: NDArray[np.int64],  # [H, m]
+    score: NDArray[np.float32],  # [H, m]
+    into: NDArray[np.float32],  # [H, n]
+) -> None:
+    """Per head write the score of each token of ``seq`` that is among ``known`` to its place in ``into``; others stay."""
+    _native.join(seq, known, score, into)
 
 
 def value_norms(value: NDArray[np.number], scale: NDArray[np.float32] | None = None) -> NDArray[np.float32]:

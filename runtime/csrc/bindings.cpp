@@ -17,6 +17,7 @@
 #include "errors.h"
 #include "kernels_api.h"
 #include "kinds.h"
+#include "norms.h"
 #include "threads.h"
 #include "simd.h"
 
@@ -240,6 +241,21 @@ void bind_cache(py::module_& module) {
         return view(self, layer, py::dtype::of<std::int32_t>(), layer.position, self.axes());
     });
     cache.def("confirmed", view_of(&Layer::confirmed));
+    cache.def("value_norms", [](Cache& self, std::int64_t index) {
+        const Layer& layer = self.layer(index);
+        {
+            Call call;
+            call.reads(self);
+            const Unlocked unlocked;
+            const Lease alone(&self.scratch(), 0, self.kv_heads());  // of two threads one completes them
+            by_dtype(self.dtype(), [&](auto* type) {
+                const auto rows = rows_of<std::remove_pointer_t<decltype(type)>>(self, layer);
+                parallel_for(self.kv_heads(), alone.workers(),
+                             [&](std::int64_t head, int) { complete_norms(rows.value, head, rows.norm.of(head)); });
+            });
+        }
+        return view(self, layer, py::dtype::of<float>(), layer.norm, 0);
+    });
     cache.def_property_readonly("memory", [](const Cache& self) {
         return view(self, py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(self.nbytes())}, {1}, self.data());
     });

@@ -40,4 +40,19 @@ void index_of(const std::int64_t* seq, std::int64_t n, const std::int64_t* known
     for (std::int64_t i = 0; i < n; ++i) out[i] = table[slot_of(seq[i])];
 }
 
+void join(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, const float* score, float* out,
+          BumpAllocator memory) {
+    std::int32_t* const place = memory.take<std::int32_t>(n);
+    index_of(seq, n, known, m, place, memory);
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (place[i] != kNone) out[i] = score[place[i]];
+    }
+}
+
+std::size_t join_scratch(std::int64_t n, std::int64_t m) {
+    BumpAllocator sizes;
+    sizes.take<std::int32_t>(n);
+    return sizes.bytes() + index_of_scratch(m);
+}
+
 }  // namespace edgevlm

@@ -14,4 +14,9 @@ std::size_t index_of_scratch(std::int64_t known);
 // numbers. memory: index_of_scratch(m).
 void index_of(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, std::int32_t* out, BumpAllocator memory);
 
+// out [n] takes the score [m] of each of seq [n] that is among known [m]; the others stay. memory: join_scratch(n, m).
+std::size_t join_scratch(std::int64_t n, std::int64_t m);
+void join(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, const float* score, float* out,
+          BumpAllocator memory);
+
 }  // namespace edgevlm

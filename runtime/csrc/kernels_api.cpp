@@ -210,6 +210,20 @@ py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
     return out;
 }
 
+void call_join(py::handle seq, py::handle known, py::handle score, py::handle into) {
+    Call call;
+    const auto wanted = call.plane<std::int64_t>(seq, "seq", any, any);
+    const auto there = call.plane<std::int64_t>(known, "known", wanted.heads, any);
+    const auto given = call.plane<float>(score, "score", wanted.heads, there.rows);
+    float* const first = call.in_place<float>(into, "into", {wanted.heads, wanted.rows});
+    Scratch* const scratch = scratch_of(seq);
+    const Unlocked unlocked;
+    const Lease memory(scratch, join_scratch(wanted.rows, there.rows), wanted.heads);
+    parallel_for(wanted.heads, memory.workers(), [&](std::int64_t head, int worker) {
+        join(wanted.of(head), wanted.rows, there.of(head), there.rows, given.of(head), first + head * wanted.rows, memory.of(worker));
+    });
+}
+
 py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::int64_t count) {
     if (count < 0) refuse("cannot choose ", count, " frames");
     Call call;
@@ -293,6 +307,7 @@ void bind_kernels(py::module_& module) {
     module.def("pool_norms", &call_pool_norms);
     module.def("top_k", &call_top_k);
     module.def("index_of", &call_places);
+    module.def("join", &call_join);
     module.def("newest_frames", &call_newest_frames);
     module.def("attention_mass", &call_attention_mass);
     module.def("read", &call_read);

@@ -124,6 +124,9 @@ class CudaCache(KVCache):
     def value(self, layer: int) -> Any:
         return self._rows(layer, 1)
 
+    def value_norms(self, layer: int) -> NDArray[np.float32]:
+        return self.kernels.value_norms(self.value(layer))
+
     def norm_address(self, layer: int) -> int:
         """Where the norms of a layer's values lie, float32 ``[kv_heads, capacity]``."""
         return self._address[layer][2]

@@ -170,13 +170,13 @@ class CrossLayer(Stateful):
         for layer in range(self.clie + 1, self.layers):
             seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
             if layer in self._last_seq:
-                _join(above, seq, self._last_seq[layer], self._last_mass[layer])
-            _join(above, seq, cache.seq(self.clie), mass[self.clie])
+                kernels.join(seq, self._last_seq[layer], self._last_mass[layer], above)
+            kernels.join(seq, cache.seq(self.clie), mass[self.clie], above)
             self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
             found[layer] = above
         if not self.values:
             return {layer: found[layer] for layer in layers}
-        return {layer: found[layer] * kernels.value_norms(cache.value(layer), cache.value_scale(layer)) for layer in layers}
+        return {layer: found[layer] * cache.value_norms(layer) for layer in layers}
 
 
 @dataclass
@@ -222,10 +222,3 @@ def layer_number(clie: str) -> int | None:
     if not clie.isdecimal():
         raise ValueError("clie is a layer from 0 up, or empty")
     return int(clie)
-
-
-def _join(into: Float32, seq: Int64, known: Int64, score: Float32) -> None:
-    """Per head write the score of each ``seq`` ``[H, n]`` that is among ``known`` ``[H, m]``, in any order, to its place."""
-    place = kernels.index_of(seq, known)
-    if known.shape[1]:
-        np.copyto(into, np.take_along_axis(score, place, 1), where=place >= 0)

@@ -249,6 +249,10 @@ def test_index_of(data):
     found = kernels.index_of(seq, known)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, reference.index_of(seq, known))
+    score, into = rng.standard_normal((heads, m), np.float32), rng.standard_normal((heads, n), np.float32)
+    expected = np.where(found < 0, into, np.take_along_axis(score, np.maximum(found, 0), 1) if m else into)
+    kernels.join(seq, known, score, into)
+    np.testing.assert_array_equal(into, expected)
 
 
 def test_index_of_in_the_scratch_of_the_cache(kit):

@@ -176,6 +176,12 @@ class Twin(RuleBasedStateMachine):
                 np.testing.assert_array_equal(getattr(self.cache, name)(layer), held[name])
 
     @rule()
+    def norms(self):
+        for layer in range(LAYERS):
+            expected = reference.value_norms(self.cache.dequantize("value", layer))
+            np.testing.assert_allclose(self.cache.value_norms(layer), expected, rtol=2e-6)
+
+    @rule()
     def score(self):
         """Value norms are kept from one call to the next: rows that came, moved or went since must not have another's."""
         among = [np.ones((self.heads, length), np.bool_) for length in self.length]

@@ -44,6 +44,7 @@ SHAPES = {
     "pool_norms": "Hn Hn Hn Hn Hn",
     "top_k": "Hn Hn Hn",
     "index_of": "Hn Hm",
+    "join": "Hn Hm Hm Hn",
     "newer_similarity": "Hn",
     "mosaic_assign": "mD m SD S S S m",
     "newest_frames": "Hn Hn",
