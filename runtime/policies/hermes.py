@@ -71,6 +71,9 @@ class Hermes(Policy):
     layer_weights: str = setting("1/1/1", "weights of the layers' budgets, shallow/middle/deep")
     global_prompt: str = setting(GLOBAL, "guidance for all layers (App. C); if a prompt is empty, the other serves all layers")
     local_prompt: str = setting(LOCAL, "guidance that middle layers add")
+    guidance_rows: int = setting(
+        0, "score by this many rows of each guidance text, evenly spaced, its last among them; 0: by all", at_least=0
+    )
     mode: Literal["streaming", "official"] = setting(
         "streaming",
         "official, as the authors' program: append, then compress, with memory for another chunk; re-index each time; prompts, "
@@ -84,7 +87,7 @@ class Hermes(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode == "official":
-            self.join, self.summary = "rank", "off" if self.summary == "off" else "last"
+            self.join, self.summary, self.guidance_rows = "rank", "off" if self.summary == "off" else "last", 0
         self._depths = _numbers(self.shallow or SHALLOW, 1, "shallow") + _numbers(self.deep or DEEP, 1, "deep")
         if not self._depths[0] <= self._depths[1] <= 1:
             raise ValueError("0 <= shallow <= deep <= 1")
@@ -224,11 +227,12 @@ class Hermes(Policy):
         recent = normalised(recency(seq[0, among], k, 1 if self.age == "rank" else None), added)
         if depth == 0 or guidance is None:
             return recent
-        end = guidance.rows[0] if depth == 2 else sum(guidance.rows)
-        rows = slice(end - guidance.rows[-1] if official and depth == 1 else 0, end)
-        queries, keys = guidance.queries[layer][:, rows], guidance.keys[layer][:, rows]
+        texts = guidance.rows[:1] if depth == 2 else guidance.rows[-1:] if official else guidance.rows
+        first = sum(guidance.rows[:-1]) if official and depth == 1 else 0
+        keys, rows = guidance.keys[layer][:, first : first + sum(texts)], spaced(texts, self.guidance_rows)
         held = cache.key(layer), seq, cache.key_scale(layer)
-        attended = normalised(guidance_attention(queries, keys, *held, causal=not official)[among], added)
+        queries = guidance.queries[layer][:, first + rows]
+        attended = normalised(guidance_attention(queries, keys, *held, rows=rows, causal=not official)[among], added)
         if depth == 2:
             return attended
         omega = self._omega[0] - self._omega[1] * x
@@ -281,6 +285,14 @@ def recency(order: Int64, k: float, unit: int | None = None) -> Float64:
     return np.exp(-k * age / (unit or max(len(order) - 1, 1)))
 
 
+def spaced(texts: Sequence[int], count: int) -> Int64:
+    """Of texts of so many rows, one after the other, ``count`` rows of each, evenly spaced up to its last; 0: all."""
+    starts = np.cumsum([0, *texts[:-1]])
+    counts = [min(count or rows, rows) for rows in texts]
+    parts = zip(starts, texts, counts, strict=True)
+    return np.concatenate([start + np.arange(1, some + 1) * rows // max(some, 1) - 1 for start, rows, some in parts])
+
+
 def guidance_attention(
     queries: Float32,
     own_keys: Float32,
@@ -288,17 +300,18 @@ def guidance_attention(
     seq: Int64,
     scale: Float32 | None = None,
     *,
+    rows: Int64 | slice = slice(None),
     causal: bool = True,
 ) -> Float64:
     """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
 
-    queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own, or
-    all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored, seq: ``[kv_heads, n]``; scale: of int8 keys.
+    own_keys: of all guidance rows, ``[kv_heads, m, head_dim]``; queries: of ``rows`` among them, ``[heads, rows, head_dim]``,
+    each of which sees the keys up to its own, or all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored,
+    seq: ``[kv_heads, n]``; scale: of int8 keys.
     """
-    heads, rows, _ = queries.shape
-    positions = seq.max(initial=-1) + 1 + np.arange(rows) * causal
-    mass = kernels.attention_mass(queries, positions, key, seq, own_keys, positions, scale)
-    return mass.sum(0, dtype=np.float64) / (heads * rows)
+    positions = seq.max(initial=-1) + 1 + np.arange(own_keys.shape[1]) * causal
+    mass = kernels.attention_mass(queries, positions[rows], key, seq, own_keys, positions, scale)
+    return mass.sum(0, dtype=np.float64) / (queries.shape[0] * queries.shape[1])
 
 
 def smoothed(

@@ -33,28 +33,30 @@ def recency(tokens, k, printed=False):
     return [math.exp(-k * newest_first.index(token["seq"]) / unit) for token in tokens]
 
 
-def attention(queries, own_keys, layer, tokens):
-    """Mean over heads and guidance rows of softmax(q K^T / sqrt D) at ``tokens``; a row sees the guidance up to itself."""
-    heads, rows, width = queries.shape
+def attention(queries, own_keys, layer, tokens, rows):
+    """Mean over heads and guidance ``rows`` of softmax(q K^T / sqrt D) at ``tokens``; a row sees the guidance up to itself."""
+    heads, _, width = queries.shape
     total = np.zeros(len(layer))
     for head in range(heads):
         kv_head = head // (heads // len(own_keys))
         memory = np.array([token["key"][kv_head] for token in layer], np.float64)
-        for row in range(rows):
+        for row in rows:
             keys = np.concatenate([memory, own_keys[kv_head, : row + 1].astype(np.float64)])
             logits = keys @ queries[head, row].astype(np.float64) / math.sqrt(width)
             weights = np.exp(logits - logits.max())
             total += (weights / weights.sum())[: len(layer)]
-    mean = {token["seq"]: total[i] / (heads * rows) for i, token in enumerate(layer) if any(token is t for t in tokens)}
+    mean = {token["seq"]: total[i] / (heads * len(rows)) for i, token in enumerate(layer) if any(token is t for t in tokens)}
     return [mean[token["seq"]] for token in tokens]
 
 
-def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False, printed=False):
+def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False, printed=False, observed=None):
     """Per layer the competing tokens and eqs. 1 to 4. guidance: queries and keys by layer, rows of each text.
 
-    printed: eqs. 1 and 3 as the paper has them, not as its program does; of k it says nothing, and here it is small.
+    printed: eqs. 1 and 3 as the paper has them, not as its program does; of k it says nothing, and here it is small. observed:
+    the guidance rows of each text that score, all of them unless given.
     """
     queries, keys, rows = guidance
+    global_rows, local_rows = observed or (range(rows[0]), range(rows[0], sum(rows)))
     middle_from, deep_from = bounds(len(layers), shallow, deep)
     found = []
     for number, layer in enumerate(layers):
@@ -66,9 +68,9 @@ def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False, p
         if number < middle_from:
             scores = min_max(recency(tokens, k, printed))
         elif number >= deep_from:
-            scores = min_max(attention(queries[number][:, : rows[0]], keys[number][:, : rows[0]], layer, tokens))
+            scores = min_max(attention(queries[number], keys[number], layer, tokens, global_rows))
         else:
-            attended = min_max(attention(queries[number], keys[number], layer, tokens))
+            attended = min_max(attention(queries[number], keys[number], layer, tokens, [*global_rows, *local_rows]))
             recent = min_max(recency(tokens, k, printed))
             scores = [(1 - omega) * a + omega * r for a, r in zip(attended, recent, strict=True)]
         found.append((tokens, scores))

@@ -77,7 +77,8 @@ class Hermes:
             return False
         layers = [tokens_of(cache, layer) for layer in range(cache.layers)]
         printed = self.expected.get("printed", False)
-        found = reference.raw_scores(layers, self.guidance, self.family, last=last, printed=printed)
+        observed = self.expected.get("observed")
+        found = reference.raw_scores(layers, self.guidance, self.family, last=last, printed=printed, observed=observed)
         if self.expected.get("lambdas", True):
             lambdas = self.expected.get("lambdas", (0.1, 0.3, 0.4))
             found = reference.smoothed(found, [lambdas[c] for c in self.classes], by_rank=last, printed=printed)
@@ -146,6 +147,8 @@ CASES = [
     ("hermes:layer_weights=1.3/1/0.7", {"weights": (130, 100, 70)}),
     ("hermes:layer_weights=0.7/1.6/0.7", {"weights": (70, 160, 70)}),
     ("hermes", {"family": "qwen2_vl"}),
+    ("hermes:guidance_rows=1", {"observed": ((2,), (4,))}),
+    ("hermes:guidance_rows=2", {"observed": ((0, 2), (3, 4))}),
 ]
 
 
