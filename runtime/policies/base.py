@@ -256,7 +256,7 @@ class Policy(Stateful):
         if not due:
             return None
         text = {layer: frame_text(cache, layer) for layer in due}
-        targets = {layer: max(0, wanted[layer] - int(text[layer][0].sum())) for layer in due}
+        targets = {layer: max(0, wanted[layer] - np.count_nonzero(text[layer][0])) for layer in due}
         if self.keeps_whole_frames:
             targets = {layer: target - target % self.shape.tokens_per_frame for layer, target in targets.items()}
         chosen, keep = self.compress(cache, targets, Context(rows, guide)), {}
@@ -280,7 +280,7 @@ class Policy(Stateful):
 
     def _check_kept(self, cache: KVCache, layer: int, keep: Bool, target: int) -> None:
         kind = cache.kind(layer)
-        kept = np.count_nonzero(keep & ((kind == Kind.VISION) | (kind == Kind.SUMMARY)), 1)
+        kept = np.array([np.count_nonzero(head) for head in keep & ((kind == Kind.VISION) | (kind == Kind.SUMMARY))])
         if (wrong := kept != target).any():
             head = int(np.argmax(wrong))
             raise UserError(
@@ -342,8 +342,8 @@ class SteadyTarget(Policy):
 
 def frame_text(cache: KVCache, layer: int) -> Bool:
     """Text that stands around frames, ``[kv_heads, n_l]``; the same rows in every head."""
-    mask: Bool = (cache.kind(layer) == Kind.TEXT) & (cache.frame(layer) >= 0)
-    return mask
+    text: Bool = cache.kind(layer) == Kind.TEXT
+    return text & (cache.frame(layer) >= 0) if text.any() else text
 
 
 def without_lone_text(cache: KVCache, layer: int, keep: Bool) -> Bool:

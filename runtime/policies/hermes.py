@@ -224,9 +224,8 @@ class Hermes(Policy):
         official = self.mode == "official"
         added = 1e-6 if official else 0.0
         k = self._k[0] - self._k[1] * x
-        recent = normalised(recency(seq[0, among], k, 1 if self.age == "rank" else None), added)
         if depth == 0 or guidance is None:
-            return recent
+            return self._recent(seq[0, among], k, added)
         texts = guidance.rows[:1] if depth == 2 else guidance.rows[-1:] if official else guidance.rows
         first = sum(guidance.rows[:-1]) if official and depth == 1 else 0
         keys, rows = guidance.keys[layer][:, first : first + sum(texts)], spaced(texts, self.guidance_rows)
@@ -236,7 +235,10 @@ class Hermes(Policy):
         if depth == 2:
             return attended
         omega = self._omega[0] - self._omega[1] * x
-        return (1 - omega) * attended + omega * recent
+        return (1 - omega) * attended + omega * self._recent(seq[0, among], k, added)
+
+    def _recent(self, seq: Int64, k: float, added: float) -> Float64:
+        return normalised(recency(seq, k, 1 if self.age == "rank" else None), added)
 
 
 def official_prompts(global_prompt: str, local_prompt: str, last_turn: str) -> tuple[str, str]:
@@ -351,8 +353,9 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
     target = at[newest] if position is None else np.full(cache.axes, position)
     normalised = weight[gone] / weight[gone].sum()
     pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
-    angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
-    first, second = np.split(cache.dequantize("key", layer, gone).astype(np.float64), 2, -1)
+    turns = (target - at[gone])[:, pair_axis] * (cache.inv_freq / (2 * np.pi))
+    angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # of a small one, quicker and as exact
+    first, second = np.split(cache.dequantize("key", layer, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
     rows = Rows(
@@ -363,6 +366,6 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         col=np.zeros(1, np.int16),
         position=target[None].astype(np.int32),
     )
-    value = cache.dequantize("value", layer, gone).astype(np.float64)
+    value = cache.dequantize("value", layer, gone)
     mean = [np.einsum("n,hnd->hd", normalised, part)[:, None].astype(np.float32) for part in (aligned, value)]
     return NewRows(mean[0], mean[1], rows)
