@@ -10,22 +10,34 @@ namespace edgevlm {
 
 namespace {
 
-constexpr std::int64_t kMostRows = 32;  // lanes of two vectors of the widest instruction set
-constexpr std::int64_t kKeys = 64;      // scored at a time, while they and their scores are in the first-level cache
+constexpr std::int64_t kMostRows = 32;   // lanes of two vectors of the widest instruction set
+constexpr std::int64_t kLeastLanes = 8;  // and of the narrowest
+constexpr std::int64_t kKeys = 64;       // scored at a time, while they and their scores are in the first-level cache
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
 
-// A batch of query rows, as many as there are lanes, and its working memory.
-struct Batch {
+// Query rows, one a lane, and their working memory.
+struct Group {
     float* scores;            // [keys, lanes]
-    float *query, *loaded;    // [width, lanes], [kKeys, width]
+    float* query;             // [width, lanes]
     float *highest, *weight;  // [lanes]
     std::int64_t seq[kMostRows], count, oldest;
+};
 
-    Batch(BumpAllocator& memory, std::int64_t keys, std::int64_t width) {
-        scores = memory.take<float>(keys * kMostRows);
-        query = memory.take<float>(width * kMostRows);
+// As many groups as make kMostRows rows, so that a block of keys is loaded once for all of them.
+struct Batch {
+    Group group[kMostRows / kLeastLanes];
+    std::int64_t groups = 0;
+    float* loaded;  // [kKeys, width]
+
+    Batch(BumpAllocator& memory, std::int64_t keys, std::int64_t width, std::int64_t lanes) {
+        float* const scores = memory.take<float>(keys * kMostRows);
+        float* const query = memory.take<float>(width * kMostRows);
         loaded = memory.take<float>(kKeys * width);
-        for (float** vector : {&highest, &weight}) *vector = memory.take<float>(kMostRows);
+        float *const highest = memory.take<float>(kMostRows), *const weight = memory.take<float>(kMostRows);
+        for (std::int64_t g = 0; scores && g < kMostRows / lanes; ++g) {
+            const std::int64_t row = g * lanes;
+            group[g] = {scores + row * keys, query + row * width, highest + row, weight + row, {}, 0, 0};
+        }
     }
 };
 
@@ -44,7 +56,7 @@ std::int64_t stride_of(const Volume<T>& key) { return key.width; }
 
 // Rows [first, first + count) of a KV head, [group, w] of them, turned on their side and scaled; lanes past the last are zero.
 template <typename T>
-void lay_out(const Attended<T>& tokens, std::int64_t head, std::int64_t first, std::int64_t lanes, Batch& at) {
+void lay_out(const Attended<T>& tokens, std::int64_t head, std::int64_t first, std::int64_t lanes, Group& at) {
     const std::int64_t width = tokens.key.width, all = tokens.group * tokens.queries;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     at.count = std::min(lanes, all - first);
@@ -59,21 +71,25 @@ void lay_out(const Attended<T>& tokens, std::int64_t head, std::int64_t first, s
     std::fill_n(at.weight, lanes, 0.0f);
 }
 
-// scores [rows, lanes] of all keys, a block at a time, and the highest of them.
+// scores [rows, lanes] of all keys, a block at a time, and the highest of them; they follow those of `before` other keys.
 template <typename T>
-void score(const Volume<T>& key, const std::int64_t* seq, std::int64_t head, Batch& at, float* scores) {
+void score(const Volume<T>& key, const std::int64_t* seq, std::int64_t head, std::int64_t before, Batch& at) {
     const AttentionKernels& kernels = simd().attention;
     const std::int64_t lanes = kernels.rows;
-    for (std::int64_t first = 0; first < key.rows; first += kKeys, scores += kKeys * lanes) {
+    for (std::int64_t first = 0; first < key.rows; first += kKeys) {
         const std::int64_t count = std::min(kKeys, key.rows - first);
-        kernels.scores(keys_of(key, head, first, count, at.loaded), stride_of(key), count, at.query, key.width, scores);
-        for (std::int64_t i = 0; i < count; ++i) {
-            const std::int64_t place = seq[first + i];
-            for (std::int64_t r = 0; place > at.oldest && r < at.count; ++r) {
-                if (place > at.seq[r]) scores[i * lanes + r] = kUnseen;
+        const float* const keys = keys_of(key, head, first, count, at.loaded);
+        for (Group* group = at.group; group < at.group + at.groups; ++group) {
+            float* const scores = group->scores + (before + first) * lanes;
+            kernels.scores(keys, stride_of(key), count, group->query, key.width, scores);
+            for (std::int64_t i = 0; i < count; ++i) {
+                const std::int64_t place = seq[first + i];
+                for (std::int64_t r = 0; place > group->oldest && r < group->count; ++r) {
+                    if (place > group->seq[r]) scores[i * lanes + r] = kUnseen;
+                }
             }
+            kernels.peak(scores, count, group->highest);
         }
-        kernels.peak(scores, count, at.highest);
     }
 }
 
@@ -81,7 +97,7 @@ void score(const Volume<T>& key, const std::int64_t* seq, std::int64_t head, Bat
 
 std::size_t attention_scratch(std::int64_t rows, std::int64_t head_dim) {
     BumpAllocator sizes;
-    Batch(sizes, rows, head_dim);
+    Batch(sizes, rows, head_dim, kLeastLanes);
     return sizes.bytes();
 }
 
@@ -89,15 +105,20 @@ template <typename T>
 void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, BumpAllocator memory) {
     const AttentionKernels& kernels = simd().attention;
     const std::int64_t keys = tokens.key.rows, all = keys + tokens.own.rows, lanes = kernels.rows;
-    Batch at(memory, all, tokens.key.width);
+    const std::int64_t rows = tokens.group * tokens.queries;
+    Batch at(memory, all, tokens.key.width, lanes);
     std::fill_n(mass, keys, 0.0f);
-    for (std::int64_t first = 0; first < tokens.group * tokens.queries; first += lanes) {
-        lay_out(tokens, head, first, lanes, at);
-        score(tokens.key, tokens.seq.of(head), head, at, at.scores);
-        score(tokens.own, tokens.own_seq, head, at, at.scores + keys * lanes);
-        kernels.exponents(at.scores, all, at.highest, at.weight);
-        for (std::int64_t r = 0; r < lanes; ++r) at.weight[r] = r < at.count && at.weight[r] > 0 ? 1 / at.weight[r] : 0;
-        kernels.weigh(at.scores, keys, at.weight, mass);
+    for (std::int64_t first = 0; first < rows;) {
+        for (at.groups = 0; at.groups < kMostRows / lanes && first < rows; first += lanes)
+            lay_out(tokens, head, first, lanes, at.group[at.groups++]);
+        score(tokens.key, tokens.seq.of(head), head, 0, at);
+        score(tokens.own, tokens.own_seq, head, keys, at);
+        for (Group* group = at.group; group < at.group + at.groups; ++group) {
+            float* const weight = group->weight;
+            kernels.exponents(group->scores, all, group->highest, weight);
+            for (std::int64_t r = 0; r < lanes; ++r) weight[r] = r < group->count && weight[r] > 0 ? 1 / weight[r] : 0;
+            kernels.weigh(group->scores, keys, weight, mass);
+        }
     }
 }
 
