@@ -26,17 +26,23 @@ def schema_of(kind: str, fields: Fields, name: str = "event") -> dict[str, Any]:
         name: {"const": kind},
         "schema": {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."},
     }
+    schema = object_schema(fields)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "properties": {**common, **schema["properties"]},
+        "required": [*common, *schema["required"]],
+        "additionalProperties": False,
+    }
+
+
+def object_schema(fields: Fields) -> dict[str, Any]:
+    """JSON Schema of an object that has these fields, and may have more."""
     described = {
         field.rstrip("?"): {"type": types if len(types := kinds.split("|")) > 1 else kinds, "description": text}
         for field, (kinds, text) in fields.items()
     }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {**common, **described},
-        "required": [*common, *(field for field in fields if not field.endswith("?"))],
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": described, "required": [field for field in fields if not field.endswith("?")]}
 
 
 _TIME: Fields = {"time": ("string", "Wall-clock time of the line: RFC 3339, UTC.")}

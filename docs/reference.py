@@ -124,6 +124,7 @@ def _table(fields: Any) -> str:
 
 def http() -> str:
     """The routes of ``edgevlm serve``: parameters, bodies and media types of answers, as its OpenAPI description has them."""
+    from edgevlm.apps.serve.answers import OBJECTS
     from edgevlm.apps.serve.config import ServeConfig
     from edgevlm.apps.serve.errors import STATUSES
     from edgevlm.apps.serve.http import make_app
@@ -139,14 +140,16 @@ def http() -> str:
     schemas = {name: each for name, each in openapi["components"]["schemas"].items() if each.get("type") == "object"}
     parts.append("## Bodies\n")
     parts += ["\n".join([f"### {name}\n", *_said(each), _http_fields(each)]) for name, each in schemas.items()]
+    parts.append("## Answers\n")
+    parts += [f"### Answer: {kind}\n\n{_table(fields)}" for kind, fields in OBJECTS.items()]
     return "\n".join(parts)
 
 
 HTTP_INTRO = """# HTTP
 
-The routes of `edgevlm serve` with parameters, bodies and the media type of each answer, from its own `/openapi.json`.
-[Serving](../guide/serving.md) shows them in use. A cluster adds `/v1/nodes` and
-[fields of cameras](../guide/cluster.md#asking).
+The routes of `edgevlm serve` with parameters, bodies and answers, from its own `/openapi.json`.
+[Serving](../guide/serving.md) shows them in use, [Several machines](../guide/cluster.md#asking) what is asked of a cluster.
+Later versions may add fields to answers, so ignore those you do not know. One marked `?` may be missing.
 
 With `server.key` set, every path but `/`, `/static/` and `/health/` takes `Authorization: Bearer KEY`. Browsers do not send
 that, so `/docs`, which shows the routes there, works without a key only.
@@ -169,8 +172,16 @@ def _route(path: str, method: str, route: Any) -> str:
         parts.append(f"Body: {_shape(body['content']['application/json']['schema'], True)}\n")
     for status, answer in route["responses"].items():
         if status.isdecimal():
-            parts.append(f"Answers {status}: {' or '.join(f'`{kind}`' for kind in answer.get('content', ())) or 'nothing'}\n")
+            parts.append(f"Answers {status}: {' or '.join(f'`{kind}`' for kind in answer.get('content', ())) or 'nothing'}")
+            parts[-1] += _answer(answer.get("content", {})) + "\n"
     return "\n".join(parts)
+
+
+def _answer(content: Any) -> str:
+    """What the JSON is, where it is one of the described objects, or a list of some."""
+    title = content.get("application/json", {}).get("schema", {}).get("title", "Response")
+    linked = re.sub(r"\b(?!(?:list|of|or)\b)(\w+)", r"[\1](#answer-\1)", title)
+    return "" if title.startswith("Response") else f", {linked}"
 
 
 def _said(thing: Any) -> list[str]:

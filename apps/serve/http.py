@@ -27,6 +27,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
 from edgevlm.apps.run.clock import Asked, moment
 from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.serve.answers import answer_of, list_of
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Fps, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
@@ -209,6 +210,7 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
     add_streams(app, server)
     add_events(app, server)
     add_watches(app, server)
+    add_nodes(app)
     add_rest(app, server, load)
     return app
 
@@ -261,12 +263,12 @@ def add_openai(app: FastAPI, server: Server) -> None:
 
         return AnswerResponse(server, completion, events())
 
-    @app.get("/v1/models", tags=["OpenAI"])
+    @app.get("/v1/models", tags=["OpenAI"], responses=list_of("model"))
     async def models() -> dict[str, Any]:
         """The streams, as models that can be asked."""
         return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
 
-    @app.get("/v1/models/{name}", tags=["OpenAI"])
+    @app.get("/v1/models/{name}", tags=["OpenAI"], responses=answer_of("model"))
     async def model(name: StreamName) -> dict[str, Any]:
         """One of these models."""
         return model_entry(server.stream(name, "model"))
@@ -277,7 +279,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 
 
 def add_streams(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/streams", tags=["streams"])
+    @app.get("/v1/streams", tags=["streams"], responses=list_of("stream"))
     async def streams() -> dict[str, Any]:
         """Every camera and its status. watts: of the machine, where it has a meter."""
         watts = await run_in_threadpool(server.service.power.watts)
@@ -287,13 +289,13 @@ def add_streams(app: FastAPI, server: Server) -> None:
             "watts": finite(watts),
         }
 
-    @app.get("/v1/policies", tags=["streams"])
+    @app.get("/v1/policies", tags=["streams"], responses=list_of("policy"))
     async def policies() -> dict[str, Any]:
         """The policies that a camera's memory can have."""
         known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
         return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
-    @app.post("/v1/streams", tags=["streams"], status_code=201)
+    @app.post("/v1/streams", tags=["streams"], status_code=201, responses=answer_of("stream", 201))
     async def add(new: NewStream) -> dict[str, Any]:
         """Watch another camera, until it is removed or, except in a cluster, the server restarts."""
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
@@ -310,12 +312,12 @@ def add_streams(app: FastAPI, server: Server) -> None:
         finally:
             server.testing.release()
 
-    @app.get("/v1/streams/{name}", tags=["streams"])
+    @app.get("/v1/streams/{name}", tags=["streams"], responses=answer_of("stream"))
     async def stream(name: StreamName) -> dict[str, Any]:
         """A camera and its status."""
         return server.stream(name).describe()
 
-    @app.patch("/v1/streams/{name}", tags=["streams"])
+    @app.patch("/v1/streams/{name}", tags=["streams"], responses=answer_of("stream"))
     async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
         """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
 
@@ -378,7 +380,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
 
 def add_events(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/journal", tags=["events"])
+    @app.get("/v1/journal", tags=["events"], responses=list_of("line"))
     async def journal(
         search: Annotated[str, Query(max_length=256)] | None = None,
         since: When | None = None,
@@ -391,7 +393,7 @@ def add_events(app: FastAPI, server: Server) -> None:
         found = await run_in_threadpool(server.service.lines, search, *span, camera, limit)
         return {"object": "list", "data": [line.json() for line in found]}
 
-    @app.get("/v1/events", tags=["events"])
+    @app.get("/v1/events", tags=["events"], responses=list_of("event"))
     async def events(
         since: When | None = None,
         until: When | None = None,
@@ -410,7 +412,7 @@ def add_events(app: FastAPI, server: Server) -> None:
 
         return {"object": "list", "data": await run_in_threadpool(found)}
 
-    @app.get("/v1/digest", tags=["events"])
+    @app.get("/v1/digest", tags=["events"], responses=list_of("opening", "line"))
     async def digest(
         since: When = "8h",
         until: When | None = None,
@@ -445,23 +447,23 @@ def add_watches(app: FastAPI, server: Server) -> None:
         except UserError as error:
             raise ApiError(404, str(error), "not_found", "name") from None
 
-    @app.get("/v1/watches", tags=["watches"])
+    @app.get("/v1/watches", tags=["watches"], responses=list_of("watch"))
     async def every() -> dict[str, Any]:
         """Every watch, and how it stands on each of its cameras."""
         return {"object": "list", "data": [watches.describe(name) for name in watches.watches]}
 
-    @app.post("/v1/watches", tags=["watches"], status_code=201)
+    @app.post("/v1/watches", tags=["watches"], status_code=201, responses=answer_of("watch", 201))
     async def add(watch: Watch) -> dict[str, Any]:
         """Ask a question again and again, until it is removed or, except in a cluster, the server restarts."""
         await run_in_threadpool(watches.add, watch)
         return watches.describe(watch.name)
 
-    @app.get("/v1/watches/{name}", tags=["watches"])
+    @app.get("/v1/watches/{name}", tags=["watches"], responses=answer_of("watch"))
     async def one(name: StreamName) -> dict[str, Any]:
         """A watch, and how it stands on each of its cameras."""
         return watches.describe(known(name))
 
-    @app.patch("/v1/watches/{name}", tags=["watches"])
+    @app.patch("/v1/watches/{name}", tags=["watches"], responses=answer_of("watch"))
     async def change(name: StreamName, change: WatchChange) -> dict[str, Any]:
         """Pause a watch, or let it go on: on one camera, or on all. One that is open closes."""
         if change.camera is not None:
@@ -473,6 +475,22 @@ def add_watches(app: FastAPI, server: Server) -> None:
     async def remove(name: StreamName) -> None:
         """Delete a watch. Where it is open it closes."""
         await run_in_threadpool(watches.remove, known(name))
+
+
+def add_nodes(app: FastAPI) -> None:
+    """Of a server that is none; a node's own are :class:`edgevlm.apps.cluster.routes.ClusterRoutes`."""
+
+    @app.get("/v1/nodes", tags=["nodes"], responses=list_of("node"))
+    async def nodes() -> dict[str, Any]:
+        """A cluster's nodes, those that are away too. Empty where the server is no node."""
+        return {"object": "list", "data": []}
+
+    @app.delete("/v1/nodes/{name}", tags=["nodes"], status_code=204)
+    async def remove(name: StreamName) -> None:
+        """Say that a node which is away does not come back: what is to be forgotten waits for it no longer.
+
+        If it joins again, it first deletes the events and journal lines it has."""
+        raise ApiError(404, f"there is no node {name!r}: this server is none", "not_found", "name")
 
 
 def moments(since: str | None, until: str | None) -> tuple[float | None, float | None]:
@@ -495,12 +513,12 @@ async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[di
 
 
 def add_health(app: FastAPI, server: Server) -> None:
-    @app.get("/health/live", tags=["health"])
+    @app.get("/health/live", tags=["health"], responses=answer_of("health"))
     async def live() -> dict[str, str]:
         """200 while the process answers."""
         return {"status": "ok"}
 
-    @app.get("/health/ready", tags=["health"])
+    @app.get("/health/ready", tags=["health"], responses=answer_of("health"))
     async def ready() -> dict[str, str]:
         """200 once every stream that is not paused has been watched; 503 before."""
         streams = server.service.streams.values()
@@ -511,7 +529,7 @@ def add_health(app: FastAPI, server: Server) -> None:
 
 
 def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | None) -> None:
-    @app.post("/v1/forget", tags=["streams"])
+    @app.post("/v1/forget", tags=["streams"], responses=answer_of("forget"))
     async def forget(what: Forget) -> dict[str, Any]:
         """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
         if what.stream is not None and what.stream not in server.service.removed():
@@ -519,7 +537,7 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
         done = await run_in_threadpool(server.service.forget, what.stream, what.span())
         return {"object": "forget", "streams": done}
 
-    @app.post("/v1/reload", tags=["streams"])
+    @app.post("/v1/reload", tags=["streams"], responses=answer_of("reload"))
     async def reload() -> dict[str, Any]:
         """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
         if load is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from buckets import bucket
+from jsonschema import Draft202012Validator
 from served import NOW, WAIT_S, eventually
 
 pytest.importorskip("fastapi")
@@ -155,6 +156,10 @@ def test_any_node_answers_for_all_cameras(cluster):
     assert sorted(each["id"] for each in a.get("/v1/models").json()["data"]) == ["one", "two"]
     assert a.get("/v1/streams/onee").json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
     assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
+    described = b.app.openapi()["paths"]
+    for path in ("/v1/nodes", "/v1/streams"):
+        schema = described[path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        Draft202012Validator(schema).validate(b.get(path).json())
 
 
 def test_a_frozen_node_neither_watches_nor_writes_once_another_may(cluster):

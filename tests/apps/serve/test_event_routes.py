@@ -14,16 +14,18 @@ from served import eventually
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.schemas import SCHEMAS
 from edgevlm.apps.serve.client import show_digest
-from edgevlm.apps.serve.config import check_config
+from edgevlm.apps.serve.config import CameraSettings, check_config
 from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.events import WatchEvent
+from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 
 uvicorn = pytest.importorskip("uvicorn")
 testclient = pytest.importorskip("fastapi.testclient")
 NOW = time.time()
 EVENT = WatchEvent("door", "parcel", "open", NOW - 7200, 0.97, NOW - 7200, ({"frame": 3},), "is there a parcel?")
+RED = "is there a red square now?"
 EXEC = {"kind": "exec", "command": "true", "name": "program"}
 
 
@@ -114,6 +116,42 @@ def test_a_digest_tells_when_watches_were_open(client, service):
     early = client.get("/v1/digest?since=3h&until=1h&camera=door").json()["data"]
     assert [(each["watch"], each["closed"]) for each in early] == [("light", None), ("parcel", None)]
     assert client.get("/v1/digest?since=x").json()["error"]["param"] == "since"
+
+
+def strict(schema):
+    """A schema that allows no fields but its own."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: strict(each) for name, each in schema.items()}
+    return {**inner, "additionalProperties": False} if "properties" in schema else inner
+
+
+def test_answers_are_as_the_description_says(client, service, tmp_path):
+    Journal(tmp_path).close()
+    service.journal.add(Line("demo", NOW - 60, "a parcel"))
+    stream = service.add("demo", CameraSettings(source="demo", fps=20.0))
+    service.watches.add(Watch(name="demo", question=RED))
+    eventually(lambda: stream.stats is not None)
+    asked = {
+        ("post", "/v1/streams"): {"id": "more", "source": "demo"}, ("patch", "/v1/streams/demo"): {"state": "paused"},
+        ("post", "/v1/watches"): {"name": "red", "question": RED}, ("patch", "/v1/watches/demo"): {"state": "paused"},
+        ("post", "/v1/forget"): {"stream": "more", "all": True, "confirm": True},
+    }  # fmt: skip
+    checked = []
+    for path, operations in client.app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            described = [each for status, each in operation["responses"].items() if status in ("200", "201")]
+            schema = described[0]["content"].get("application/json", {}).get("schema", {}) if described else {}
+            where = path.replace("{name}", "demo")
+            body = asked.get((method, where))
+            if "properties" in schema and (method == "get" or body is not None):
+                answer = client.request(method, where, json=body).json()
+                Draft202012Validator(strict(schema)).validate(answer)
+                checked.append((method, path, len(answer.get("data", "x"))))
+    empty = [path for _, path, count in checked if not count]
+    assert (len(checked), empty) == (18, ["/v1/nodes"])
 
 
 def test_a_digest_has_lines_of_the_journal_between_by_time(client, service, tmp_path):
