@@ -29,11 +29,12 @@ GROUND, THING = 128, 40  # pixels of a background and of a thing in the atlas
 GROUNDS = 10
 BOX = 28  # pixels of the square that a thing is drawn in
 SIDES = (16.0, 21.0)  # pixels of a thing's longer side
+TILT = 0.3  # radians that a thing is turned, either way
 LEASH = 3.0  # pixels that a thing wanders from the middle of its patch, either way
 DASH = 7.0  # pixels a frame, on its way to another
 CUT_RATE = 1 / 40  # of the background, per frame
 SWITCH_RATE = 1 / 30  # of the light, per frame
-OWNED = 0.25  # of a thing's visible pixels in a patch make the patch its own
+OWNED = 0.4  # of a thing's visible pixels in a patch make the patch its own; so does the most of them
 
 _TINTS = np.array(
     [
@@ -125,7 +126,7 @@ class PhotoWorld(World):
         self._poses[thing.number] = Pose(
             _middle(thing.cell) + rng.uniform(-LEASH, LEASH, 2),
             _middle(thing.cell),
-            float(rng.uniform(-0.35, 0.35)),
+            float(rng.uniform(-TILT, TILT)),
             float(rng.uniform(*SIDES)),
             (_TINTS[color] * rng.uniform(0.92, 1.04) + rng.uniform(-8, 8, 3)).astype(np.float32),
             int(rng.choice((-1, 1))),
@@ -144,7 +145,7 @@ class PhotoWorld(World):
         inside = away.clip(-LEASH, LEASH)
         pull = (inside - away).clip(-DASH, DASH)
         pose.centre = pose.centre + (pull if pull.any() else rng.normal(0, 0.8, 2))
-        pose.angle = min(0.45, max(-0.45, pose.angle + rng.normal(0, 0.05)))
+        pose.angle = min(TILT, max(-TILT, pose.angle + rng.normal(0, 0.05)))
         pose.side = min(SIDES[1], max(SIDES[0], pose.side * (1 + rng.normal(0, 0.02))))
 
     def _move_scene(self) -> None:
@@ -206,8 +207,8 @@ class PhotoWorld(World):
             self.visible[thing.number] = float(shown[place].sum() / mask.sum())
         self._shown = np.full(GRID * GRID, -1, dtype=np.int32)
         for thing, pixels in zip(present, shown, strict=False):
-            self._shown[pixels >= OWNED * pixels.sum()] = thing.number
             thing.cell = int(pixels.argmax())
+            self._shown[pixels >= OWNED * pixels.sum()] = self._shown[thing.cell] = thing.number
         swell = np.float32(self._lamp) * np.float32(1 + 0.12 * np.sin(self.history.now / 9 + self._phase))
         down, right = self._side.astype(np.float32)
         light = swell * (1 + down * _RAMP[:, None] + right * _RAMP)
