@@ -21,6 +21,7 @@ HEADER = struct.Struct("<4sHHqQqIIII16x")
 MAGIC = b"EVB2"
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int8))
 _CHECKSUM = slice(44, 48)
+_MOST = 1 << 16  # heads, and numbers of one: numpy refuses shapes of more than 2**63 bytes even where there is no row
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def read_record(data: bytes, stamp: int) -> Block | None:
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None
     row = 20 + 4 * header.axes + 2 * header.head_dim * np.dtype(DTYPES[header.dtype]).itemsize
-    if HEADER.size + header.heads * header.rows * row > len(data):
+    if HEADER.size + header.heads * header.rows * row > len(data) or max(header.heads, header.head_dim) > _MOST:
         return None
     view = memoryview(data)
     rest = crc32(view[_CHECKSUM.stop :], crc32(bytes(4), crc32(view[: _CHECKSUM.start])))

@@ -76,7 +76,8 @@ class Twin(RuleBasedStateMachine):
         gone = [m for m, layers, _ in self.marks if layers[0]["key"].shape[1] > shorter]
         self.marks = [entry for entry in self.marks if entry[1][0]["key"].shape[1] <= shorter]
         self.stale += gone
-        self.held = [dict(layer) for layer in held]  # seq and position go on: only the rows go back
+        for then, now in zip(held, self.held, strict=True):  # only rows go back: confirmations, seq and position go on
+            now.update(then | {"confirmed": now["confirmed"][:, : then["confirmed"].shape[1]]})
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())

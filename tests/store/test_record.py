@@ -1,5 +1,7 @@
 """A block's record: everything comes back, and nothing that was changed."""
 
+from zlib import crc32
+
 import numpy as np
 import pytest
 from stored import ARRAYS, block, same
@@ -56,3 +58,13 @@ def test_a_header_says_what_follows():
     found = header_of(sealed(block(1, 5, 2, 8, np.int8, 3), 12, 9)[:64])
     assert (found.number, found.stamp, found.heads, found.rows, found.head_dim, found.axes) == (12, 9, 2, 5, 8, 3)
     assert header_of(bytes(64)) is None
+
+
+@pytest.mark.parametrize("at", [32, 40])  # heads, head_dim
+def test_a_record_of_no_rows_with_a_size_beyond_numpys_is_none(at):
+    data = bytearray(sealed(block(1, 0, 4, 8)))
+    data[at : at + 4] = b"\xff" * 4
+    data[6:8] = b"\xff" * 2  # axes
+    data[44:48] = bytes(4)
+    data[44:48] = crc32(data).to_bytes(4, "little")
+    assert read_record(bytes(data), 2**64 - 1) is None
