@@ -274,4 +274,6 @@ def write_checkpoint(folder: Path, config: Any | None = None, progress: Notify =
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in CONFIGS:
+        sys.exit(f"usage: python -m edgevlm.bench.seeded {'|'.join(CONFIGS)} DIR")
     write_checkpoint(Path(sys.argv[2]), CONFIGS[sys.argv[1]]())

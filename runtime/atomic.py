@@ -134,7 +134,7 @@ def _left_behind(target: Path, key: str | None, notify: Notify) -> tuple[Path, i
                 if found is None and _is_of(work, key):
                     found, lock = (work, lock), -1
                     continue
-                if _has_begun(work):
+                if (work / _BUNDLE).is_dir() and _has_begun(work):
                     notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
                 shutil.rmtree(work, ignore_errors=True)
             finally:
@@ -165,8 +165,12 @@ def _replace(folder: Path, target: Path) -> None:
     os.rename(folder, done)
     if not _exchange(done, target):  # a file system without exchange: a moment without either
         os.rename(done, folder)
-        os.rename(target, folder.with_name("old"))
-        os.rename(folder, target)
+        os.rename(target, old := folder.with_name("old"))
+        try:
+            os.rename(folder, target)
+        except OSError:
+            os.rename(old, target)
+            raise
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -148,12 +148,7 @@ class NodeAgent:
         config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
         cameras = self._asked_for(config)
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
-        own = self.instance, self.url, cameras, watches
-        if (refused := self.call("join", node, *own)) is None:
-            self._service.forget_kept(None, Span())
-            self._notify(f"cluster: {self.name} was removed from the cluster; the events and the journal it kept are deleted")
-            refused = self.call("join", {**node, "is_empty": True}, *own)
-        for line in refused:
+        for line in self.call("join", node, self.instance, self.url, cameras, watches):
             self._notify(mask_credentials(line))
         self._joined = True
         self._notify(f"cluster: {self.name} has joined")

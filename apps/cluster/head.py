@@ -59,7 +59,7 @@ class Head:
         self._notes: list[dict[str, Any]] = []  # of what is to be forgotten, by number, until all have
         self._number = 0  # of the newest note
         self._forgotten: dict[str, dict[str, int]] = {"nodes": {}, "cameras": {}}  # to which number each has
-        self._removed_nodes: list[str] = []  # that have not joined again
+        self._removed_nodes: list[str] = []  # whose names are not taken again
         self._restore()
 
     def join(
@@ -69,12 +69,11 @@ class Head:
         url: str,
         cameras: Mapping[str, Mapping[str, Any]],
         watches: Mapping[str, Mapping[str, Any]],
-    ) -> list[str] | None:
+    ) -> list[str]:
         """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
 
-        None: it was removed, and is to join as ``is_empty``, once it has deleted all that it keeps: nobody knows any more what
-        it was to forget. Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be
-        watching.
+        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching, and for a
+        node that was removed: nobody knows any more what it was to forget.
         """
         self._tick()
         name, known, now = node["name"], self._director.members.get(node["name"]), self._clock()
@@ -82,9 +81,10 @@ class Head:
             left = known.seen + LEASE_S + GRACE_S - now
             raise UserError(f"there is a node {name} already; if it was killed it is free in {max(1.0, left):.0f} s")
         if name in self._removed_nodes:
-            if not node.get("is_empty"):
-                return None
-            self._removed_nodes.remove(name)
+            raise UserError(
+                f"node {name} was removed from the cluster; if it is the same machine empty its --state, which may hold what"
+                " was to be forgotten, and give it another cluster.node"
+            )
         self._instances[name], self._urls[name] = instance, url
         self._forgotten["nodes"].setdefault(name, 0)
         refused = []

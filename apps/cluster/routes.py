@@ -124,7 +124,8 @@ class ClusterRoutes:
         if name not in (known := self._agent.view["forgotten"]["nodes"]):
             return problem(404, f"there is no node {name!r}; {nearest(name, known)}", "not_found", "name")
         await run_in_threadpool(self._agent.call, "remove_node", name)
-        await run_in_threadpool(self._agent.ask)
+        with suppress(HeadAway, UserError):  # it is removed
+            await run_in_threadpool(self._agent.ask)
         return Response(status_code=204)
 
     def _others(self) -> dict[str, str]:

@@ -478,19 +478,19 @@ def add_watches(app: FastAPI, server: Server) -> None:
 
 
 def add_nodes(app: FastAPI) -> None:
-    """Of a server that is none; a node's own are :class:`edgevlm.apps.cluster.routes.ClusterRoutes`."""
+    """Of a server in no cluster; a node's own are :class:`edgevlm.apps.cluster.routes.ClusterRoutes`."""
 
     @app.get("/v1/nodes", tags=["nodes"], responses=list_of("node"))
     async def nodes() -> dict[str, Any]:
-        """A cluster's nodes, those that are away too. Empty where the server is no node."""
+        """A cluster's nodes, those that are away too. Empty where the server is in no cluster."""
         return {"object": "list", "data": []}
 
     @app.delete("/v1/nodes/{name}", tags=["nodes"], status_code=204)
     async def remove(name: StreamName) -> None:
         """Say that a node which is away does not come back: what is to be forgotten waits for it no longer.
 
-        If it joins again, it first deletes the events and journal lines it has."""
-        raise ApiError(404, f"there is no node {name!r}: this server is none", "not_found", "name")
+        A node of that name is not taken again."""
+        raise ApiError(404, f"there is no node {name!r}: this server is in no cluster", "not_found", "name")
 
 
 def moments(since: str | None, until: str | None) -> tuple[float | None, float | None]:

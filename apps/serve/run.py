@@ -125,7 +125,9 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 signal.signal(signal.SIGHUP, before)
     finally:
         done.set()
+        serving.set()  # nobody waits for it any more
         reporter.join(ALIVE_S)
+        Notifier().stopping()
         listening.close()
         if member is not None:
             member.close()
@@ -228,7 +230,7 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
             notifier.starting(START_S)
             worked = now + IDLE_S
         serving.wait(ALIVE_S)
-    if serving.is_set():
+    if not done.is_set():
         notifier.ready()
     while not done.is_set():
         frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
@@ -240,7 +242,6 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
             notifier.alive()
             watched = signs
         done.wait(ALIVE_S)
-    notifier.stopping()
 
 
 def worked_s() -> float:

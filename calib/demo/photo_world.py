@@ -68,7 +68,7 @@ class Pose:
 
 
 @dataclass(slots=True)
-class Scene:
+class Backdrop:
     """A background and what stands before it. ground: float32 ``[3, 2G + 84, 2G + 84]``, of which the camera sees a window."""
 
     ground: NDArray[np.float32]
@@ -93,7 +93,7 @@ class PhotoWorld(World):
         self._shown = np.full(GRID * GRID, -1, dtype=np.int32)
         self.visible: dict[int, float] = {}
         """Of each thing in the newest frame, the part of its pixels that nothing hides."""
-        self._scene = self._new_scene()
+        self._scene = self._new_backdrop()
         self._lamp, self._phase, self._side = 1.0, float(self._rng.uniform(0, 6)), self._rng.normal(0, 0.2, 2)
         self._cast = self._rng.uniform(0.95, 1.05, 3).astype(np.float32)
 
@@ -151,13 +151,13 @@ class PhotoWorld(World):
     def _move_scene(self) -> None:
         rng, scene = self._rng, self._scene
         if rng.random() < CUT_RATE:
-            self._scene = scene = self._new_scene()
+            self._scene = scene = self._new_backdrop()
         scene.corner = (scene.corner + scene.pan) % (2 * GROUND)
         if rng.random() < SWITCH_RATE:
             self._lamp = float(rng.uniform(0.6, 1.15))
         self._side = 0.97 * self._side + rng.normal(0, 0.03, 2)
 
-    def _new_scene(self) -> Scene:
+    def _new_backdrop(self) -> Backdrop:
         rng, grounds = self._rng, _atlas()[0][self._part]
         ground = _mirrored(grounds[rng.integers(GROUNDS)])
         for _ in range(rng.integers(8, 17)):  # clutter: pieces of other photographs, as large as things
@@ -173,7 +173,7 @@ class PhotoWorld(World):
             near = np.abs(np.arange(SIZE)[:, None] - line) < rng.uniform(1, 2)
             wires |= near if rng.random() < 0.5 else near.T
         still = rng.random() < 0.3
-        return Scene(
+        return Backdrop(
             np.pad(ground, ((0, 0), (0, SIZE), (0, SIZE)), mode="wrap") * np.float32(rng.uniform(0.5, 0.85)),
             wires,
             grounds[rng.integers(GROUNDS)][:, :SIZE, :SIZE] * np.float32(rng.uniform(0.3, 0.7)),

@@ -1,4 +1,4 @@
-"""Cut the photo world's atlas, photos.jpg, out of photographs of scikit-image's wheel, all CC0 or in the public domain.
+"""Cut the photo world's atlas, photos.jpg, out of photographs of scikit-image's wheel; photos.txt says whose they are.
 
 python -m edgevlm.calib.demo.train.atlas FOLDER, which is skimage/data of scikit-image 0.26's wheel, unpacked.
 """

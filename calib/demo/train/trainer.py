@@ -125,6 +125,8 @@ def train(settings: TrainSettings, resume: bool = False) -> None:
     state = settings.out / "state.pt"
     settings.out.mkdir(parents=True, exist_ok=True)
     going_on = resume and state.exists()
+    if going_on and torch.load(state, weights_only=True).get("world") != settings.world:
+        raise SystemExit(f"{state}: is of another world or an older version; choose another --out")
     trainer = Trainer.load(state, settings.bf16) if going_on else Trainer(settings.seed, settings.bf16, settings.world)
     total, vision = 60 * settings.minutes, 60 * settings.vision_minutes
     begun = time.process_time() - trainer.elapsed

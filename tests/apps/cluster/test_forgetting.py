@@ -12,6 +12,7 @@ from served import WAIT_S, eventually
 from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.shared import SharedStore
 from edgevlm.apps.watches.events import WatchEvent
+from edgevlm.errors import UserError
 from edgevlm.runtime.snapshots.encryption import SnapshotKey
 
 __all__ = ["bucket", "cluster"]
@@ -73,7 +74,7 @@ def test_forgetting_through_any_node_reaches_memory_snapshots_and_a_node_that_wa
     assert b.agent.view["notes"] == []
 
 
-def test_a_node_that_does_not_come_back_is_removed_and_if_it_does_it_joins_emptied(cluster):
+def test_a_node_that_does_not_come_back_is_removed_and_its_name_is_not_taken_again(cluster):
     _, b, c = watched_with_events(cluster, "one", "two")
 
     def remove(name):
@@ -92,15 +93,11 @@ def test_a_node_that_does_not_come_back_is_removed_and_if_it_does_it_joins_empti
     assert remove("c").status_code == 404
     cluster.head = Head(cluster.shared, lambda: cluster.now)
     c.hears = True
-    cluster.settle("c")
-    assert (events(c, "one"), events(c, "two")) == ([], [])
-    assert "c" in cluster.head.view()["nodes"]
-    c.service.delivery.store.record(an_event("one"))
-    c.hears = False
-    lose(cluster, "c")
-    c.hears = True
-    cluster.settle("c")
-    assert events(c, "one") == ["w"]  # once
+    for why in ("there is no node c of that process", "node c was removed from the cluster"):
+        with pytest.raises(UserError, match=why):
+            c.agent.ask()
+    assert "c" not in cluster.head.view()["nodes"]
+    assert (events(c, "one"), events(c, "two")) == (["w"], ["w"])  # nothing of a machine's own is deleted for its name
 
 
 def test_what_is_forgotten_while_its_node_is_cut_off_does_not_come_back(cluster):

@@ -133,7 +133,7 @@ def test_answers_are_as_the_description_says(client, service, tmp_path):
     service.journal.add(Line("demo", NOW - 60, "a parcel"))
     stream = service.add("demo", CameraSettings(source="demo", fps=20.0))
     service.watches.add(Watch(name="demo", question=RED))
-    eventually(lambda: stream.stats is not None)
+    eventually(lambda: stream.stats is not None and stream.session.stats.frames)
     asked = {
         ("post", "/v1/streams"): {"id": "more", "source": "demo"}, ("patch", "/v1/streams/demo"): {"state": "paused"},
         ("post", "/v1/watches"): {"name": "red", "question": RED}, ("patch", "/v1/watches/demo"): {"state": "paused"},
