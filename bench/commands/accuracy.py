@@ -27,7 +27,7 @@ EPILOG = f"""
 Suites of the demo world, and their usual budgets:
   streamqa       ask after the last frame ({BUDGETS["demo"]})
   streamqa-hard  the same; scenes move, are cut, and more happens
-  streamqa-photo the same; photographed things, of a --model BUNDLE trained on them
+  streamqa-photo the same, of photographs; --model BUNDLE of one trained on them
   longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
   text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
 
