@@ -93,7 +93,7 @@ class PhotoWorld(World):
         self._shown = np.full(GRID * GRID, -1, dtype=np.int32)
         self.visible: dict[int, float] = {}
         """Of each thing in the newest frame, the part of its pixels that nothing hides."""
-        self._scene = self._new_backdrop()
+        self._backdrop = self._new_backdrop()
         self._lamp, self._phase, self._side = 1.0, float(self._rng.uniform(0, 6)), self._rng.normal(0, 0.2, 2)
         self._cast = self._rng.uniform(0.95, 1.05, 3).astype(np.float32)
 
@@ -111,7 +111,7 @@ class PhotoWorld(World):
         self.history.now += 1
         for thing in self.history.present:
             self._wander(self._poses[thing.number])
-        self._move_scene()
+        self._move_backdrop()
         self._happen()
         self._poses = {thing.number: self._poses[thing.number] for thing in self.history.present}
         self.history.things = [thing for thing in self.history.things if self._remembered(thing)]
@@ -148,11 +148,11 @@ class PhotoWorld(World):
         pose.angle = min(TILT, max(-TILT, pose.angle + rng.normal(0, 0.05)))
         pose.side = min(SIDES[1], max(SIDES[0], pose.side * (1 + rng.normal(0, 0.02))))
 
-    def _move_scene(self) -> None:
-        rng, scene = self._rng, self._scene
+    def _move_backdrop(self) -> None:
+        rng, backdrop = self._rng, self._backdrop
         if rng.random() < CUT_RATE:
-            self._scene = scene = self._new_backdrop()
-        scene.corner = (scene.corner + scene.pan) % (2 * GROUND)
+            self._backdrop = backdrop = self._new_backdrop()
+        backdrop.corner = (backdrop.corner + backdrop.pan) % (2 * GROUND)
         if rng.random() < SWITCH_RATE:
             self._lamp = float(rng.uniform(0.6, 1.15))
         self._side = 0.97 * self._side + rng.normal(0, 0.03, 2)
@@ -183,10 +183,10 @@ class PhotoWorld(World):
         )
 
     def _render(self) -> NDArray[np.uint8]:
-        rng, scene = self._rng, self._scene
-        top, left = (scene.corner + scene.shake * rng.normal(0, 1, 2)).astype(int) % (2 * GROUND)
-        frame = scene.ground[:, top : top + SIZE, left : left + SIZE].copy()
-        np.copyto(frame, scene.wire, where=scene.wires)
+        rng, backdrop = self._rng, self._backdrop
+        top, left = (backdrop.corner + backdrop.shake * rng.normal(0, 1, 2)).astype(int) % (2 * GROUND)
+        frame = backdrop.ground[:, top : top + SIZE, left : left + SIZE].copy()
+        np.copyto(frame, backdrop.wire, where=backdrop.wires)
         shown = np.zeros((MAX_PRESENT, GRID * GRID))
         present = self.history.present
         self.visible = {}
@@ -198,7 +198,7 @@ class PhotoWorld(World):
             here = slice(first[0], last[0]), slice(first[1], last[1])
             inside = slice(first[0] - at[0], last[0] - at[0]), slice(first[1] - at[1], last[1] - at[1])
             plain = np.zeros((SIZE, SIZE), bool)
-            plain[here] = mask[inside] & ~scene.wires[here]
+            plain[here] = mask[inside] & ~backdrop.wires[here]
             if plain.sum() < mask[inside].sum() / 2:
                 plain[here] = mask[inside]  # it passes before the wires that would hide it
             painted = (0.45 + 0.55 * grey[inside]) * pose.tint[:, None, None]
