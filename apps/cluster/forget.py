@@ -67,20 +67,32 @@ class NoteFollower:
 
     def follow_at(self, name: str, epoch: int) -> None:
         """In a camera's folder, while it is not open. Raises UserError, OSError."""
+        self._follow_in(name, epoch, self._waiting(name))
+
+    def _follow_in(self, name: str, epoch: int, notes: list[dict[str, Any]]) -> None:
         where = self.shared.where(name, epoch)
-        for note in self._waiting(name):
+        for note in notes:
             span = span_of(note)
             MovingEvents(self.shared, folder_of(name, epoch)).forget(span)
             if snapshots(where):
                 self._forget_memory(name, note, partial(self.service.forget_at, where))
             self._of[name] = note["number"]
 
-    def follow_closed(self, name: str, thumbnails: int) -> None:
-        """For a camera that was closed: what it wrote before its memory was emptied, so many thumbnails too, goes."""
-        for note in self._waiting(name):
+    def follow_closed(self, name: str, epoch: int, thumbnails: int) -> None:
+        """For a camera that was closed: what it wrote before its memory was emptied, so many thumbnails too, goes.
+
+        A node that was away may have written what others had forgotten of a removed camera meanwhile.
+        """
+        view = self.view()
+        done = max(self._kept, view["forgotten"]["nodes"].get(self.node, 0))
+        late = [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
+        for note in late:
             if note["all"]:
                 self._count(note, {name: {"thumbnails": thumbnails}})
                 self._delete_emptied(name)
+        if name in view["removed"]:
+            with suppress(UserError, OSError):
+                self._follow_in(name, epoch, late)
 
     def follow_shared(self, number: int) -> None:
         """One note, in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""

@@ -53,7 +53,7 @@ class Head:
         self._needs: dict[tuple[str, str], Need] = {}
         self._director = Director(self._needs, self._save)
         self._given: dict[str, dict[str, Any]] = {}  # of cameras: as :meth:`add` takes them
-        self._instances: dict[str, str] = {}  # of nodes: which process goes by a name
+        self._instances: dict[str, str] = {}  # of nodes, lost ones too: which process goes by a name
         self._urls: dict[str, str] = {}
         self._watches: dict[str, dict[str, Any]] = {}
         self._notes: list[dict[str, Any]] = []  # of what is to be forgotten, by number, until all have
@@ -85,15 +85,18 @@ class Head:
                 f"node {name} was removed from the cluster; if it is the same machine empty its --state, which may hold what"
                 " was to be forgotten, and give it another cluster.node"
             )
+        is_back = self._instances.get(name) == instance  # what was removed meanwhile stays so until it starts again
         self._instances[name], self._urls[name] = instance, url
         self._forgotten["nodes"].setdefault(name, 0)
         refused = []
         for camera, given in cameras.items():
+            if is_back and camera in self._director.removed:
+                continue
             if camera not in self._given:
                 self._add(camera, given)
             elif self._given[camera]["settings"] != given["settings"]:
                 refused.append(f"{camera}: another node has other settings for it, which stay; remove it first to change them")
-        for watch, fields in watches.items():
+        for watch, fields in {} if is_back else watches.items():
             if self._watches.setdefault(watch, dict(fields)) != fields:
                 refused.append(f"watch {watch}: another node has another one of that name, which stays")
         self._director.join(Node(name, name, int(node["memory_bytes"])), now)
@@ -113,7 +116,7 @@ class Head:
         open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them.
         forgotten: the number of the last note that was followed in what the node keeps; forgotten_of: in memories of cameras.
         """
-        if self._instances.get(name) != instance:
+        if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")
         now = self._clock()
         orders = self._director.orders(name, open, now)
@@ -255,6 +258,7 @@ class Head:
         if name not in self._forgotten["nodes"]:
             raise UserError(f"there is no node {name!r}; {nearest(name, self._forgotten['nodes'])}")
         del self._forgotten["nodes"][name]
+        self._instances.pop(name, None)
         for known in [known for known in self._needs if known[0] == name]:
             del self._needs[known]
         self._removed_nodes.append(name)
@@ -262,18 +266,22 @@ class Head:
 
     def leave(self, name: str, instance: str) -> None:
         """Empty a node, which goes on asking until it has nothing open."""
-        if self._instances.get(name) == instance:
+        if self._is_member(name, instance):
             self._director.leave(name, self._clock())
 
     def gone(self, name: str, instance: str) -> None:
         """A node has closed all that it had open, and asks no more."""
-        if self._instances.get(name) == instance and name in self._director.members:
+        if self._is_member(name, instance):
             self._director.members[name].seen = -float("inf")
             self._tick()
+            del self._instances[name]
+
+    def _is_member(self, name: str, instance: str) -> bool:
+        return name in self._director.members and self._instances[name] == instance
 
     def _tick(self) -> None:
         for name in self._director.tick(self._clock()):
-            del self._instances[name], self._urls[name]
+            del self._urls[name]
 
     def _save(self) -> None:
         """In one step, before anybody is told. Raises OSError, and nothing is told."""

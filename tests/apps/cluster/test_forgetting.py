@@ -10,7 +10,8 @@ from nodes import cluster, frames, lose, patch
 from served import WAIT_S, eventually
 
 from edgevlm.apps.cluster.head import Head
-from edgevlm.apps.cluster.shared import SharedStore
+from edgevlm.apps.cluster.shared import SharedStore, shared_at
+from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
 from edgevlm.runtime.snapshots.encryption import SnapshotKey
@@ -143,6 +144,30 @@ def test_a_removed_camera_is_forgotten_and_begins_anew_when_it_is_added_again(cl
     where = cluster.settle("a", "b")
     assert cluster.nodes[where["one"]].service.stream("one").resumed_at is None
     assert cluster.nodes[where["two"]].service.stream("two").resumed_at is not None
+
+
+@pytest.mark.parametrize("where", ["folder", "objects"])
+def test_a_node_that_was_away_writes_nothing_that_was_forgotten_of_removed_cameras(cluster, where):
+    if where == "objects":
+        pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
+        cluster.shared = f"memory://{cluster.folder}/shop"
+        cluster.head = Head(cluster.shared, lambda: cluster.now)
+    a, b, _ = watched_with_events(cluster, "one", "two")
+    a.hears = False
+    for camera in ("one", "two"):
+        assert httpx.delete(f"{b.url}/v1/streams/{camera}", timeout=WAIT_S).status_code == 204
+    ask_to_forget(b, stream="one", all=True)
+    span = {"stream": "two", "since": "600s", "confirm": True}
+    forgotten = httpx.post(f"{b.url}/v1/forget", json=span, timeout=WAIT_S)  # in a folder it waits for the node that has it open
+    assert forgotten.status_code == (200 if where == "objects" else 400)
+    lose(cluster, "a")
+    a.hears = True
+    assert cluster.settle("a", "b") == {}
+    assert not a.service.streams
+    shared = shared_at(cluster.shared)
+    assert shared.epochs("one", unfinished=True) == []
+    (epoch,) = shared.epochs("two")
+    assert b.service.forget_at(shared.where("two", epoch), Span(0.0, time.time()))["rows"] == 0
 
 
 def test_a_policy_that_forgets_all_or_nothing_is_told_of_and_holds_up_nothing(cluster):
