@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.huge_pages import use_huge_pages
 from edgevlm.engines.inputs import (
     Embedding,
     changed_spec,
@@ -33,6 +32,7 @@ from edgevlm.engines.onnx_file import FLOAT16, external_types, operators
 from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
 from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
 from edgevlm.engines.threads import default_threads
+from edgevlm.engines.weights_memory import settle_weights
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVDevice, StepResult, TowerBuffer
@@ -98,7 +98,7 @@ class OnnxRuntimeCpu:
         """A session of one graph, its weights in huge pages where it has them to itself."""
         session = self._session_of(name, {}, copies=copies)
         if copies or self._stored[0]:
-            use_huge_pages()
+            settle_weights(self.bundle.path)
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True) -> Any:
@@ -189,7 +189,7 @@ class OnnxRuntimeCpu:
         if not self._per_layer:
             share_arena()
             self._per_layer = [self._session_of(file, SHARED) for file in files]
-            use_huge_pages()
+            settle_weights(self.bundle.path)
         return OnnxRuntimeLayers(self._per_layer, spec, buffers, self._calls)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:

@@ -202,10 +202,10 @@ def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind
     """
     if kind != "cpu":
         return weights.total
-    matrices = load_precision(precision).onnxruntime.matrices
-    widened = 1 if matrices.is_integer else round(FLOAT / matrices.bytes_per_weight())
-    head = weights.head or weights.embedding
-    return widened * (weights.layers + head) + weights.tower
+    layouts, group = load_precision(precision).onnxruntime, model.group
+    matrices = layouts.matrices.packed_bytes_per_weight(group) / layouts.matrices.bytes_per_weight(group)
+    head = layouts.table.packed_bytes_per_weight() / layouts.table.bytes_per_weight()
+    return round(matrices * weights.layers + head * (weights.head or weights.embedding)) + weights.tower
 
 
 def export_peak(model: PlannedModel) -> int:

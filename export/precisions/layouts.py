@@ -48,6 +48,10 @@ class Layout(ABC):
     def bytes_per_weight(self, group: int | None = None) -> float:
         """Bytes that a weight takes; ``group``: weights of a row that share a scale, the layout's own unless given."""
 
+    def packed_bytes_per_weight(self, group: int | None = None) -> float:
+        """Bytes that a weight takes in memory, as ONNX Runtime's kernels of x86-64 want it: float32 unless ``is_integer``."""
+        return self.bytes_per_weight(group) if self.is_integer else 4
+
 
 @dataclass(frozen=True, slots=True)
 class Dense(Layout):
@@ -127,6 +131,10 @@ class Blocks(Layout):
 
     def bytes_per_weight(self, group: int | None = None) -> float:
         return self.bits / 8 + (4 + self.with_zeros * self.bits / 8) / (group or self.size)
+
+    def packed_bytes_per_weight(self, group: int | None = None) -> float:
+        """With, at level 4, the sum of each block, float32."""
+        return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
         """Codes side by side on the last axis, two to a byte when they have 4 bits."""

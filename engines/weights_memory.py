@@ -1,7 +1,9 @@
-"""Weights in huge pages: a decoder reads all of them for each token, and looks up as few pages as there are.
+"""Weights as they lie in memory once a backend has opened a graph: held once, and in huge pages.
 
-A backend allocates its memory itself, in small pages. Once it is filled, the system is asked to put what is resident of it into
-huge pages (Linux 6.1 does so at once, older ones by and by, others not at all), which changes no byte and no amount.
+A backend packs matrices into memory of its own. What it packed them from, converted copies and pages of the bundle's files, is
+of no more use, and stays resident unless it is given back. The rest it allocated in small pages; a decoder reads all of it for
+each token, and looks up as few pages as there are: the system is asked for huge ones (Linux 6.1 gives them at once, older
+ones by and by, others not at all), which changes no byte and no amount.
 """
 
 from __future__ import annotations
@@ -9,15 +11,27 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 LEAST = 4 << 20  # bytes of a mapping that is worth it
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
+MADV_DONTNEED, MADV_HUGEPAGE, MADV_COLLAPSE = 4, 14, 25
 SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 MAPS = Path("/proc/self/maps")
+DETAILED_MAPS = Path("/proc/self/smaps")
+
+
+def settle_weights(folder: Path) -> None:
+    """Give back what opening a graph of the bundle in ``folder`` left behind, and ask for huge pages for the rest."""
+    with suppress(OSError, AttributeError):  # another system, another C library
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(ctypes.c_size_t(0))
+        for start, end in _unchanged_mappings(folder):
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
+    use_huge_pages()
 
 
 def use_huge_pages() -> int:
@@ -41,6 +55,18 @@ def use_huge_pages() -> int:
             asked += 0 if madvise(*run, MADV_HUGEPAGE) else count * size
             madvise(*run, MADV_COLLAPSE)  # no matter if refused
     return asked
+
+
+def _unchanged_mappings(folder: Path) -> Iterator[tuple[int, int]]:
+    """First and last address of private mappings of files in ``folder`` of which no page was written: all can be read again."""
+    place, inside, parent = "", False, str(folder.resolve())
+    for line in DETAILED_MAPS.read_text().splitlines():
+        name, *rest = line.split(maxsplit=5)
+        if not name.endswith(":"):
+            place, inside = name, len(rest) == 5 and rest[0].endswith("p") and str(Path(rest[4]).parent) == parent
+        elif inside and line.split()[:2] == ["Anonymous:", "0"]:
+            start, end = (int(address, 16) for address in place.split("-"))
+            yield start, end
 
 
 def _mappings(size: int) -> Iterator[tuple[int, int]]:
