@@ -60,13 +60,14 @@ def use_huge_pages() -> int:
 def _unchanged_mappings(folder: Path) -> Iterator[tuple[int, int]]:
     """First and last address of private mappings of files in ``folder`` of which no page was written: all can be read again."""
     place, inside, parent = "", False, str(folder.resolve())
-    for line in DETAILED_MAPS.read_text().splitlines():
-        name, *rest = line.split(maxsplit=5)
-        if not name.endswith(":"):
-            place, inside = name, len(rest) == 5 and rest[0].endswith("p") and str(Path(rest[4]).parent) == parent
-        elif inside and line.split()[:2] == ["Anonymous:", "0"]:
-            start, end = (int(address, 16) for address in place.split("-"))
-            yield start, end
+    with DETAILED_MAPS.open() as lines:
+        for line in lines:
+            name, *rest = line.rstrip().split(maxsplit=5)
+            if not name.endswith(":"):
+                place, inside = name, len(rest) == 5 and rest[0].endswith("p") and str(Path(rest[4]).parent) == parent
+            elif inside and name == "Anonymous:" and rest[0] == "0":
+                start, end = (int(address, 16) for address in place.split("-"))
+                yield start, end
 
 
 def _mappings(size: int) -> Iterator[tuple[int, int]]:

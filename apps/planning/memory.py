@@ -18,8 +18,8 @@ from edgevlm.runtime.kv import DTYPES
 
 THUMBNAILS = 2000 << 10  # bytes of their file that SQLite holds in memory
 FLOAT = 4
-CPU_RUNTIME = 28_500_000
-"""ONNX Runtime's and our own code, graphs and sessions, on a CPU: measured on the demo with its default budget, x86-64."""
+CPU_RUNTIME = 27_600_000
+"""ONNX Runtime's and our own code, graphs and sessions, on a CPU: between what the demo and a small tower take, x86-64."""
 POLICY_ROW = 12  # bytes that a policy may keep of a row in each layer and KV head: a float32 score and an int64 seq
 
 

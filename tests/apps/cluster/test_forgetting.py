@@ -158,7 +158,7 @@ def test_a_node_that_was_away_writes_nothing_that_was_forgotten_of_removed_camer
         assert httpx.delete(f"{b.url}/v1/streams/{camera}", timeout=WAIT_S).status_code == 204
     ask_to_forget(b, stream="one", all=True)
     span = {"stream": "two", "since": "600s", "confirm": True}
-    forgotten = httpx.post(f"{b.url}/v1/forget", json=span, timeout=WAIT_S)  # in a folder it waits for the node that has it open
+    forgotten = httpx.post(f"{b.url}/v1/forget", json=span, timeout=WAIT_S)  # a folder is in use by the node that has it open
     assert forgotten.status_code == (200 if where == "objects" else 400)
     lose(cluster, "a")
     a.hears = True
