@@ -280,24 +280,29 @@ def accuracy_append(suite: str, budget: str = "12.5%") -> Callable[..., Table]:
     return table
 
 
-def text_facts(lines: Sequence[Line]) -> Table:
-    """Facts in text that a language model recalls, test seeds: far and near ones by budget, and far ones' tokens still held."""
-    own = [line for line in lines if (line.get("suite"), line.get("seed")) == ("text-facts", "test") and "accuracy" in line]
-    at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
-    budgets = sorted({line["budget"] for line in own if line["policy"] != "full"}, key=lambda text: -float(text.rstrip("%")))
-    policies = list(dict.fromkeys(line["policy"] for line in own))
-    rows = []
-    for policy in sorted(policies, key=lambda name: (name != "full", -_recalled(at, name, budgets))):
-        of_full = policy == "full"
-        far, near = (
-            [at.get((policy, "100%" if of_full else budget, kind), {}) for budget in budgets] for kind in ("backward", "now")
-        )
-        cells = [interval(line, "accuracy", "ci_low", "ci_high") for line in far]
-        cells += [decimals(line["accuracy"]) if line else "-" for line in near]
-        cells += [decimals(line["evidence_held"]) if line else "-" for line in far]
-        rows.append([{"full": "full KV", "oracle": "oracle"}.get(policy, f"`{policy}`"), *cells])
-    named = [budget.replace("%", " %") for budget in budgets]
-    return ["policy", *(f"{what}, {budget}" for what in ("far", "near", "held") for budget in named)], rows
+def recalled(suite: str, heads: Sequence[str]) -> Callable[..., Table]:
+    """What is recalled of a suite's streams, test seeds, by budget: what is past, what is now, and evidence still held."""
+
+    def table(lines: Sequence[Line]) -> Table:
+        own = [line for line in lines if (line.get("suite"), line.get("seed")) == (suite, "test") and "accuracy" in line]
+        if any(line.get("append", ALL) != ALL for line in own):
+            return [], []
+        at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
+        found = {line["budget"] for line in own if line["policy"] != "full"}
+        budgets = sorted(found, key=lambda text: -float(text.rstrip("%")))
+        policies = list(dict.fromkeys(line["policy"] for line in own))
+        rows = []
+        for policy in sorted(policies, key=lambda name: (name != "full", -_recalled(at, name, budgets))):
+            of = ["100%"] * len(budgets) if policy == "full" else budgets
+            past, now = ([at.get((policy, budget, kind), {}) for budget in of] for kind in ("backward", "now"))
+            cells = [interval(line, "accuracy", "ci_low", "ci_high") for line in past]
+            cells += [decimals(line["accuracy"]) if line else "-" for line in now]
+            cells += [decimals(line["evidence_held"]) if line else "-" for line in past]
+            rows.append([{"full": "full KV", "oracle": "oracle"}.get(policy, f"`{policy}`"), *cells])
+        named = [budget.replace("%", " %") for budget in budgets]
+        return ["policy", *(f"{what}, {budget}" for what in heads for budget in named)], rows
+
+    return table
 
 
 def _recalled(at: dict[tuple[str, str, str], Line], policy: str, budgets: Sequence[str]) -> float:
@@ -383,7 +388,9 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy": accuracy,
     "accuracy-append": accuracy_append("streamqa"),
     "accuracy-append-hard": accuracy_append("streamqa-hard"),
+    "accuracy-append-photo": accuracy_append("streamqa-photo", "6.25%"),
     "accuracy-append-small": accuracy_append("streamqa", "6.25%"),
+    "accuracy-photo": recalled("streamqa-photo", ("before", "now", "held")),
     "accuracy-short": accuracy_short,
     "breakdown": by_policy([
         _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _share),
@@ -413,7 +420,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "stream-against-short": against_short,
     "stream-changed": stream_changed,
     "stream-changed-short": stream_changed_short,
-    "text-facts": text_facts,
+    "text-facts": recalled("text-facts", ("far", "near", "held")),
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
         {
