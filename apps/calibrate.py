@@ -155,10 +155,14 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
     """All that a checkpoint depends on but policies and budgets, each of which has records of its own."""
-    comparison = request.comparison or ComparisonRequest(())
+    comparison, manifest = request.comparison or ComparisonRequest(()), model.bundle.path / MANIFEST
+    try:
+        identity = hash_file(manifest).sha256
+    except OSError as error:
+        raise UserError(f"{manifest}: cannot be read ({error.strerror}); the same command tries again") from None
     return {
         "edgevlm": __version__,
-        "model": hash_file(model.bundle.path / MANIFEST).sha256,
+        "model": identity,
         "clips": [clip.frames.identity for clip in clips if isinstance(clip.frames, Frames)],
         "frames": request.frames,
         "measure": comparison.measured_by(model),

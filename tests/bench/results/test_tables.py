@@ -232,7 +232,8 @@ def test_facts_in_text_by_budget():
         ]
         for kind, accuracy in (("backward", far), ("now", near))
     ]  # fmt: skip
-    assert rows(tables.text_facts([*lines, {**lines[0], "policy": "random", "seed": "5"}])) == [
+    table = tables.recalled("text-facts", ("far", "near", "held"))
+    assert rows(table([*lines, {**lines[0], "policy": "random", "seed": "5"}])) == [
         "| policy | far, 12.5 % | near, 12.5 % | held, 12.5 % |", "|---|---|---|---|",
         "| full KV | .80 [.20, .90] | 1.00 | 1.00 |", "| `h2o` | .50 [.20, .90] | 1.00 | .13 |",
         "| `uniform` | .25 [.20, .90] | .50 | .10 |",
