@@ -218,11 +218,8 @@ class OnnxRuntimeCpu:
 
     def close(self) -> None:
         """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
-        self.__dict__.pop("_vision", None)
-        self.__dict__.pop("_decoders", None)
-        self.__dict__.pop("_changed", None)
-        self.__dict__.pop("_per_layer", None)
-        self.__dict__.pop("_embedding", None)
+        for name in ("_vision", "_decoders", "_changed", "_per_layer", "_embedding"):
+            self.__dict__.pop(name, None)
 
 
 class OnnxRuntimeDecoder:

@@ -1,9 +1,10 @@
 """Weights as they lie in memory once a backend has opened a graph: held once, and in huge pages.
 
-A backend packs matrices into memory of its own. What it packed them from, converted copies and pages of the bundle's files, is
-of no more use, and stays resident unless it is given back. The rest it allocated in small pages; a decoder reads all of it for
-each token, and looks up as few pages as there are: the system is asked for huge ones (Linux 6.1 gives them at once, older
-ones by and by, others not at all), which changes no byte and no amount.
+A backend packs matrices into memory of its own. Copies that it made on the way, and pages of the bundle's files that it read,
+stay resident unless they are given back; a graph that reads its matrices from the files has their pages again when it does.
+The rest was allocated in small pages; a decoder reads all of it for each token, and looks up as few pages as there are: the
+system is asked for huge ones (Linux 6.1 gives them at once, older ones by and by, others not at all), which changes neither
+results nor resident bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST = 4 << 20  # bytes of a mapping that is worth it
-MADV_DONTNEED, MADV_HUGEPAGE, MADV_COLLAPSE = 4, 14, 25
+MADV_HUGEPAGE, MADV_PAGEOUT, MADV_COLLAPSE = 14, 21, 25
 SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 MAPS = Path("/proc/self/maps")
 DETAILED_MAPS = Path("/proc/self/smaps")
@@ -26,11 +27,13 @@ DETAILED_MAPS = Path("/proc/self/smaps")
 
 def settle_weights(folder: Path) -> None:
     """Give back what opening a graph of the bundle in ``folder`` left behind, and ask for huge pages for the rest."""
-    with suppress(OSError, AttributeError):  # another system, another C library
-        libc = ctypes.CDLL(None)
-        libc.malloc_trim(ctypes.c_size_t(0))
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+    with suppress(OSError, AttributeError):  # another system
+        madvise = ctypes.CDLL(None).madvise
         for start, end in _unchanged_mappings(folder):
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
+            # loses nothing, whatever another thread has put there meanwhile
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_PAGEOUT)
     use_huge_pages()
 
 
@@ -60,7 +63,7 @@ def use_huge_pages() -> int:
 def _unchanged_mappings(folder: Path) -> Iterator[tuple[int, int]]:
     """First and last address of private mappings of files in ``folder`` of which no page was written: all can be read again."""
     place, inside, parent = "", False, str(folder.resolve())
-    with DETAILED_MAPS.open() as lines:
+    with DETAILED_MAPS.open(errors="surrogateescape") as lines:
         for line in lines:
             name, *rest = line.rstrip().split(maxsplit=5)
             if not name.endswith(":"):
@@ -72,7 +75,7 @@ def _unchanged_mappings(folder: Path) -> Iterator[tuple[int, int]]:
 
 def _mappings(size: int) -> Iterator[tuple[int, int]]:
     """First and last address of writable private memory of no file, cut to whole huge pages, from LEAST bytes on."""
-    for line in MAPS.read_text().splitlines():
+    for line in MAPS.read_text(errors="surrogateescape").splitlines():
         place, rights, _, _, inode, *path = line.split(maxsplit=5)
         if rights != "rw-p" or inode != "0" or (path and path[0] != "[heap]"):
             continue

@@ -118,6 +118,7 @@ class NodeAgent:
                 thread.join()
         for camera in list(self.epochs):
             self._close(camera)
+        self.notes.follow()
         with suppress(HeadAway, UserError):
             self.call("gone", self.name, self.instance)
 
@@ -277,7 +278,7 @@ class NodeAgent:
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
-            self.notes.follow_closed(name, self.epochs[name], thumbnails)
+            self.notes.note_closed(name, self.epochs[name], thumbnails)
         shutil.rmtree(self._local / name, ignore_errors=True)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)

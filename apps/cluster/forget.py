@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,16 @@ from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.forget import AllOrNothing
 
 COUNTED = 16  # notes whose counts are known
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedCamera:
+    """What a node had open: the epoch of its folder, its thumbnails, and the head's last answer then."""
+
+    name: str
+    epoch: int
+    thumbnails: int
+    view: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -41,6 +51,7 @@ class NoteFollower:
     _kept: int = 0  # the last note that was followed in what this node keeps
     _of: dict[str, int] = field(default_factory=dict)  # in memories, by camera
     _stuck: str = ""  # why something could not be forgotten, once it was told
+    _closed: list[ClosedCamera] = field(default_factory=list)  # since the head's last answer whose notes were followed
 
     @property
     def done(self) -> tuple[int, dict[str, int]]:
@@ -48,11 +59,14 @@ class NoteFollower:
         return self._kept, dict(self._of)
 
     def follow(self) -> None:
-        """In what this node keeps, and in the cameras that are open."""
-        for note in self.view()["notes"]:
+        """In what this node keeps, in the cameras that are open, and in what it has written of others since it last did."""
+        view = self.view()
+        for note in view["notes"]:
             span, number = span_of(note), note["number"]
             try:
-                if number > max(self._kept, self.view()["forgotten"]["nodes"].get(self.node, 0)):
+                if number > max(self._kept, view["forgotten"]["nodes"].get(self.node, 0)):
+                    for each in self._closed:
+                        self._follow_closed(each, note)
                     self._count(note, self.service.forget_kept(note["camera"], Span() if note["all"] else span))
                     self._kept = number
                 for name in [name for name in self.service.streams if note in self._waiting(name)]:
@@ -64,12 +78,17 @@ class NoteFollower:
                     self._stuck = str(error)
                     self.notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
                 return
+        self._closed = [each for each in self._closed if each.view is view]
+
+    def note_closed(self, name: str, epoch: int, thumbnails: int) -> None:
+        """A camera was closed, with a last snapshot and so many thumbnails: a node that was away hears of notes only later."""
+        self._closed.append(ClosedCamera(name, epoch, thumbnails, self.view()))
 
     def follow_at(self, name: str, epoch: int) -> None:
         """In a camera's folder, while it is not open. Raises UserError, OSError."""
         self._follow_in(name, epoch, self._waiting(name))
 
-    def _follow_in(self, name: str, epoch: int, notes: list[dict[str, Any]]) -> None:
+    def _follow_in(self, name: str, epoch: int, notes: Sequence[Mapping[str, Any]]) -> None:
         where = self.shared.where(name, epoch)
         for note in notes:
             span = span_of(note)
@@ -77,22 +96,6 @@ class NoteFollower:
             if snapshots(where):
                 self._forget_memory(name, note, partial(self.service.forget_at, where))
             self._of[name] = note["number"]
-
-    def follow_closed(self, name: str, epoch: int, thumbnails: int) -> None:
-        """For a camera that was closed: what it wrote before its memory was emptied, so many thumbnails too, goes.
-
-        A node that was away may have written what others had forgotten of a removed camera meanwhile.
-        """
-        view = self.view()
-        done = max(self._kept, view["forgotten"]["nodes"].get(self.node, 0))
-        late = [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
-        for note in late:
-            if note["all"]:
-                self._count(note, {name: {"thumbnails": thumbnails}})
-                self._delete_emptied(name)
-        if name in view["removed"]:
-            with suppress(UserError, OSError):
-                self._follow_in(name, epoch, late)
 
     def follow_shared(self, number: int) -> None:
         """One note, in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""
@@ -113,6 +116,21 @@ class NoteFollower:
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["forgotten"]["nodes"].items() if notes and done < number]
         return [*nodes, *(name for name in view["forgotten"]["cameras"] if any(note in notes for note in self._waiting(name)))]
+
+    def _follow_closed(self, closed: ClosedCamera, note: Mapping[str, Any]) -> None:
+        """In what was written before the camera's memory was emptied, or of one that is removed. Raises UserError."""
+        name = closed.name
+        if note["camera"] not in (None, name):
+            return
+        try:
+            if note["all"]:
+                if any(known["number"] == note["number"] for known in closed.view["notes"]):
+                    self._count(note, {name: {"thumbnails": closed.thumbnails}})
+                self._delete_emptied(name)
+            elif name in self.view()["removed"] and closed.epoch in self.shared.epochs(name):
+                self._follow_in(name, closed.epoch, [note])
+        except OSError as error:
+            raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
         """Rows and thumbnails of a time; a policy that forgets all or nothing is told of, and keeps them. Raises UserError."""

@@ -85,8 +85,7 @@ class Head:
                 f"node {name} was removed from the cluster; if it is the same machine empty its --state, which may hold what"
                 " was to be forgotten, and give it another cluster.node"
             )
-        is_back = self._instances.get(name) == instance  # what was removed meanwhile stays so until it starts again
-        self._instances[name], self._urls[name] = instance, url
+        is_back = self._instances.get(name) == instance  # what was removed meanwhile stays so until the process is restarted
         self._forgotten["nodes"].setdefault(name, 0)
         refused = []
         for camera, given in cameras.items():
@@ -99,6 +98,7 @@ class Head:
         for watch, fields in {} if is_back else watches.items():
             if self._watches.setdefault(watch, dict(fields)) != fields:
                 refused.append(f"watch {watch}: another node has another one of that name, which stays")
+        self._instances[name], self._urls[name] = instance, url
         self._director.join(Node(name, name, int(node["memory_bytes"])), now)
         return refused
 

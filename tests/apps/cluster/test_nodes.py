@@ -1,6 +1,7 @@
 """Nodes share cameras and move them, pauses, switches and watches included."""
 
 import threading
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -160,6 +161,21 @@ def test_a_heads_file_that_cannot_be_read_is_said_in_a_line(cluster, change):
         Head(cluster.shared)
     assert "\n" not in str(error.value)
     assert a.name == "a"
+
+
+def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
+    head = Head(str(tmp_path), lambda: 0.0)
+    camera = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
+    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": camera}, {"w": {"name": "w"}}
+    with monkeypatch.context() as patched:
+        patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            head.join(*joining)
+    head.join(*joining)
+    assert list(head._watches) == ["w"]
+    head.watch("w", None)
+    head.join(*joining)
+    assert not head._watches
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
