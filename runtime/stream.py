@@ -639,10 +639,15 @@ class Stream:
                 result = self.decoder.step(tokens.embeds, cos, sin, self.cache.lengths, logit_rows)
             else:
                 result = self.sparse.step(tokens.embeds, cos, sin, self.cache.lengths, logit_rows, pattern)
+            rows = tokens.at(self._seq)
         except BaseException:
             self.cache.abort()
             raise
-        self.cache.commit(tokens.at(self._seq))
+        try:
+            self.cache.commit(rows)
+        except MemoryError:  # before the call had begun
+            self.cache.abort()
+            raise
         self._seq += len(tokens)
         return result
 

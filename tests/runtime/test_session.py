@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -282,7 +283,7 @@ def test_full_ends_with_a_clear_error_and_still_answers(model):
         assert session.ask(QUESTION, max_tokens=3).wait(120)
 
 
-def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
+def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model, monkeypatch):
     with Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame) as session:
         for image in frames(2, model):
             session.watch(image)
@@ -294,6 +295,10 @@ def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
         with pytest.raises(ZeroDivisionError):
             list(session.ask(QUESTION))
         session._stream.decoder = real
+        with monkeypatch.context() as patched:
+            patched.setattr(type(session.cache), "commit", Mock(side_effect=MemoryError("std::bad_alloc")))
+            with pytest.raises(MemoryError):
+                _ = session.ask(QUESTION).text
         assert arena(session._stream) == before
         assert session.ask(QUESTION, max_tokens=3).wait(120)
 
