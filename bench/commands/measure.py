@@ -14,10 +14,13 @@ from edgevlm.apps.commands.cli_options import threads as threads_option
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Report, to_stderr
 
-EPILOG = (
-    "Needs: --against transformers, vision and export need torch and transformers; "
-    "--against llama.cpp llama-cpp-python and gguf, openvino openvino and nncf as well; charts need edgevlm[report]."
-)
+EPILOG = {  # what each command needs beside edgevlm[cpu]
+    "speed": "Needs: vision, export and --against transformers torch and transformers; --against llama.cpp also llama-cpp-python "
+    "and gguf, openvino also openvino and nncf; precision gguf.",
+    "stream": "Needs: against, and changed with a seeded model, torch and transformers.",
+    "serve": "Needs: edgevlm[serve]; page also chromium (apt install chromium).",
+    "cluster": "Needs: scaling edgevlm[cluster].",
+}
 
 
 # what each command measures -> its module and function; the first is measured unless another is named

@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 from nodes import cluster, frames, lose, patch
 from served import NOW, WAIT_S, eventually
 
+from edgevlm.apps.cluster.agent import NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.shared import shared_at
@@ -115,7 +116,9 @@ def test_a_camera_that_is_about_to_be_opened_is_not_given_away(cluster):
     assert cluster.head.view()["cameras"]["one"]["node"] == "b"
 
 
-def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
+def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
+    need = NodeAgent._need  # memory and frames a second, of whatever machine this is
+    monkeypatch.setattr(NodeAgent, "_need", lambda agent, model: (*need(agent, model)[:2], 200.0))
     a = cluster.start("a", ["one"])
     cluster.settle()
     refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
