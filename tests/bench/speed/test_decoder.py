@@ -170,7 +170,7 @@ def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_to
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["decode", "--model", "demo", "--held", "0"], "--held '0': give whole numbers of 1 or more"),
+        (["decode", "--model", "demo", "--held", "0"], "--held '0': give integers of 1 or more"),
         (["decode", "--model", "demo", "--kv", "int4"], "--kv int4: there is fp32, fp16, int8"),
         (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
         (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, openvino, transformers"),
