@@ -15,11 +15,11 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Report, to_stderr
 
 EPILOG = {  # what each command needs beside edgevlm[cpu]
-    "speed": "Needs: vision, export and --against transformers torch and transformers; --against llama.cpp also "
+    "speed": "vision, export and --against transformers need torch and transformers; --against llama.cpp also "
     "llama-cpp-python and gguf, openvino also openvino and nncf; precision gguf.",
-    "stream": "Needs: against, and changed with a seeded model, torch and transformers.",
-    "serve": "Needs: edgevlm[serve]; page also chromium (apt install chromium).",
-    "cluster": "Needs: scaling edgevlm[cluster].",
+    "stream": "against, and changed with a seeded model, need torch and transformers.",
+    "serve": "Needs edgevlm[serve]; page also chromium (apt install chromium).",
+    "cluster": "scaling needs edgevlm[cluster].",
 }
 
 

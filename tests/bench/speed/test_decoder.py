@@ -198,4 +198,4 @@ def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch):
         bench("decode", "--model", "demo")
     done = CliRunner().invoke(app, ["bench", "speed", "--help"])
     assert "need torch and transformers" in " ".join(done.stdout.split())
-    assert "llama-cpp-python and gguf, openvino" in " ".join(done.stdout.split())
+    assert "llama-cpp-python and gguf, openvino also" in " ".join(done.stdout.split())
