@@ -56,7 +56,7 @@ class Director:
     A node asks for its :meth:`orders` every few seconds and watches those cameras, with those epochs, until LEASE_S after it
     asked. A camera that moves is nobody's until the node that had it says that it is closed. A node that has not asked for
     LEASE_S + GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
-    save: called after each change of :meth:`state`, before anybody is told of it.
+    save: called after each change of :meth:`state`, before anybody is told of it; one that raised is called again first.
     """
 
     needs: Needs
@@ -65,6 +65,7 @@ class Director:
     cameras: dict[str, Assignment] = field(default_factory=dict)
     removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
     _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
+    _is_saved: bool = True
 
     def join(self, node: Node, now: float) -> None:
         """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
@@ -75,7 +76,7 @@ class Director:
         """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
         self._place(now)
         self._move(rebalance(self._watched(), self._open_nodes(), self.needs, self.placed()), now)
-        self.save()
+        self.keep()
 
     def leave(self, name: str, now: float) -> None:
         """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
@@ -83,7 +84,7 @@ class Director:
         held = self.placed()
         elsewhere = place(self._watched(), self._open_nodes(), self.needs, held)
         self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name}, now)
-        self.save()
+        self.keep()
 
     def add(self, cameras: Iterable[Camera], now: float) -> None:
         """Watch cameras from now on; their ``problem`` says why they fit on no node. Raises UserError for a name in use."""
@@ -93,7 +94,7 @@ class Director:
             epoch, begins = self.removed.pop(camera.name, (0, 0))
             self.cameras[camera.name] = Assignment(camera, epoch=epoch, begins=begins)
         self._place(now)
-        self.save()
+        self.keep()
 
     def remove(self, name: str, now: float) -> None:
         """Watch a camera no longer. Raises UserError."""
@@ -102,7 +103,7 @@ class Director:
         self._take(each)
         self.removed[name] = each.epoch, each.begins
         self._place(now)
-        self.save()
+        self.keep()
 
     def renew(self, name: str, begins: int | None = None) -> int:
         """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
@@ -112,12 +113,12 @@ class Director:
         if name in self.removed:
             epoch = self.removed[name][0] + 1
             self.removed[name] = epoch, epoch
-            self.save()
+            self.keep()
             return epoch
         each = self._camera(name)
         each.epoch += 1
         each.begins = each.epoch if begins is None else begins
-        self.save()
+        self.keep()
         return each.epoch
 
     def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
@@ -125,17 +126,19 @@ class Director:
 
         open: those whose memory it still has open.
         """
+        self._keep_unsaved()
         self._member(name).seen, open = now, set(open)
         closed = [(each, each.going) for camera, each in self._of[name].items() if each.going and camera not in open]
         for each, node in closed:
             self._give(each, node, now)
         if closed:  # there is room here
             self._place(now)
-            self.save()
+            self.keep()
         return {camera: each.epoch for camera, each in self._of[name].items() if not each.going}
 
     def tick(self, now: float) -> list[str]:
         """Give the cameras of lost nodes to others; the nodes that were lost."""
+        self._keep_unsaved()
         lost = [name for name, member in self.members.items() if now - member.seen > LEASE_S + GRACE_S]
         for name in lost:
             del self.members[name]
@@ -147,8 +150,18 @@ class Director:
                 elif each.node in lost:
                     self._take(each)
             self._place(now)
-            self.save()
+            self.keep()
         return lost
+
+    def keep(self) -> None:
+        """Save what has changed. Raises whatever ``save`` does, and nobody is told until it is saved."""
+        self._is_saved = False
+        self.save()
+        self._is_saved = True
+
+    def _keep_unsaved(self) -> None:
+        if not self._is_saved:
+            self.keep()
 
     def placed(self) -> dict[str, str]:
         """Node by camera: where those that move go."""

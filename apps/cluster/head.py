@@ -178,12 +178,12 @@ class Head:
         """Watch a camera no longer. Raises UserError."""
         self._director.remove(name, self._clock())
         del self._given[name]
-        self._save()
+        self._director.keep()
 
     def pause(self, name: str, paused: bool) -> None:
         """A camera is paused, or goes on, wherever it is watched. Raises UserError."""
         self._camera(name)["paused"] = paused
-        self._save()
+        self._director.keep()
 
     def switch(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> int:
         """A camera is opened again with these settings in place of some of its own, as :meth:`Director.renew`; its new epoch.
@@ -198,7 +198,7 @@ class Head:
         for given in (self._given[name] for name in cameras if name in self._given):
             others = [each for each in given["paused_watches"] if each != watch]
             given["paused_watches"] = [*others, watch] if paused else others
-        self._save()
+        self._director.keep()
 
     def _camera(self, name: str) -> dict[str, Any]:
         if name not in self._given:
@@ -212,7 +212,7 @@ class Head:
             self.pause_watch(name, False, self._given)
         else:
             self._watches[name] = dict(fields)
-        self._save()
+        self._director.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool) -> int:
         """What was seen of a camera, or of all, is to be forgotten: a note's number, kept until all nodes and cameras have.
@@ -228,7 +228,7 @@ class Head:
         for name in named if everything else ():
             if camera in (None, name):
                 self._director.renew(name)
-        self._save()
+        self._director.keep()
         return self._number
 
     def _have_forgotten(self, node: str, number: int, cameras: Mapping[str, int]) -> None:
@@ -248,7 +248,7 @@ class Head:
             if any(each < note["number"] for each in nodes.values())
             or any(each < note["number"] for name, each in cameras.items() if note["camera"] in (None, name))
         ]  # fmt: skip
-        self._save()
+        self._director.keep()
 
     def remove_node(self, name: str) -> None:
         """A node that is away does not come back: nothing waits for it. Raises UserError for one that is there."""
@@ -280,8 +280,9 @@ class Head:
         return name in self._director.members and self._instances[name] == instance
 
     def _tick(self) -> None:
-        for name in self._director.tick(self._clock()):
-            del self._urls[name]
+        self._director.tick(self._clock())
+        if len(self._urls) > len(self._director.members):
+            self._urls = {name: url for name, url in self._urls.items() if name in self._director.members}
 
     def _save(self) -> None:
         """In one step, before anybody is told. Raises OSError, and nothing is told."""
