@@ -155,8 +155,8 @@ class ClusterRoutes:
         late = f"its node {where} was last heard of {heard_s:.0f} s ago" if heard_s > LATE_S else "it is being opened"
         why = known["problem"] or here or late
         return {
-            "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]), "model": known["model"],
-            "fps": known["fps"], "state": "failed" if known["problem"] or here else "starting", "problem": why,
+            "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]),
+            "model": mask_credentials(known["model"]), "fps": known["fps"], "state": "failed" if known["problem"] or here else "starting", "problem": why,
             "node": where, "epoch": known["epoch"],
         }  # fmt: skip
 
