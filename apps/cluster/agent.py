@@ -75,6 +75,7 @@ class NodeAgent:
         self._events: dict[str, MovingEvents] = {}
         self.reserve: Callable[[str, Mapping[str, float]], object] = lambda name, amounts: None  # raises UserError
         self.release: Callable[[str], object] = lambda name: None
+        self._reserved: dict[str, str] = {}  # models by the cameras that have reserved what they take
         self._retry: dict[str, float] = {}
         self._needs: dict[str, tuple[int, int, float]] = {}
         self._joined, self._told, self._asking = False, "", threading.Lock()
@@ -228,7 +229,7 @@ class NodeAgent:
         try:
             before = self._begin_folder(name, epoch, given["begins"])
             self.notes.follow_at(name, epoch)
-            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch))
+            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
@@ -240,7 +241,7 @@ class NodeAgent:
             if epoch == given["begins"]:  # nothing has been written there yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
-            self.release(name)
+            self._release(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
         for each in before:
@@ -256,9 +257,17 @@ class NodeAgent:
             self._needs[model] = self._need(model)
         weights, camera, rate = self._needs[model]
         with suppress(HeadAway):
-            if not any(stream.settings.model == model for stream in self._service.streams.values()):
+            if model not in self._reserved.values():
                 self.reserve(f"model {model}", {MEMORY: weights // 1_000_000})
+            self._reserved[name] = model
             self.reserve(name, {MEMORY: camera // 1_000_000, TIME: int(1e4 * fps / rate) / 1e4})
+
+    def _release(self, name: str) -> None:
+        """What a camera has reserved, and its model's weights with its last."""
+        model = self._reserved.pop(name, None)
+        self.release(name)
+        if model is not None and model not in self._reserved.values():
+            self.release(f"model {model}")
 
     def _say_lost(self, name: str) -> None:
         since = self.moves[name]["from_time"]
@@ -274,7 +283,7 @@ class NodeAgent:
         if name in self._service.streams:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
-            self.release(name)
+            self._release(name)
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
