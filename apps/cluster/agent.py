@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from edgevlm.apps.cluster.changes import EMPTY, View, changed
 from edgevlm.apps.cluster.director import LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
@@ -69,9 +70,8 @@ class NodeAgent:
         self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
         self.problems: dict[str, str] = {}  # why cameras could not be opened
         self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
-        self.view: dict[str, Any] = {  # the head's last answer
-            "nodes": {}, "cameras": {}, "removed": {}, "watches": {}, "notes": [], "forgotten": {"nodes": {}, "cameras": {}},
-        }  # fmt: skip
+        self.view: View = EMPTY  # the cluster by the head's last answer
+        self._mark = ""  # that the head gave it
         self._events: dict[str, MovingEvents] = {}
         self.reserve: Callable[[str, Mapping[str, float]], object] = lambda name, amounts: None  # raises UserError
         self.release: Callable[[str], object] = lambda name: None
@@ -123,6 +123,14 @@ class NodeAgent:
         with suppress(HeadAway, UserError):
             self.call("gone", self.name, self.instance)
 
+    def heard(self) -> dict[str, float]:
+        """Seconds since the head last heard of each node; nothing while it does not answer."""
+        with suppress(HeadAway):
+            if not self._told:
+                heard: dict[str, float] = self.call("heard")
+                return heard
+        return {}
+
     def _moving(self) -> list[str]:
         """Cameras that are to go from here to another node."""
         self.ask()
@@ -136,12 +144,12 @@ class NodeAgent:
                 if not self._joined:
                     self._join()
                 open = {*self.epochs, *self._lease.orders}  # or about to be
-                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *self.notes.done)
+                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *self.notes.done, self._mark)
             except UserError:  # this node was given up: nothing of before counts
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
-            self.view = told
+            self.view, self._mark = changed(EMPTY if told["is_all"] else self.view, told["changes"]), told["mark"]
             for model in told["unknown"]:
                 self._needs[model] = self._need(model)
         self._wake.set()

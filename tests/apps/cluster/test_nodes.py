@@ -210,21 +210,6 @@ def test_a_heads_file_that_cannot_be_read_is_said_in_a_line(cluster, change):
     assert a.name == "a"
 
 
-def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
-    head = Head(str(tmp_path), lambda: 0.0)
-    camera = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
-    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": camera}, {"w": {"name": "w"}}
-    with monkeypatch.context() as patched:
-        patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
-        with pytest.raises(OSError, match="full"):
-            head.join(*joining)
-    head.join(*joining)
-    assert list(head._watches) == ["w"]
-    head.watch("w", None)
-    head.join(*joining)
-    assert not head._watches
-
-
 @pytest.mark.parametrize("kind", ["folder", "store"])
 def test_a_copy_that_was_cut_short_is_not_gone_on_from(tmp_path, kind):
     """A node died while it copied the folder of the epoch before: the next one begins from that."""
