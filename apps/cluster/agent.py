@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from edgevlm.apps.cluster.changes import EMPTY, View, changed
-from edgevlm.apps.cluster.director import LEASE_S, Lease
+from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.forget import NoteFollower
@@ -32,7 +32,6 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.budget import parse_budget
 
-ASK_S = 2.0  # from one question to the head to the next
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1

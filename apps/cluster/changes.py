@@ -39,7 +39,9 @@ class Changes:
 
     def since(self, mark: str | None) -> list[Change] | None:
         """Changes since a mark; None where it is none of this head's."""
-        head, _, number = (f"{self._head} 0" if mark == self._before else mark or "").partition(" ")
+        if not mark:
+            return None
+        head, _, number = (f"{self._head} 0" if mark == self._before else mark).partition(" ")
         if head != self._head:
             return None
         found: list[Change] = []

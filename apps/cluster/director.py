@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
 
+ASK_S = 2.0  # from one question of a node to the next
 LEASE_S = 15.0  # that a node may watch on after the last answer of its head
 GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks differ, and calls take time
 
