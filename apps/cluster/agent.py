@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from edgevlm import __version__
 from edgevlm.apps.cluster.changes import EMPTY, View, changed
 from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
@@ -157,7 +158,7 @@ class NodeAgent:
         config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
         cameras = self._asked_for(config)
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
-        for line in self.call("join", node, self.instance, self.url, cameras, watches):
+        for line in self.call("join", node, self.instance, self.url, cameras, watches, __version__):
             self._notify(mask_credentials(line))
         self._joined = True
         self._notify(f"cluster: {self.name} has joined")

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
+from edgevlm import __version__
 from edgevlm.apps.cluster.changes import Changes
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, DirectorState
 from edgevlm.apps.cluster.placement import Camera, Need, Node
@@ -43,6 +44,10 @@ class HeadState:
 
 
 STATE = TypeAdapter(HeadState)
+
+
+def minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def boot_time() -> float:
@@ -85,13 +90,19 @@ class Head:
         url: str,
         cameras: Mapping[str, Mapping[str, Any]],
         watches: Mapping[str, Mapping[str, Any]],
+        version: str = __version__,
     ) -> list[str]:
         """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
 
-        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching, and for a
-        node that was removed: nobody knows any more what it was to forget.
+        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching, for a node
+        that was removed: nobody knows any more what it was to forget, and for one of another minor version of edgevlm.
         """
         self._check_is_newest()
+        if minor(version) != minor(__version__):
+            raise UserError(
+                f"node {node['name']} has edgevlm {version} and the head {__version__}: only versions that begin alike, as "
+                f"{minor(__version__)}.x, go together; install edgevlm=={__version__} here, or end all nodes and upgrade all"
+            )
         self._tick()
         name, known, now = node["name"], self._director.members.get(node["name"]), self._clock()
         if known is not None and self._instances.get(name) != instance:

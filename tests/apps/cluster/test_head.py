@@ -97,3 +97,13 @@ def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
     head.watch("w", None)
     head.join(*joining)
     assert not head._watches
+
+
+def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgevlm.apps.cluster.head.__version__", "1.4.2")
+    head = Head(str(tmp_path), lambda: 0.0)
+    for version in ("1.4.0", "1.4.3.dev1"):
+        head.join({"name": version, "memory_bytes": 1}, "process", "http://a", {}, {}, version)
+    for version in ("1.3.9", "1.40.2", "2.4.2"):
+        with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* end all nodes"):
+            head.join({"name": "b", "memory_bytes": 1}, "process", "http://b", {}, {}, version)
