@@ -362,7 +362,7 @@ def _state(play: Simulation) -> HeadState:
     """What a head's file has at the end of a simulation, with what real nodes tell and are asked."""
     cameras, nodes = play.models, play.machines
     watch = Watch(name="red", question="is there a person at the door?").model_dump(mode="json")
-    given = {
+    given: dict[str, dict[str, Any]] = {
         name: {
             "settings": {"source": f"rtsp://10.0.0.50:554/{name}", "fps": FPS}, "model": model, "fps": FPS, "only": None,
             "by_client": False, "paused": False, "paused_watches": [], "switched": {},

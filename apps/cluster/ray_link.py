@@ -116,7 +116,7 @@ class RayLink:
         end = time.monotonic() + START_S
         while True:
             try:
-                self.call("view")
+                self.call("heard")
                 return
             except HeadAway as error:
                 if time.monotonic() > end:

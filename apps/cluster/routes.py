@@ -147,7 +147,7 @@ class ClusterRoutes:
             for answer in await self._of_others(request):
                 data += answer.get("data", [])
             known = {each["id"]: each for each in data if self._is_newest(each)}
-            heard = await self._heard()
+            heard = await self._heard() if agent.view["cameras"].keys() - known else {}
             data = [known.get(name) or self._told_of(name, heard) for name in agent.view["cameras"]]
         return {"object": "list", "data": data, "watts": watts}
 
