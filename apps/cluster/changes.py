@@ -17,6 +17,7 @@ class Changes:
     """Changes of a view, numbered by a head.
 
     A mark says up to which change a node, or the head's file, has them. before: the mark of the file that this head began with.
+    next_mark: of the file that is written before :meth:`take`.
     """
 
     def __init__(self, head: str, view: View, before: str | None) -> None:
@@ -28,14 +29,18 @@ class Changes:
     def mark(self) -> str:
         return f"{self._head} {self._number}"
 
+    @property
+    def next_mark(self) -> str:
+        return f"{self._head} {self._number + 1}"
+
     def take(self, view: View) -> None:
         """What it is now."""
         before, self._now = self._now, _entries(view)
-        changed = [key for key in {**before, **self._now} if before.get(key) != self._now.get(key)]
-        self._number += bool(changed)
-        for key in changed:
-            self._numbers.pop(key, None)
-            self._numbers[key] = self._number
+        self._number += 1
+        for key in {**before, **self._now}:
+            if before.get(key) != self._now.get(key):
+                self._numbers.pop(key, None)
+                self._numbers[key] = self._number
 
     def since(self, mark: str | None) -> list[Change] | None:
         """Changes since a mark; None where it is none of this head's."""

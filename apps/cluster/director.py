@@ -57,7 +57,8 @@ class Director:
     A node asks for its :meth:`orders` every few seconds and watches those cameras, with those epochs, until LEASE_S after it
     asked. A camera that moves is nobody's until the node that had it says that it is closed. A node that has not asked for
     LEASE_S + GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
-    save: called after each change of :meth:`state`, before anybody is told of it; one that raised is called again first.
+    save: called after each change of :meth:`state`, before anybody is told of it. While it raises OSError nodes have what was
+    saved before, and nothing moves.
     """
 
     needs: Needs
@@ -66,7 +67,8 @@ class Director:
     cameras: dict[str, Assignment] = field(default_factory=dict)
     removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
     _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
-    _is_saved: bool = True
+    _saved: dict[str, tuple[str | None, int]] = field(default_factory=dict)  # node and epoch by camera
+    _save_at: float | None = None  # when what could not be saved is tried again
 
     def join(self, node: Node, now: float) -> None:
         """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
@@ -127,19 +129,18 @@ class Director:
 
         open: those whose memory it still has open.
         """
-        self._keep_unsaved()
         self._member(name).seen, open = now, set(open)
         closed = [(each, each.going) for camera, each in self._of[name].items() if each.going and camera not in open]
         for each, node in closed:
             self._give(each, node, now)
         if closed:  # there is room here
             self._place(now)
-            self.keep()
-        return {camera: each.epoch for camera, each in self._of[name].items() if not each.going}
+        self._keep_if_possible(now, bool(closed))
+        found = {camera: self._saved.get(camera, (None, 0)) for camera, each in self._of[name].items() if not each.going}
+        return {camera: epoch for camera, (node, epoch) in found.items() if node == name}
 
     def tick(self, now: float) -> list[str]:
         """Give the cameras of lost nodes to others; the nodes that were lost."""
-        self._keep_unsaved()
         lost = [name for name, member in self.members.items() if now - member.seen > LEASE_S + GRACE_S]
         for name in lost:
             del self.members[name]
@@ -151,18 +152,25 @@ class Director:
                 elif each.node in lost:
                     self._take(each)
             self._place(now)
-            self.keep()
+        self._keep_if_possible(now, bool(lost))
         return lost
 
     def keep(self) -> None:
-        """Save what has changed. Raises whatever ``save`` does, and nobody is told until it is saved."""
-        self._is_saved = False
+        """Save what has changed. Raises whatever ``save`` does; then it is tried again with the next orders."""
+        self._save_at = -float("inf")
         self.save()
-        self._is_saved = True
+        self._note_saved()
 
-    def _keep_unsaved(self) -> None:
-        if not self._is_saved:
-            self.keep()
+    def _note_saved(self) -> None:
+        self._save_at = None
+        self._saved = {name: (each.node, each.epoch) for name, each in self.cameras.items()}
+
+    def _keep_if_possible(self, now: float, is_changed: bool) -> None:
+        if is_changed or (self._save_at is not None and now >= self._save_at):
+            try:
+                self.keep()
+            except OSError:
+                self._save_at = now + ASK_S
 
     def placed(self) -> dict[str, str]:
         """Node by camera: where those that move go."""
@@ -182,6 +190,7 @@ class Director:
             self.cameras[each.camera.name] = each
             if each.node is not None:
                 self._of[each.node][each.camera.name] = each
+        self._note_saved()
 
     def _member(self, name: str) -> Member:
         if name not in self.members:

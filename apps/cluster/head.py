@@ -352,14 +352,14 @@ class Head:
         """In one step, before anybody is told. Raises OSError, and UserError where there is a newer head; nothing is told."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
-        self._changes.take(self.view())
-        self._models = self._models_of_cameras()
         known = HeadState(
             self._director.state(), self._given, self._instances, self._urls, self._watches,
             [(*key, need) for key, need in self._needs.items()], self._notes, self._number, self._forgotten,
-            self._removed_nodes, self._changes.mark,
+            self._removed_nodes, self._changes.next_mark,
         )  # fmt: skip
         self._shared.write(FILE, STATE.dump_json(known))
+        self._changes.take(self.view())
+        self._models = self._models_of_cameras()
 
     def _restore(self) -> str | None:
         try:

@@ -79,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
         with suppress(OSError):
             self.director.remove(name, self.now)
 
-    @rule(times=st.integers(1, 3))
+    @rule(times=st.integers(1, 10))
     def saves_fail(self, times):
         self.failing = times
 
@@ -155,7 +155,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCluster.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
 def test_what_fits_nowhere_says_why():
@@ -209,3 +209,25 @@ def test_a_camera_that_is_added_again_goes_on_counting():
     again.restore(director.state(), 2.0)
     again.add([Camera("hall", "demo", 1.0)], 2.0)
     assert again.orders("a", (), 3.0) == {"hall": 2}
+
+
+def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
+    is_full = False
+
+    def save():
+        if is_full:
+            raise OSError("the disk is full")
+
+    director = Director(NEEDS, save)
+    director.join(NODES[0], 0.0)
+    director.add([Camera("hall", "demo", 1.0), Camera("yard", "demo", 1.0, "b")], 0.0)
+    director.join(NODES[1], 0.0)
+    assert director.orders("a", (), 0.0) == {"hall": 1}
+    is_full, lost_at = True, LEASE_S + GRACE_S + 1
+    assert director.orders("b", ["yard"], lost_at) == {"yard": 1}
+    assert director.tick(lost_at) == ["a"]
+    with pytest.raises(OSError, match="full"):
+        director.renew("yard")
+    assert director.orders("b", ["yard"], lost_at + 1) == {"yard": 1}
+    is_full = False
+    assert director.orders("b", ["yard"], lost_at + 3) == {"hall": 2, "yard": 2}
