@@ -4,7 +4,7 @@
 disturbed, for every N until the work has no more of them; ``all`` for each work. Afterwards nothing may be wrong: no traceback,
 no byte and no answer but those of undisturbed work, nothing lost that was there before, and nothing that was to be written
 missing without a word. ``--every 10`` takes every tenth call, ``--first 500`` goes on from there, ``--only 1`` is one run.
-``--sites`` takes of allocations, which may be many thousands, the first, a middle and the last of each place in the code that
+``--sites`` takes of allocations, which may be many thousands, the first, the last and a middle one of each place in the code that
 they come from: the innermost four calls inside the extension. Needs a C compiler.
 """
 
@@ -185,7 +185,9 @@ def exhaust(name: str, folder: Path, given: argparse.Namespace) -> Counter[str]:
         if given.sites and fault == "allocate":
             sites = whole.of("sites")[0]
             print(f"{name} {fault}: {len(sites)} sites", flush=True)
-            cases = [(site, number) for site, calls in sites for number in sorted({1, (calls + 1) // 2, calls})]
+            cases = [(site, 1) for site, _ in sites]
+            cases += [(site, calls) for site, calls in sites if calls > 1]
+            cases += [(site, (calls + 1) // 2) for site, calls in sites if calls > 2]
         for site, number in cases:
             run = disturbed(work, good, shim, fault, number, site)
             end = "warned" if run.end == "done" and not run.silent else run.end
