@@ -22,6 +22,8 @@ def test_a_reader_reads_or_refuses(name: str) -> None:
         ("gguf", b"\x05" + bytes(7) + b"llama", b"\x05" + bytes(7) + b"\xdelama"),
         ("processor", b'"rescale_factor": 0.1', b'"rescale_factor": null'),
         ("choices", b'"format": 2', b'"format": "a\\n"'),
+        ("head", b'"name": "n"', b'"name": "m"'),
+        ("head", b'"given": {"a"', b'"given": {"b"'),
     ],
 )
 def test_what_atheris_found_is_refused(name: str, old: bytes, new: bytes) -> None:
