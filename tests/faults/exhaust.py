@@ -4,8 +4,8 @@
 disturbed, for every N until the work has no more of them; ``all`` for each work. Afterwards nothing may be wrong: no traceback,
 no byte and no answer but those of undisturbed work, nothing lost that was there before, and nothing that was to be written
 missing without a word. ``--every 10`` takes every tenth call, ``--first 500`` goes on from there, ``--only 1`` is one run.
-``--sites`` takes of allocations, which may be many thousands, the first, the last and a middle one of each place in the code that
-they come from: the innermost four calls inside the extension. Needs a C compiler.
+``--sites`` takes of allocations, which may be many thousands, the first, the last and a middle one of each place that they come
+from: the innermost four calls inside the extension. Needs a C compiler.
 """
 
 from __future__ import annotations
