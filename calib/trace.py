@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
+from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
@@ -118,6 +118,8 @@ class ClipTracer:
         budget = self.frames * Framing(self.model).rows_per_frame
         try:
             stream = Stream(self.model, policy, budget, self._prefix, self._text_rows, "never")
+        except BundleError:  # a file that cannot be read: of fewer frames neither
+            raise
         except UserError as error:
             raise UserError(f"{self.frames} frames cannot be held in full ({error}); give fewer --frames") from None
         preprocess = Preprocessor(bundle.vision)

@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -33,13 +34,13 @@ from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_a
 from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
 from edgevlm.engines.threads import default_threads
 from edgevlm.engines.weights_memory import settle_weights
-from edgevlm.errors import CacheError, UserError
+from edgevlm.errors import BundleError, CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVDevice, StepResult, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
-READ_ERROR = re.compile(rf"system ?error(?: number| :) {errno.EIO}\b", re.IGNORECASE)  # as ONNX Runtime says it
+SYSTEM_ERROR = re.compile(r"system ?error(?: number| :) (\d+)\b", re.IGNORECASE)  # as ONNX Runtime says it
 
 
 def _is_readable(path: Path) -> bool:
@@ -127,8 +128,10 @@ class OnnxRuntimeCpu:
             return ort.InferenceSession(str(path), options, providers=self.providers)
         except Exception as error:
             reason = str(error).splitlines()[0]
-            hint = "check the disk" if READ_ERROR.search(reason) or not _is_readable(path) else "upgrade onnxruntime"
-            raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); {hint}") from error
+            hint = "check the disk" if not _is_readable(path) else "upgrade onnxruntime"
+            if found := SYSTEM_ERROR.search(reason):
+                hint = "check the disk" if int(found[1]) == errno.EIO else f"{os.strerror(int(found[1]))}; try again"
+            raise BundleError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); {hint}") from error
 
     @cached_property
     def _stored(self) -> tuple[bool, bool]:

@@ -361,6 +361,9 @@ class Head:
         self._changes.take(self.view())
         self._models = self._models_of_cameras()
 
+    def _no_file_of_ours(self, why: str) -> UserError:
+        return UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it")
+
     def _restore(self) -> str | None:
         try:
             known = STATE.validate_json(self._shared.read(FILE))
@@ -369,8 +372,12 @@ class Head:
         except OSError as error:
             raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
         except ValidationError as error:
-            why = error.errors()[0]["msg"]
-            raise UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it") from None
+            raise self._no_file_of_ours(error.errors()[0]["msg"]) from None
+        nodes = {node.name for node, _ in known.director.nodes}
+        cameras = {each.camera.name for each in known.director.cameras}
+        has_all = nodes <= known.urls.keys() & known.instances.keys() and cameras <= known.given.keys()
+        if not has_all or not {"nodes", "cameras"} <= known.forgotten.keys():
+            raise self._no_file_of_ours("it names nodes or cameras of which it says nothing")
         self._given, self._instances, self._urls = known.given, known.instances, known.urls
         self._watches, self._notes, self._number = known.watches, known.notes, known.number
         self._forgotten, self._removed_nodes = known.forgotten, known.removed_nodes

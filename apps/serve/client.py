@@ -47,23 +47,24 @@ def ask_server(
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     pieces: list[str] = []
     extension: dict[str, Any] = {}
-    for chunk in chunks(url, body, key_file):
-        extension = chunk.get("edgevlm", extension)
-        for choice in chunk["choices"]:
-            piece = choice["delta"].get("content") or ""
-            pieces.append(piece)
-            if not as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-    if as_json:
-        told = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence", "evidence_held")}
-        told["evidence"] = told["evidence"] or []
-        fields = {"time": wall_clock(), "question": question, "text": "".join(pieces), **told}
-        print(json_line("completion", fields), flush=True)
-    else:
-        print(flush=True)
-        if line := seen(extension):
-            to_stderr(line)
+    with understood(url):
+        for chunk in chunks(url, body, key_file):
+            extension = chunk.get("edgevlm", extension)
+            for choice in chunk["choices"]:
+                piece = choice["delta"].get("content") or ""
+                pieces.append(piece)
+                if not as_json:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+        if as_json:
+            told = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence", "evidence_held")}
+            told["evidence"] = told["evidence"] or []
+            fields = {"time": wall_clock(), "question": question, "text": "".join(pieces), **told}
+            print(json_line("completion", fields), flush=True)
+        else:
+            print(flush=True)
+            if line := seen(extension):
+                to_stderr(line)
 
 
 def seen(extension: dict[str, Any]) -> str:
@@ -166,18 +167,26 @@ def asked(url: str, path: str, body: dict[str, Any] | None, key_file: Path | Non
         response = connection.getresponse()
         if response.status != 200:
             raise UserError(f"{shown}: {problem(response)}")
-        yield response
+        with understood(url):
+            yield response
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"{shown}: no answer ({error}); is `edgevlm serve` running there?") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{shown}: this is no edgevlm server") from None
     finally:
         connection.close()
+
+
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """Raises UserError, one line, for a reply that is not as our servers send it."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise UserError(f"{mask_credentials(url)}: this is no edgevlm server") from None
 
 
 def problem(response: http.client.HTTPResponse) -> str:
     """A refusal's own words."""
     try:
         return str(json.loads(response.read(65_536))["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return f"{response.status} {response.reason}"

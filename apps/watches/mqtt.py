@@ -26,6 +26,11 @@ TOPICS = ("state_topic", "image_topic", "json_attributes_topic")  # of a compone
 Components = dict[str, dict[str, Any]]
 
 
+def is_topic(text: str) -> bool:
+    """Whether something can be published to it."""
+    return not re.search(r"[+#\0\ud800-\udfff]", text) and 0 < len(text.encode()) < 1 << 16
+
+
 class Mqtt(Sink):
     """Publishes to a broker, QoS 1, below the path of its address, ``edgevlm`` unless given.
 
@@ -47,7 +52,7 @@ class Mqtt(Sink):
             raise UserError(f"mqtt {mask_credentials(url)}: give an address like mqtt://HOST:1883") from None
         self._prefix = unquote(parts.path).strip("/") or "edgevlm"
         for topic in (self._prefix, discovery):
-            if re.search(r"[+#\0]", topic):
+            if topic and not is_topic(topic):
                 raise UserError(f"mqtt: {topic!r} is no topic; leave out + and #")
         if not self._host:
             raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
@@ -163,7 +168,10 @@ class Mqtt(Sink):
         if device["availability_topic"] != f"{self._prefix}/available" or device["origin"]["name"] != "edgevlm":
             return
         known = {
-            str(key): {name: str(each[name]) for name in ("platform", *TOPICS) if name in each}
+            str(key): {
+                "platform": str(each["platform"]),
+                **{name: str(each[name]) for name in TOPICS if name in each and is_topic(str(each[name]))},
+            }
             for key, each in device["components"].items()
         }
         with self._lock:

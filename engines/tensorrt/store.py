@@ -61,8 +61,10 @@ class EngineFolder:
         """What was written of an engine that is there whole; None for one that is not."""
         try:
             record = Record(**json.loads(_about(plan).read_bytes()))
-            return record if plan.stat().st_size == record.bytes else None
-        except (OSError, TypeError, ValueError):
+            capacity, probes = record.about["capacity"], record.about["probes"]
+            is_ours = type(capacity) is int and capacity > 0 and isinstance(probes, bool) and isinstance(record.sha256, str)
+            return record if is_ours and plan.stat().st_size == record.bytes else None
+        except (OSError, TypeError, LookupError, ValueError, RecursionError):
             return None
 
     def engines(self, graph: str) -> list[Path]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import kernels
+from edgevlm.runtime import _native, kernels
+from edgevlm.runtime.retrieval.hash_clusters import HashClusters
 
 pytestmark = pytest.mark.cpu
 
@@ -50,32 +51,57 @@ def large(kit):
 
 @pytest.mark.parametrize("use", [lambda cache: cache.lengths, lambda cache: cache.seq(0), lambda cache: cache.reindex(0)])
 def test_a_cache_that_is_being_changed_refuses_other_threads(large, use):
-    places, over = (
-        np.random.default_rng(0).integers(0, 30_000, (1, int(large.lengths[0]), 1), dtype=np.int32),
-        threading.Event(),
-    )
-
-    def change():
-        for way in itertools.cycle([1, -1]):
-            with contextlib.suppress(CacheError):  # the other one's turn
-                large.shift(0, places[:, ::way])
-            if over.is_set():
-                return
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        with pytest.raises(CacheError, match="the cache is in use by another thread"):
-            until_refused(use, large)
-    finally:
-        over.set()
-        thread.join()
+    places = np.random.default_rng(0).integers(0, 30_000, (1, int(large.lengths[0]), 1), dtype=np.int32)
+    turns = itertools.cycle([1, -1])
+    with (
+        again_and_again(lambda: large.shift(0, places[:, :: next(turns)])),
+        pytest.raises(CacheError, match="the cache is in use by another thread"),
+    ):
+        until_refused(use, large)
     use(large)
 
 
-def until_refused(use, cache):
+@pytest.mark.parametrize("call", ["hash_join", "wicsum", "mosaic_assign"])
+def test_clusters_that_are_being_changed_refuse_other_threads(call):
+    random, clusters = np.random.default_rng(0), HashClusters(1, 1, 32, 1, slots=1024, planes=32)
+    keys, places = random.standard_normal((1, 5000, 32), np.float32), np.zeros((1, 5000, 1), np.float32)
+    mosaic = np.zeros(1024), np.zeros(1024, np.int64), np.full(1024, -1, np.int32), 0.0, 0.0, 1.0, 1 << 40
+    slot, partition = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    use = {
+        "hash_join": lambda held: held.join(0, keys[:, :1], places[:, :1], 7),
+        "wicsum": lambda held: held.choose(0, keys[:, :1], 0.5),
+        "mosaic_assign": lambda held: _native.mosaic_assign(keys[0, :1], partition, 0, held.key[0, 0], *mosaic, slot),
+    }[call]
+    with (
+        again_and_again(lambda: clusters.join(0, keys, places, 7)),
+        pytest.raises(CacheError, match="is in use by another thread"),
+    ):
+        until_refused(use, clusters)
+    use(clusters)
+
+
+@contextlib.contextmanager
+def again_and_again(change):
+    """Another thread does ``change`` until the block ends."""
+    over = threading.Event()
+
+    def work():
+        while not over.is_set():
+            with contextlib.suppress(CacheError):  # the other one's turn
+                change()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def until_refused(use, what):
     while True:
-        use(cache)
+        use(what)
         time.sleep(0.0002)
 
 

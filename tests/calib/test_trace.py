@@ -1,5 +1,7 @@
 """What is observed of a clip is what transformers computes over the same rows in one forward."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from pictures import frames
 
 from edgevlm.calib import Clip, calibrate
 from edgevlm.calib.trace import WINDOW, ClipTracer
-from edgevlm.errors import UserError
+from edgevlm.errors import BundleError, UserError
 
 QUESTIONS = ("what color was the square?", "how many are there now?")
 
@@ -100,4 +102,10 @@ def test_frames_that_memory_cannot_hold(model, monkeypatch):
 
     monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available")(1000))
     with pytest.raises(UserError, match=r"12 frames cannot be held in full \(.*\); give fewer --frames"):
+        calibrate(model, [clip(model, 99)], frames=12)
+
+
+def test_a_file_that_cannot_be_read_is_no_matter_of_frames(model, monkeypatch):
+    monkeypatch.setattr("edgevlm.calib.trace.Stream", Mock(side_effect=BundleError("evidence.json: cannot be read")))
+    with pytest.raises(BundleError, match=r"^evidence.json: cannot be read$"):
         calibrate(model, [clip(model, 99)], frames=12)

@@ -4,7 +4,8 @@
 disturbed, for every N until the work has no more of them; ``all`` for each work. Afterwards nothing may be wrong: no traceback,
 no byte and no answer but those of undisturbed work, nothing lost that was there before, and nothing that was to be written
 missing without a word. ``--every 10`` takes every tenth call, ``--first 500`` goes on from there, ``--only 1`` is one run.
-Needs a C compiler.
+``--sites`` takes of allocations, which may be many thousands, the first, the last and a middle one of each place that they come
+from: the innermost four calls inside the extension. Needs a C compiler.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TESTS = Path(__file__).parents[1]
 SECONDS = 600  # that a run may take, on a machine that does much else
 WRITE, SYNC, RENAME, CHANGE, MAP, READ, OPEN, ALLOCATE = (1 << bit for bit in range(8))  # as in shim.c
 WRITES = WRITE | SYNC | RENAME | CHANGE
+ANY, COUNT = 0, 1  # sites of allocations: any; any, and how many come from each is counted
 ONCE, HALF, LASTING = (0, 0), (1, 0), (0, 1)  # halves, lasting
 FAULTS = {  # kinds of calls, what they fail with, how
     "write": (WRITE, errno.EIO, ONCE),
@@ -114,10 +116,18 @@ class Shim:
         bounds = [int(bound, 16) for line in maps for bound in line[0].split("-")]
         self._code = min(bounds), max(bounds)
 
-    def arm(self, folder: Path, fault: str | None, number: int) -> None:
+    def arm(self, folder: Path, fault: str | None, number: int, site: int) -> None:
         kinds, error, (halves, lasting) = FAULTS[fault] if fault else (255, 0, ONCE)
         under, code = os.fsencode(folder), map(ctypes.c_size_t, self._code)
-        self._library.shim_arm(under, kinds, ctypes.c_long(number), error, halves, lasting, *code)
+        self._library.shim_arm(under, kinds, ctypes.c_long(number), error, halves, lasting, *code, ctypes.c_uint64(site))
+
+    def sites(self) -> list[tuple[int, int]]:
+        """Places that allocations came from, and how many did."""
+        place, site, found = ctypes.c_int(0), ctypes.c_uint64(0), []
+        self._library.shim_site.restype = ctypes.c_long
+        while calls := self._library.shim_site(ctypes.byref(place), ctypes.byref(site)):
+            found.append((site.value, calls))
+        return sorted(found)
 
     def disarm(self) -> tuple[list[int], int]:
         """Calls by kind, and how many were disturbed."""
@@ -125,17 +135,20 @@ class Shim:
         return [self._library.shim_seen(bit) for bit in range(8)], self._library.shim_struck()
 
 
-def disturbed(work: Work, folder: Path, shim: Shim, fault: str | None = None, number: int = sys.maxsize) -> Run:
+def disturbed(
+    work: Work, folder: Path, shim: Shim, fault: str | None = None, number: int = sys.maxsize, site: int = COUNT
+) -> Run:
     """Do the work in a copy of what is there before, and check it. Without a fault calls are counted."""
     copy = folder.parent / "copy"
     shutil.copytree(folder, copy, symlinks=True)
 
     def do(tell: Tell) -> None:
-        shim.arm(copy / "disk", fault, number)
+        shim.arm(copy / "disk", fault, number, site)
         try:
             work.do(copy, tell)
         finally:
             tell("calls", shim.disarm())
+            tell("sites", shim.sites())
 
     run = in_child(do)
     if run.end in ("done", "refused", "killed"):
@@ -147,9 +160,16 @@ def disturbed(work: Work, folder: Path, shim: Shim, fault: str | None = None, nu
     return run
 
 
-def exhaust(
-    name: str, folder: Path, faults: Iterable[str], first: int, every: int, only: int | None, some: int
-) -> Counter[str]:
+def numbers_of(total: int, given: argparse.Namespace) -> Iterable[int]:
+    """Which of so many calls are disturbed, each in a run of its own."""
+    if given.only is not None:
+        return [given.only]
+    if given.some:
+        return sorted({1 + total * (2 * place + 1) // (2 * given.some) for place in range(given.some)}) if total else []
+    return range(given.first, total + 1, given.every)
+
+
+def exhaust(name: str, folder: Path, given: argparse.Namespace) -> Counter[str]:
     """Prints each run that ended badly, and counts by fault; returns how all ended."""
     work, shim, ends = WORKS[name], Shim(), Counter[str]()
     good = folder / name / "good"
@@ -158,20 +178,26 @@ def exhaust(
     assert made.end == "done", made.told
     whole = disturbed(work, good, shim)
     assert whole.silent, whole
-    for fault in faults:
+    for fault in given.fault or FAULTS:
         count, began = Counter[str](), time.monotonic()
         total = sum(calls for bit, calls in enumerate(whole.of("calls")[0][0]) if FAULTS[fault][0] >> bit & 1)
-        numbers: Iterable[int] = range(first, total + 1, every)
-        if some:
-            numbers = sorted({1 + total * (2 * place + 1) // (2 * some) for place in range(some)}) if total else []
-        for number in numbers if only is None else [only]:
-            run = disturbed(work, good, shim, fault, number)
+        cases = [(ANY, number) for number in numbers_of(total, given)]
+        if given.sites and fault == "allocate":
+            sites = whole.of("sites")[0]
+            print(f"{name} {fault}: {len(sites)} sites", flush=True)
+            cases = [(site, 1) for site, _ in sites]
+            cases += [(site, calls) for site, calls in sites if calls > 1]
+            cases += [(site, (calls + 1) // 2) for site, calls in sites if calls > 2]
+        for site, number in cases:
+            run = disturbed(work, good, shim, fault, number, site)
             end = "warned" if run.end == "done" and not run.silent else run.end
             if run.end in ("done", "refused") and not run.of("calls")[0][1]:
-                continue  # threads made fewer calls this time
+                count["not reached"] += 1  # threads made fewer calls this time
+                continue
             count[end] += 1
             if end not in ("done", "warned", "refused") and not (fault == "kill" and end == "killed"):
-                print(f"{name} {fault} {number} {end}: {run.status} {run.of('failed') or run.of('said')}", flush=True)
+                place = f" of site {site:x}" if site else ""
+                print(f"{name} {fault} {number}{place} {end}: {run.status} {run.of('failed') or run.of('said')}", flush=True)
                 count["bad"] += 1
             elif os.environ.get("VERBOSE"):
                 print(f"{name} {fault} {number} {end}: {run.of('said') or run.of('refused')}", flush=True)
@@ -198,6 +224,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--only", type=int)
     parser.add_argument("--some", type=int, default=0, help="so many calls of each kind, evenly spread")
+    parser.add_argument("--sites", action="store_true", help="allocations: three of each place that they come from")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         if not hasattr(ctypes.CDLL(None), "shim_arm"):
@@ -207,13 +234,14 @@ def main() -> int:
         import edgevlm.apps.calibrate
         import edgevlm.apps.journal
         import edgevlm.apps.watches.delivery
+        import edgevlm.engines.onnxruntime_cpu
         import edgevlm.export.writer
         import edgevlm.runtime.session  # noqa: F401  once, for all children
 
         ends = Counter[str]()
         for name in WORKS if given.work == "all" else [given.work]:
-            ends += exhaust(name, Path(scratch), given.fault or FAULTS, given.first, given.every, given.only, given.some)
-    print(f"{ends.total() - ends['bad']} runs, {ends['bad']} bad")
+            ends += exhaust(name, Path(scratch), given)
+    print(f"{ends.total() - ends['bad'] - ends['not reached']} runs, {ends['bad']} bad")
     return bool(ends["bad"])
 
 

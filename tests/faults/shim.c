@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -21,19 +22,30 @@ static size_t folder_length;
 static int kinds, error, halves, lasting;
 static long nth, calls, struck, seen[8];  // of all kinds together; of each
 static uintptr_t from, until;  // of the extension's code
+static uint64_t wanted;  // see shim_arm
+static struct { uint64_t site; long calls; } sites[1 << 14];  // of allocations, by hash
 
 // kinds: some of the above. error: its errno, or 0 to kill the process. halves: a write does half of its work, and says so.
-// lasting: all calls behind the Nth too.
-void shim_arm(const char *under, int kinds_, long nth_, int error_, int halves_, int lasting_, uintptr_t from_, uintptr_t until_) {
+// lasting: all calls behind the Nth too. site: of allocations only those that come from there count; 1: how many come from each
+// site is counted; 0: where they come from is not looked at.
+void shim_arm(const char *under, int kinds_, long nth_, int error_, int halves_, int lasting_, uintptr_t from_, uintptr_t until_, uint64_t site_) {
     strncpy(folder, under, sizeof folder - 1);
     folder_length = strlen(folder);
     error = error_, halves = halves_, lasting = lasting_, from = from_, until = until_;
     memset(seen, 0, sizeof seen);
+    memset(sites, 0, sizeof sites);
+    wanted = site_;
     nth = nth_, calls = struck = 0, kinds = kinds_;
 }
 void shim_disarm(void) { kinds = 0; }
 long shim_seen(int bit) { return seen[bit]; }
 long shim_struck(void) { return struck; }
+// How many calls came from the next site; 0: that was the last. place: begins at 0.
+long shim_site(int *place, uint64_t *site) {
+    for (; *place < (int) (sizeof sites / sizeof *sites); ++*place)
+        if (sites[*place].site) return *site = sites[*place].site, sites[(*place)++].calls;
+    return 0;
+}
 
 #define REAL(name) ((__typeof__(&name)) dlsym(RTLD_NEXT, #name))
 
@@ -143,8 +155,36 @@ OPENS(openat64, (int fd, const char *path, int flags, ...), fd, path, fd, path, 
 FILE *fopen(const char *path, const char *mode) { return DUE_AT(OPEN, AT_FDCWD, path) ? NULL : REAL(fopen)(path, mode); }
 FILE *fopen64(const char *path, const char *mode) { return DUE_AT(OPEN, AT_FDCWD, path) ? NULL : REAL(fopen64)(path, mode); }
 
+// Where in the extension's code the innermost calls are that led here.
+static uint64_t site_of(void) {
+    void *frames[16];
+    const int count = backtrace(frames, 16);
+    uint64_t hash = 14695981039346656037u;
+    for (int frame = 0, taken = 0; frame < count && taken < 4; ++frame) {
+        const uintptr_t at = (uintptr_t) frames[frame] - from;
+        if (at < until - from) hash = (hash ^ at) * 1099511628211u, ++taken;
+    }
+    return (hash >> 2) + 2;  // neither 0 nor 1
+}
+
+static int is_wanted(void) {
+    if (!wanted) return 1;
+    const uint64_t site = site_of();
+    if (wanted != 1) return site == wanted;
+    const int most = sizeof sites / sizeof *sites;
+    for (int step = 0; step < most; ++step) {
+        const int place = (site + step) % most;
+        uint64_t free = 0;
+        if (__atomic_compare_exchange_n(&sites[place].site, &free, site, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) || free == site) {
+            __atomic_add_fetch(&sites[place].calls, 1, __ATOMIC_SEQ_CST);
+            break;
+        }
+    }
+    return 1;
+}
+
 // Allocations that the extension's own code asks for. C++'s are asked for what nobody has, and throw by themselves.
-#define OURS ((kinds & ALLOCATE) && (uintptr_t) __builtin_return_address(0) - from < until - from && counted(ALLOCATE))
+#define OURS ((kinds & ALLOCATE) && (uintptr_t) __builtin_return_address(0) - from < until - from && is_wanted() && counted(ALLOCATE))
 extern void *_Znwm(size_t), *_ZnwmSt11align_val_t(size_t, size_t);
 void *_Znwm(size_t n) { return REAL(_Znwm)(OURS ? (size_t) PTRDIFF_MAX : n); }
 void *_ZnwmSt11align_val_t(size_t n, size_t unit) { return REAL(_ZnwmSt11align_val_t)(OURS ? (size_t) PTRDIFF_MAX / 2 : n, unit); }

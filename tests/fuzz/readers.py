@@ -16,13 +16,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from email.message import Message
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 import numpy as np
@@ -55,13 +57,26 @@ def demo() -> Path:
     return Path(of("runtime.model", "demo_bundle")())
 
 
+class Refused(Exception):
+    """Instead of what a reader returns where it does not read."""
+
+
+def allow(read: Callable[..., object], *given: object) -> object:
+    """What it returns; None where it refuses."""
+    with suppress(of("errors", "UserError")):
+        return read(*given)
+    return None
+
+
 # what is read
 
 
 def manifest(data: bytes) -> None:
-    with suppress(ValueError, TypeError):
+    try:
         seal(scratch(), {**json.loads(data), "checksum": ""})
-        of("runtime.bundle", "Bundle").load(scratch(), verify="manifest")
+    except (ValueError, TypeError, RecursionError):
+        raise Refused from None
+    of("runtime.bundle", "Bundle").load(scratch(), verify="manifest")
 
 
 def calibrated(name: str, *more: int) -> Callable[[bytes], object]:
@@ -108,14 +123,14 @@ def snapshot(data: bytes) -> None:
 def record(data: bytes) -> None:
     """Its checksum is mended."""
     module = import_module("edgevlm.runtime.store.block")
-    if (header := module.header_of(data)) is not None:
-        place = module._CHECKSUM
-        data = (
-            data[: place.start]
-            + crc32(data[: place.start] + bytes(4) + data[place.stop :]).to_bytes(4, "little")
-            + data[place.stop :]
-        )
-        module.read_record(data, header.stamp)
+    if (header := module.header_of(data)) is None:
+        raise Refused
+    place = module._CHECKSUM
+    checksum = crc32(data[: place.start] + bytes(4) + data[place.stop :]).to_bytes(4, "little")
+    found = module.read_record(data[: place.start] + checksum + data[place.stop :], header.stamp)
+    if found is None:
+        raise Refused
+    assert isinstance(found, module.Block)
 
 
 def stdin(data: bytes) -> None:
@@ -150,9 +165,9 @@ def multipart(data: bytes) -> None:
 
 
 def picture(data: bytes) -> None:
-    of("apps.sources.opencv", "decode_picture")(data)
-    with suppress(of("errors", "UserError")):  # of fewer kinds
-        of("apps.serve.media", "decode_picture")(data)
+    allow(of("apps.serve.media", "decode_picture"), data)  # of fewer kinds
+    if of("apps.sources.opencv", "decode_picture")(data) is None:
+        raise Refused
 
 
 def toml(data: bytes) -> None:
@@ -160,14 +175,102 @@ def toml(data: bytes) -> None:
 
 
 def requests(data: bytes) -> None:
+    known = 0
     for module, name in (("chat", "ChatRequest"), ("responses", "ResponsesRequest")):
-        with suppress(ValueError):
+        try:
             found = of(f"apps.serve.{module}", name).model_validate_json(data)
-            if name == "ChatRequest":
-                assert found.sampling is not None, found.stops
-                found.constraint()
-                assert found.window is not None
-                found.question()
+        except ValueError:
+            continue
+        known += 1
+        asked = found if name == "ChatRequest" else allow(found.as_chat)
+        for part in ("sampling", "stops", "window", "stream_name"):
+            allow(lambda asked=asked, part=part: getattr(asked, part, None))
+        if asked is not None:
+            allow(asked.constraint), allow(asked.question)
+    if not known:
+        raise Refused
+
+
+CLUSTER = (("cluster.routes", "Noted"), ("serve.http", "NewStream"), ("serve.http", "StreamChange"), ("serve.http", "Forget"),
+           ("serve.http", "WatchChange"), ("watches.watch", "Watch"))  # fmt: skip
+
+
+def cluster(data: bytes) -> None:
+    """What a node takes over HTTP."""
+    known = 0
+    for module, name in CLUSTER:
+        with suppress(ValueError):
+            found, known = of(f"apps.{module}", name).model_validate_json(data), known + 1
+            if name == "Forget":
+                allow(found.span)
+    if not known:
+        raise Refused
+
+
+def head(data: bytes) -> None:
+    """The file that a cluster's head goes on from."""
+    put(data, "cluster.json")
+    made = of("apps.cluster.head", "Head")(str(scratch()))
+    assert isinstance(made.view(), dict)
+
+
+@cache
+def sink() -> Any:
+    made = of("apps.watches.mqtt", "Mqtt")("mqtt://localhost")
+    made._connected = True
+    return made
+
+
+def mqtt(data: bytes) -> None:
+    """A device that a broker holds: whatever it is, our watches are announced afterwards."""
+    status, made = of("apps.watches.sinks", "WatchStatus"), sink()
+    watches = [status("door", "parcel", "is there one?", "close"), status("yard", "dog", "is there one?", "open")]
+    made._devices.clear()
+    made.announce(watches[:1])
+    for camera in ("door", "old"):
+        topic = f"homeassistant/device/edgevlm_{camera}/config"
+        made._on_message(None, None, SimpleNamespace(topic=topic, payload=data, retain=True))
+    made.announce(watches)
+    assert sorted(made._devices) == [f"homeassistant/device/edgevlm_{camera}/config" for camera in ("door", "yard")]
+    made._client._out_messages.clear(), made._client._out_packet.clear()
+
+
+def engine(data: bytes) -> None:
+    """What lies beside a TensorRT engine."""
+    put(data, "full-0.json")
+    found = of("engines.tensorrt.store", "EngineFolder")(scratch()).record(put(b"plan", "full-0.plan"))
+    if found is None:
+        raise Refused
+    assert isinstance(found.about["capacity"], int)
+
+
+class Reply(io.BytesIO):
+    """A connection whose server answers with these bytes, whatever it is asked."""
+
+    status, reason = 200, "OK"
+
+    def request(self, *_: object) -> None: ...
+
+    def getresponse(self) -> Reply:
+        return self
+
+
+def replies(data: bytes) -> None:
+    """What ``edgevlm ask``, ``digest``, ``journal`` and ``forget`` read of a server."""
+    module, url, read = import_module("edgevlm.apps.serve.client"), "http://localhost:1", []
+    asked = [
+        lambda: module.ask_server("?", None, url, None, as_json=False),
+        lambda: module.show_digest({}, url, None, as_json=False),
+        lambda: module.journal_of(url, {}, None),
+        lambda: module.forget_served(url, {}, None),
+        lambda: module.problem(Reply(data)),
+    ]
+    with patch("http.client.HTTPConnection", lambda *_, **__: Reply(data)), redirect_stdout(io.StringIO()):
+        for each in asked:
+            with suppress(of("errors", "UserError")), redirect_stderr(io.StringIO()):
+                read.append(each())
+    if len(read) < 2:  # the last never refuses
+        raise Refused
 
 
 def lines(data: bytes) -> None:
@@ -183,8 +286,7 @@ def words(data: bytes) -> None:
         ("apps.sources.gstreamer", "is_pipeline"), ("apps.sources.folder", "natural"),
     ]  # fmt: skip
     for module, name in readers:
-        with suppress(of("errors", "UserError")):
-            of(module, name)(text)
+        allow(of(module, name), text)
     for read in (of("apps.watches.watch", "Hours").parse, of("apps.sources.hosts", "is_network")):
         with suppress(ValueError):
             read(text)
@@ -195,6 +297,15 @@ def words(data: bytes) -> None:
 
 def json_seed(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+def calibration_seeds() -> list[bytes]:
+    made = of("runtime.calibration", "Calibration")(
+        edgevlm="0.1.0", date="2026-01-01T00:00:00+00:00", clips=("a",), frames=(10,), questions=("?",), cv=(0.1, 0.2),
+        thresholds=(0.1, 0.2, 0.3), ages=((1.0, 0.5), (0.5, 0.5)), recency=(0.5, 0.5), flat=0.1, periodicity=(0.1, -0.1),
+        classes=("shallow", "deep"), middle_from=1, deep_from=1, agreement=((None, 0.5),), clie=0,
+    )  # fmt: skip
+    return [made.to_json()]
 
 
 def config_seeds() -> list[bytes]:
@@ -317,6 +428,46 @@ def request_seeds() -> list[bytes]:
     return [json_seed(chat), json_seed({"model": "a", "input": "?", "stream": False})]
 
 
+def cluster_seeds() -> list[bytes]:
+    watch = {"question": "is it?", "cameras": ["a"], "schedule": ["mon-fri 08:00-18:00"], "every": 1.0, "on": "open"}
+    asked = [{"note": 3}, {"id": "a", "source": "demo", "budget": "6k", "fps": 2.0}, {"state": "paused", "policy": "uniform"},
+             {"stream": "a", "since": "10m", "confirm": True}, {"state": "running", "camera": "a"}, watch]  # fmt: skip
+    return [json_seed(each) for each in asked]
+
+
+def head_seeds() -> list[bytes]:
+    node, need = {"name": "n", "kind": "n", "memory_bytes": 1 << 30}, {"weights_bytes": 1, "camera_bytes": 1, "fps": 2.0}
+    camera = {"camera": {"name": "a", "model": "demo", "fps": 2.0}, "node": "n", "epoch": 1}
+    return [json_seed({
+        "director": {"removed": {"b": [1, 2]}, "nodes": [[node, False]], "cameras": [camera]},
+        "given": {"a": {"model": "demo", "settings": {"source": "demo"}, "fps": 2.0}}, "instances": {"n": "1"},
+        "urls": {"n": "http://n"}, "watches": {}, "needs": [["n", "demo", need]], "notes": [], "number": 0,
+        "forgotten": {"nodes": {"n": 0}, "cameras": {}}, "removed_nodes": [],
+    })]  # fmt: skip
+
+
+def mqtt_seeds() -> list[bytes]:
+    parts = {"open": {"platform": "image", "state_topic": "edgevlm/old/x/state"}, "set": {"platform": "switch"}}
+    about = {"availability_topic": "edgevlm/available", "origin": {"name": "edgevlm"}, "components": parts}
+    return [json_seed(about)]
+
+
+def engine_seeds() -> list[bytes]:
+    about = {"tensorrt": "10.3.0", "capacity": 64, "probes": True}
+    return [json_seed({"bytes": 4, "sha256": "0" * 64, "about": about})]
+
+
+def reply_seeds() -> list[bytes]:
+    moment = {"time": "2026-01-01T00:00:00Z", "time_s": 1.0, "until_s": 2.0, "jpeg_url": "/v1/x"}
+    line = {"event": "line", "time": moment["time"], "camera": "a", "text": "?", "evidence": []}
+    watch = {"event": "watch", "opened": moment["time"], "camera": "a", "seconds": 3.0, "question": "?", "watch": "w",
+             "probability": 0.5, "evidence": [moment]}  # fmt: skip
+    chunk = {"choices": [{"delta": {"content": "yes"}}], "edgevlm": {"evidence_held": True, "evidence": [moment]}}
+    answer = b"data: " + json_seed(chunk) + b"\n\ndata: [DONE]\n\n"
+    return [answer, json_seed({"data": [line, watch]}), json_seed({"data": [], "since": moment["time"]}),
+            json_seed({"streams": {"a": {"events": 1}}, "waiting": ["b"]})]  # fmt: skip
+
+
 WORDS = ["6k", "10m", "14:03:22", "2026-01-01T00:00Z", "/since 10m until 5m what?", "rtsp://u:p@[::1]:5/x?y#z",
          "edgevlm://a?since=10m", "mon-fri 08:00-18:00", "last-seen", "1.2.3.4/8", "videotestsrc ! appsink"]  # fmt: skip
 
@@ -333,6 +484,7 @@ class Reader:
 READERS = {
     "manifest": Reader(manifest, lambda: [(demo() / "bundle.json").read_bytes()]),
     "choices": Reader(calibrated("Choices"), lambda: [(demo() / "choices.json").read_bytes()], ("ValueError",)),
+    "calibration": Reader(calibrated("Calibration"), calibration_seeds, ("ValueError",)),
     "evidence": Reader(calibrated("EvidenceHeads", 4, 4), lambda: [(demo() / "evidence.json").read_bytes()], ("ValueError",)),
     "checkpoint": Reader(checkpoint, config_seeds),
     "processor": Reader(processor, processor_seeds),
@@ -346,6 +498,11 @@ READERS = {
     "picture": Reader(picture, picture_seeds),
     "toml": Reader(toml, toml_seeds),
     "requests": Reader(requests, request_seeds),
+    "cluster": Reader(cluster, cluster_seeds),
+    "head": Reader(head, head_seeds),
+    "mqtt": Reader(mqtt, mqtt_seeds),
+    "engine": Reader(engine, engine_seeds),
+    "replies": Reader(replies, reply_seeds),
     "lines": Reader(lines, lambda: [b'{"a": [1, 2.5, null]}\n"x"\n'], ("ValueError",)),
     "words": Reader(words, lambda: [word.encode() for word in WORDS]),
 }
@@ -357,6 +514,8 @@ def feed(name: str, data: bytes) -> bool:
     refusals = tuple(ValueError if each == "ValueError" else of("errors", each) for each in reader.refusals)
     try:
         reader.read(data)
+    except Refused:
+        return False
     except refusals as error:
         if "\n" in str(error):
             raise
