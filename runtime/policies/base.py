@@ -279,10 +279,9 @@ class Policy(Stateful):
         return mask | (kind == Kind.PREFIX) | (kind == Kind.TEXT)
 
     def _check_kept(self, cache: KVCache, layer: int, keep: Bool, target: int) -> None:
-        kind = cache.kind(layer)
-        kept = np.array([np.count_nonzero(head) for head in keep & ((kind == Kind.VISION) | (kind == Kind.SUMMARY))])
-        if (wrong := kept != target).any():
-            head = int(np.argmax(wrong))
+        kept = [np.count_nonzero(head) for head in keep & counted(cache.kind(layer))]
+        if any(rows != target for rows in kept):
+            head = next(head for head, rows in enumerate(kept) if rows != target)
             raise UserError(
                 f"policy {self.name} keeps too {'few' if kept[head] < target else 'many'} rows: {kept[head]} in layer {layer}, "
                 f"KV head {head}, and {target} were asked for"
@@ -338,6 +337,12 @@ class SteadyTarget(Policy):
     @property
     def compress_to(self) -> int:
         return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
+
+
+def counted(kind: NDArray[np.uint8]) -> Bool:
+    """Rows that count in |M|: vision and summaries."""
+    among: Bool = (kind == Kind.VISION) | (kind == Kind.SUMMARY)
+    return among
 
 
 def frame_text(cache: KVCache, layer: int) -> Bool:

@@ -22,6 +22,7 @@ from edgevlm.runtime.policies.base import (
     NewRows,
     Policy,
     StreamShape,
+    counted,
     setting,
     tokens_of,
 )  # fmt: skip
@@ -177,7 +178,7 @@ class Hermes(Policy):
 
     def _summarise(self, cache: KVCache, layer: int, keep: Bool) -> NewRows:
         kind = cache.kind(layer)[0]
-        gone = ~keep & np.isin(kind, (Kind.VISION, Kind.SUMMARY))
+        gone = ~keep & counted(kind)
         if self.summary == "last":
             after = int(cache.position(layer)[0, keep].max(initial=-1)) + 1
             return summary_of(cache, layer, gone, np.ones(len(gone)), after)
