@@ -94,7 +94,7 @@ struct Simd {
     RowKernels<float> fp32;
     RowKernels<Half> fp16;
     RowKernels<Int8> int8;
-    AttentionKernels attention;
+    AttentionKernels attention, few;  // few: of half as many rows
     LevelKernels levels;
     CodeKernels codes;
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.

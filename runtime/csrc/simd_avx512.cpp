@@ -101,7 +101,7 @@ inline std::uint32_t at_least(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _C
 
 const Simd& simd_avx512() {
     static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") ? CodeKernels{V::W, 0x80808080u, encode, likely} : CodeKernels{0, 0, encode, nullptr};
-    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, codes, box<double>,
+    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, codes, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

@@ -91,7 +91,7 @@ inline std::uint32_t at_least(V a, V b) {
 
 const Simd& simd_neon() {
     static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely} : CodeKernels{0, 0, encode, nullptr};
-    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, codes, box<double>,
+    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, codes, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
