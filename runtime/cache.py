@@ -222,8 +222,7 @@ class KVCache:
     ) -> NDArray[np.float32]:
         """Keys or values as float32, whatever ``dtype``: ``[kv_heads, m, head_dim]`` of the ``rows`` named, a copy."""
         stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
-        found, by = stored(layer)[:, rows].astype(np.float32), scale(layer)
-        return found if by is None else found * by[:, None]
+        return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
     def kind(self, layer: int) -> NDArray[np.uint8]:
         """:class:`Kind` of each row, ``[kv_heads, n]``."""
