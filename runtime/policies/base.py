@@ -364,7 +364,8 @@ def tokens_of(fraction: float, count: int) -> int:
 
 def newest(seq: NDArray[np.int64], among: Bool, count: int) -> Bool:
     """Per head the ``count`` newest rows by ``seq``: all arrays ``[kv_heads, n]``."""
-    return kernels.top_k(np.zeros(seq.shape, np.float32), seq, among, count)
+    age = (seq - seq.max(initial=0)).astype(np.float32)  # where it is rounded to equal numbers, seq decides
+    return kernels.top_k(age, seq, among, count)
 
 
 def setting(
