@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Float32, Needs, Policy, StreamShape, counted, newest, setting
 from edgevlm.runtime.stateful import State, Stateful
 
