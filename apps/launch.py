@@ -273,7 +273,7 @@ def is_dumb() -> bool:
 
 
 def make_plan(request: RunRequest) -> RunPlan:
-    """Limits and questions as typed. Raises UserError for what is none."""
+    """Limits and questions as typed. Raises UserError if it is invalid."""
     if request.seconds is not None and not math.isfinite(request.seconds):
         raise UserError(f"--seconds {request.seconds}: give a number of seconds")
     if not all(text.strip() for text in request.ask):

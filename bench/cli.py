@@ -20,4 +20,4 @@ COMMANDS = {  # in the order of --help
     "report": ("edgevlm.bench.commands.results:report", "Report or compare results."),
 }
 
-app = lazy_app(COMMANDS)
+app = lazy_app(COMMANDS, help="Measure speed, memory and accuracy.")

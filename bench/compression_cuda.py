@@ -93,7 +93,7 @@ def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, An
         yield {
             "bench": "compression", "device": kernels.driver.device.name, "part": part, "dtype": dtype, **asdict(shape),
             "ms": round(ms, 4), "bytes": moved.get(part, 0), "gb_s": round(reached, 1), "copy_gb_s": round(copy_gb_s, 1),
-            "share_of_copy": round(reached / copy_gb_s, 3),
+            "fraction_of_copy": round(reached / copy_gb_s, 3),
         }  # fmt: skip
 
 

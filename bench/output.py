@@ -30,9 +30,10 @@ COLUMNS = {
     "kv-precision": "model kv tokens turns kl kl_most top1 bytes_per_token saturated",
     "per-layer": "model precision kv held rows full_ms per_layer_ms ratio",
     "prefill-pattern": "layers frames held dense_ms st_spattn_ms ratio",
-    "compression": "policy dtype ms read_ms pass_over_read part gb_s copy_gb_s share_of_copy",
-    "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_share joules_per_frame stopped",
-    "breakdown": "model policy budget frame_ms fps vision_ms prefill_ms compress_ms guidance_ms reindex_ms compress_share",
+    "compression": "policy dtype ms read_ms pass_over_read part gb_s copy_gb_s fraction_of_copy",
+    "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_fraction joules_per_frame "
+    "stopped",
+    "breakdown": "model policy budget frame_ms fps vision_ms prefill_ms compress_ms guidance_ms reindex_ms compress_fraction",
     "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio same_answers",
     "stream-changed": "clip append encode fps vision_ms prefill_ms appended encoded fps_ratio cpu_ratio ceiling",
     "longrun": "policy append encode appended encoded frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 "
@@ -41,7 +42,7 @@ COLUMNS = {
     "store": "clusters asked put_ms host_ms disk_ms rows_ms rows_over_disk wait_ms unexpected_ms wait_over_unexpected",
     "retrieval": "policy budget offloaded_rows prefill_ratio question_ratio answer_ratio frame_ms frame_over_window ttft_ms "
     "ttft_over_window bytes_per_question lost",
-    "windows": "model policy share rows held ms_per_question ratio",
+    "windows": "model policy fraction rows held ms_per_question ratio",
     "evidence": "model policy held ms_per_question ratio",
     "journal": "model policy held frames line_ms ratio",
     "camera": "source stage ms_p50 frames",

@@ -141,7 +141,7 @@ class Analytic:
             return 1e3 * mine if what == "ms" else other / mine * gain
         if name == "frame_tops_a_watt":
             return frame.operations / (1e12 * frame.seconds * watts)
-        if name == "prefill_share":
+        if name == "prefill_fraction":
             load = self.paper["workload"]
             answer = load["answer"] * self.token(system, held).seconds
             return 1 - answer / self._seconds("answer", system, held, batch)
@@ -225,7 +225,7 @@ def vrex(
 def read_ratios(path: Path) -> dict[str, tuple[float, float]]:
     """(prefill, generation) ratios by a method's title from lines of ``bench memory retrieval``; a policy's last line counts.
 
-    Raises UserError for a file that cannot be read, a ratio that is none, or no line of a policy that the model knows.
+    Raises UserError for a file that cannot be read, an invalid ratio, or no line of a policy that the model knows.
     """
     found = {}
     for line in lines_of(path):

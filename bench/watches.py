@@ -154,7 +154,7 @@ class WatchedStreams:
     def __init__(
         self, seed: str, frames: int, watches: int, policy: Sequence[str], append: Sequence[str], threads: int | None
     ) -> None:
-        """Raises UserError for a seed that is none."""
+        """Raises UserError for an invalid seed."""
         try:
             self._words = seed_words(seed)
         except ValueError:

@@ -45,11 +45,11 @@ def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tu
     """The calibration that traces of the same model amount to."""
     layers = range(len(traces[0].norms))
     cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
-    age_shares = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
-    recent_shares = [_mean(map(recency, of_layer)) for of_layer in age_shares]
+    age_fractions = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
+    recent_fractions = [_mean(map(recency, of_layer)) for of_layer in age_fractions]
     flat = _mean(newest_tenth(seen.frames) / seen.frames for seen in traces)
     periods = [_mean(periodicity(seen.attention[layer], seen.frames) for seen in traces) for layer in layers]
-    classes = tuple(classify(recent, flat, periodic) for recent, periodic in zip(recent_shares, periods, strict=True))
+    classes = tuple(classify(recent, flat, periodic) for recent, periodic in zip(recent_fractions, periods, strict=True))
     middle_from, deep_from = boundaries(classes)
     tables = [layer_rank_correlation(seen.mass, seen.norms) for seen in traces]
     table = [[_mean_of_known(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
@@ -61,8 +61,8 @@ def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tu
         questions=questions,
         cv=_rounded(cv),
         thresholds=thresholds(cv),
-        ages=tuple(_rounded(_over_clips(of_layer)) for of_layer in age_shares),
-        recency=_rounded(recent_shares),
+        ages=tuple(_rounded(_over_clips(of_layer)) for of_layer in age_fractions),
+        recency=_rounded(recent_fractions),
         flat=round(flat, 6),
         periodicity=_rounded(periods),
         classes=classes,
@@ -92,7 +92,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Share of a layer's attention to vision ``[n]``, in stream order, that goes to each frame: ``[frames]``, newest first."""
+    """Fraction of attention to vision ``[n]``, in stream order, that goes to each frame: ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 

@@ -59,5 +59,5 @@ def plot_ages(calibration: Calibration, path: Path) -> None:
     axes.invert_xaxis()
     axes.set_xlabel(f"frames ago; measured {calibration.described}", parse_math=False)
     axes.set_title("attention by age of the frame")
-    figure.colorbar(mesh, label="log10 of the share")
+    figure.colorbar(mesh, label="log10 of the fraction")
     save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""Reference pages made from the code: the command line and the Python names when the site is built, JSON and HTTP by
+"""Pages made from the code and the results: command line, Python names and report when the site is built, JSON and HTTP by
 
     python docs/reference.py
 
@@ -22,8 +22,13 @@ def on_files(files: Any, config: Any) -> Any:
     """A hook of mkdocs: add the pages."""
     from mkdocs.structure.files import File
 
+    from edgevlm.bench.results import report
+    from edgevlm.bench.results.journal import read_runs
+
     for name, page in (("cli", cli()), ("python", python())):
         files.append(File.generated(config, f"reference/{name}.md", content=page))
+    results = report.page(read_runs([str(Path(__file__).with_name("results.jsonl"))]))
+    files.append(File.generated(config, "report.html", content=results))
     return files
 
 

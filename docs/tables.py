@@ -156,7 +156,7 @@ def stream(lines: Sequence[Line]) -> Table:
     marks, rows = sorted({line["frames"] for line in own}), []
     for policy in dict.fromkeys(line["policy"] for line in own):
         there = {line["frames"]: line for line in own if line["policy"] == policy}
-        shares = [part for line in there.values() if (part := number(line, "compress_share")) is not None]
+        shares = [part for line in there.values() if (part := number(line, "compress_fraction")) is not None]
         held = [_held(there.get(mark, {})) for mark in marks]
         rows.append([f"`{policy}`", *held, f"{100 * shares[-1]:.1f}" if shares else "-"])
     return ["policy", *(f"{mark:,} frames, MB" for mark in marks), "compression, %"], rows
@@ -376,8 +376,8 @@ def _right(line: Line) -> str:
     return ", ".join(f"{name} {of}" for name, of in line["right"].items() if name not in ("now", "never"))
 
 
-def _share(line: Line) -> float:
-    return 100 * float(line["compress_share"])
+def _compress_percent(line: Line) -> float:
+    return 100 * float(line["compress_fraction"])
 
 
 def _guidance(line: Line) -> float:
@@ -393,9 +393,9 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy-photo": recalled("streamqa-photo", ("before", "now", "held")),
     "accuracy-short": accuracy_short,
     "breakdown": by_policy([
-        _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _share),
+        _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _compress_percent),
         _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: guidance", "seeded-0.5b", _guidance),
-        _breakdown("the demo: compression", "demo", _share),
+        _breakdown("the demo: compression", "demo", _compress_percent),
         _breakdown("the demo: guidance", "demo", _guidance),
     ]),
     "compression": by_policy([

@@ -129,7 +129,7 @@ def walk(page: Page, wide: Page, python: str, folder: Path, pictures: Path) -> N
         wide.get_by_role("button", name=QUESTION).click()
         expect(wide.locator("#talk li .a")).to_have_text(re.compile(r"^\d+$"))
         memory = get(f"{url}/v1/streams/demo/memory")
-        partly = [each["frame"] for each in memory["frames"] if 0.2 < each["share"] < 0.6]
+        partly = [each["frame"] for each in memory["frames"] if 0.2 < each["fraction"] < 0.6]
         wide.locator(f"#frames [data-frame='{partly[len(partly) // 3]}']").click()
         expect(wide.locator("#layers")).to_contain_text("remembered")
         step(wide.locator("#held").inner_text())

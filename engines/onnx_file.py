@@ -155,7 +155,7 @@ def _text(raw: bytes) -> str:
 
 
 def _numbers(field: Field) -> Iterator[int]:
-    """Of a repeated whole number one, or all those that are packed into bytes."""
+    """Of a repeated integer one, or all those that are packed into bytes."""
     if isinstance(field.value, int):
         yield field.value
         return

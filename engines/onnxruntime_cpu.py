@@ -106,7 +106,7 @@ class OnnxRuntimeCpu:
 
         With ``copies`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
         mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
-        Matrices of whole numbers are copied always: ONNX Runtime does not round activations for those that it has not packed,
+        Matrices of integers are copied always: ONNX Runtime does not round activations for those that it has not packed,
         so that two graphs of one bundle would compute differently.
         """
         options = ort.SessionOptions()
@@ -132,7 +132,7 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _stored(self) -> tuple[bool, bool]:
-        """Whether matrices are whole numbers, and whether they are float16: the decoder's graph says so."""
+        """Whether matrices are integers, and whether they are float16: the decoder's graph says so."""
         graph = self.bundle.file(self.bundle.decoder.graphs["full"]).read_bytes()
         return "MatMulNBits" in operators(graph), FLOAT16 in external_types(graph)
 

@@ -61,8 +61,16 @@ class DecoderShape:
 
     def inv_freq(self) -> list[float]:
         """The rotary frequencies in float32, as transformers has them: ``[head_dim / 2]``."""
-        exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
-        return [float(value) for value in 1 / np.float32(self.rope_theta) ** exponents]
+        return [float(value) for value in inverse_frequencies(self.rope_theta, self.head_dim)]
+
+
+def inverse_frequencies(theta: float, dim: int) -> Float32:
+    """``theta ** (-2 i / dim)`` as PyTorch rounds it, on any processor: ``[dim / 2]``.
+
+    numpy's float32 power differs in the last bit from one instruction set to the next; float64's, rounded, does not.
+    """
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return 1 / (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

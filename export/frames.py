@@ -109,7 +109,7 @@ def pixel_budget(
 
     budget: the fewest and the most pixels, where the processor files name none. clip: frames that share a budget, 1 where each
     has its own; a stream has no length, so a budget for a clip is that of the shortest, with MOST_TOKENS a frame at most.
-    Raises UserError for a budget that is none, and with ``needs_file`` where no file says how frames are prepared.
+    Raises UserError for an invalid budget, and with ``needs_file`` where no file says how frames are prepared.
     """
     is_there = any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values()))
     if not (is_there or needs_file):

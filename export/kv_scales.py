@@ -134,7 +134,7 @@ def _asked(chat: Chat, encode: Encode) -> list[NDArray[np.int64]]:
 def frames_that_fit(limit: int, rows: int, chat: Chat, closing: int, encode: Encode) -> int:
     """How many frames of ``rows`` rows each leave room for ``closing`` rows and any question in ``limit`` positions.
 
-    Raises UserError where that is none.
+    Raises UserError if it is invalid.
     """
     longest = max(RANDOM, *map(len, _asked(chat, encode)))
     fits = (limit - len(encode(chat.prefix)) - longest - closing - ANSWER) // rows

@@ -101,7 +101,7 @@ def _places(header: Any, size: int) -> list[tuple[str, str, tuple[int, ...], int
 
 
 def _are_sizes(value: Any, count: int | None = None) -> bool:
-    """Whether ``value`` is a list of a few whole numbers that a file's size can be made of."""
+    """Whether ``value`` is a list of a few integers that a file's size can be made of."""
     if not isinstance(value, list) or len(value) > 8 or len(value) != (count or len(value)):
         return False
     return all(type(number) is int and 0 <= number < 1 << 48 for number in value)

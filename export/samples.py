@@ -29,7 +29,7 @@ def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
     """The layout of a precision's matrices; raises UserError for one that rounds nothing."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
-        raise UserError(f"--rounding gptq is for whole numbers, not {precision}; give --precision int4, int4-zp or int8 too")
+        raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")
     return layout
 
 

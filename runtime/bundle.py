@@ -212,7 +212,7 @@ class VisionSpec:
     def for_frames(self, height: int, width: int) -> VisionSpec:
         """The same for frames of another size, the nearest that the tower takes; itself where it takes one alone.
 
-        The graph of changed patches is for the bundle's own size. Raises UserError for a size that is none.
+        The graph of changed patches is for the bundle's own size. Raises UserError for an invalid size.
         """
         if self.pixels is None or (size := self.pixels.fitted(height, width)) == self.size:
             return self

@@ -367,5 +367,5 @@ def per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
     if len(capacities) != layers:
         raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(capacities)}")
     if any(isinstance(rows, bool) or not isinstance(rows, int | np.integer) for rows in capacities):
-        raise CacheError(f"capacity must be whole numbers of rows, not {capacities}")
+        raise CacheError(f"capacity must be integers (rows), not {capacities}")
     return [int(rows) for rows in capacities]

@@ -18,7 +18,7 @@ CALIBRATION = "calibration.json"
 
 LayerClass = Literal["shallow", "middle", "deep"]
 Number = Annotated[float, Ge(-1e12), Le(1e12)]  # finite
-Whole = Annotated[int, Ge(0), Le(1 << 53)]
+Count = Annotated[int, Ge(0), Le(1 << 53)]
 
 
 @cache
@@ -61,7 +61,7 @@ class Calibration:
     edgevlm: str
     date: str  # ISO 8601, UTC
     clips: tuple[str, ...]
-    frames: tuple[Whole, ...]
+    frames: tuple[Count, ...]
     questions: tuple[str, ...]
     cv: tuple[Number, ...]
     thresholds: tuple[Number, Number, Number]
@@ -70,10 +70,10 @@ class Calibration:
     flat: Number
     periodicity: tuple[Number, ...]
     classes: tuple[LayerClass, ...]
-    middle_from: Whole
-    deep_from: Whole
+    middle_from: Count
+    deep_from: Count
     agreement: tuple[tuple[Number | None, ...], ...]  # [candidates][layers]
-    clie: Whole
+    clie: Count
 
     def __post_init__(self) -> None:
         layers = len(self.cv)
@@ -121,12 +121,12 @@ class Candidate:
     """
 
     policy: str
-    tokens: Whole
+    tokens: Count
     value: Number
     ci_low: Number
     ci_high: Number
     compress_ms: Number
-    bytes: Whole
+    bytes: Count
     top1: Number | None = None
 
 
@@ -137,7 +137,7 @@ class Choice:
     chosen: None where no candidate is clearly better than the policy that ``auto`` falls back to.
     """
 
-    budget: Whole
+    budget: Count
     chosen: str | None
     candidates: tuple[Candidate, ...]
     skipped: tuple[tuple[str, str], ...]
@@ -172,7 +172,7 @@ class AppendChoice:
     tau: Number | None
     bound: Number
     trials: tuple[AppendTrial, ...]
-    refresh: Whole
+    refresh: Count
     refreshed: Number | None = None
 
     @property
@@ -223,7 +223,7 @@ class Choices:
     date: str  # ISO 8601, UTC
     measure: Measure
     watched: tuple[str, ...]
-    frames: Whole
+    frames: Count
     known: tuple[str, ...]
     budgets: tuple[Choice, ...]
     append: AppendChoice | None = None
@@ -276,8 +276,8 @@ class EvidenceHeads:
     the question is held. Empty: nobody has calibrated it.
     """
 
-    layer: Whole
-    heads: tuple[Whole, ...]
+    layer: Count
+    heads: tuple[Count, ...]
     weights: tuple[Number, ...] = ()
     bias: Number = 0.0
 

@@ -56,7 +56,7 @@ def parse_encode(text: str) -> EncodeSetting:
     name, values = split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
     interval, threshold = values.get("interval", INTERVAL), values.get("threshold", THRESHOLD)
     if interval < 1 or interval != int(interval) or threshold > 255:
-        raise UserError(f"encode {text!r}: interval is a whole number of frames, 1 or more, threshold 0 to 255 levels")
+        raise UserError(f"encode {text!r}: interval is an integer (frames), 1 or more, threshold 0 to 255 levels")
     return EncodeSetting(name, EncodeChanged(int(interval), threshold))
 
 

@@ -75,7 +75,7 @@ def parse_append(text: str) -> AppendSetting:
     if tau is not None and not 0 < tau <= 1:
         raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
     if refresh != int(refresh):
-        raise UserError(f"append {text!r}: refresh is a whole number of frames")
+        raise UserError(f"append {text!r}: refresh is an integer (frames)")
     return AppendSetting(name, tau, int(refresh))
 
 

@@ -47,7 +47,7 @@ class Model:
     def for_frames(self, size: tuple[int, int]) -> Model:
         """The model as sessions see it whose frames are of ``size``, (height, width), with the same engine and scheduler.
 
-        Itself where its tower takes one size alone. Raises UserError for a size that is none.
+        Itself where its tower takes one size alone. Raises UserError for an invalid size.
         """
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:

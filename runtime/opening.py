@@ -33,10 +33,10 @@ LATEST_S = 1e12  # of a timestamp: 30,000 years
 
 
 def check_int(**numbers: object) -> None:
-    """Refuse settings that are neither None nor whole numbers."""
+    """Refuse settings that are neither None nor integers."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
-            raise UserError(f"{name} is a whole number, not {number!r}")
+            raise UserError(f"{name} is an integer, not {number!r}")
 
 
 def check_time(timestamp: object) -> None:

@@ -14,7 +14,6 @@ import select
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -119,6 +118,8 @@ os.register_at_fork(after_in_child=_helper.leave_to_parent)
 def _render(template: str, values: dict[str, Any]) -> tuple[str, str]:
     try:
         text = _compiled(template).render(**values)
+    except MemoryError:  # it ends the helper
+        raise
     except Exception as error:  # whatever a template does
         return "refused", " ".join(str(error).split())[:200] or type(error).__name__
     return ("text", text) if len(text) <= LONGEST else ("refused", f"it is longer than {LONGEST} characters")
@@ -152,9 +153,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills, also within one long call
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        answer = "refused", f"it takes more than {MEMORY >> 20} MB"
-        with suppress(MemoryError, RecursionError):
-            answer = _render(*json.loads(line))
+        answer = _render(*json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
         raw = json.dumps(answer).encode() + b"\n"
         while raw:

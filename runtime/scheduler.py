@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 PERIOD_S = 0.5  # of a session that says nothing else
 RETURN_S = 0.01  # that a session which is due next may take to come back with its next task
-WATCH_SHARE = 0.15  # of the time, that watches may take
+WATCH_FRACTION = 0.15  # of the time, that watches may take
 
 
 class Task(NamedTuple):
@@ -51,8 +51,8 @@ class Scheduler:
     same fraction of its rate (start-time fair queueing); who had nothing to do saves nothing up. Between two urgent tasks one
     of a session that waits for no urgent one has its turn: a camera that is asked without end does not stop the others.
 
-    Watches, in the order submitted, take WATCH_SHARE of the time at most, whatever their number: after one that took t seconds
-    the next begins 5.7 t later.
+    Watches, in the order submitted, take WATCH_FRACTION of the time at most, whatever their number: after one that took t s the
+    next begins 5.7 t later.
 
     Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock. The thread starts
     with the first task.
@@ -181,7 +181,7 @@ class Scheduler:
         task.run()
         if task.watch:
             now = time.monotonic()
-            self._watch_from = now + (now - began) * (1 / WATCH_SHARE - 1)
+            self._watch_from = now + (now - began) * (1 / WATCH_FRACTION - 1)
         return True
 
     @property

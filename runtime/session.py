@@ -396,7 +396,7 @@ class Session:
 
         One step of the decoder for each question, and no answer is generated; they share the frames of a chunk that is not
         full. The memory afterwards is what it was before.
-        watch: behind questions that somebody waits for, and for WATCH_SHARE of the model's time; only the first of the
+        watch: behind questions that somebody waits for, and for WATCH_FRACTION of the model's time; only the first of the
         questions, one at least, are answered where ROUND_S is over or somebody asks meanwhile.
 
         Raises UserError as :meth:`ask` does, and for choices that begin with the same token.

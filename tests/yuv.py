@@ -1,4 +1,4 @@
-"""YUV4MPEG2 streams for the tests, and a slow rendition of what a reader makes of them."""
+"""YUV4MPEG2 streams for the tests, and what a slow reader makes of them."""
 
 import io
 

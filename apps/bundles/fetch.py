@@ -27,7 +27,7 @@ def fetch_rest(name: str, commit: str, space: BundleSpace, progress: Report, not
 
 
 def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
-    """The folder of a checkpoint, downloaded if it is the hub's. Raises UserError for what is none."""
+    """The folder of a checkpoint, downloaded if it is the hub's. Raises UserError if it is invalid."""
     folder = checkpoint_config(model, progress, notify)
     complete_checkpoint(model, folder, None, progress, notify)
     return folder

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from edgevlm.apps.cluster.director import LEASE_S, Lease
+from edgevlm import __version__
+from edgevlm.apps.cluster.changes import EMPTY, View, changed
+from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.forget import NoteFollower
@@ -31,7 +33,6 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.budget import parse_budget
 
-ASK_S = 2.0  # from one question to the head to the next
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
@@ -69,12 +70,12 @@ class NodeAgent:
         self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
         self.problems: dict[str, str] = {}  # why cameras could not be opened
         self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
-        self.view: dict[str, Any] = {  # the head's last answer
-            "nodes": {}, "cameras": {}, "removed": {}, "watches": {}, "notes": [], "forgotten": {"nodes": {}, "cameras": {}},
-        }  # fmt: skip
+        self.view: View = EMPTY  # the cluster by the head's last answer
+        self._mark = ""  # that the head gave it
         self._events: dict[str, MovingEvents] = {}
         self.reserve: Callable[[str, Mapping[str, float]], object] = lambda name, amounts: None  # raises UserError
         self.release: Callable[[str], object] = lambda name: None
+        self._reserved: dict[str, str] = {}  # models by the cameras that have reserved what they take
         self._retry: dict[str, float] = {}
         self._needs: dict[str, tuple[int, int, float]] = {}
         self._joined, self._told, self._asking = False, "", threading.Lock()
@@ -122,6 +123,14 @@ class NodeAgent:
         with suppress(HeadAway, UserError):
             self.call("gone", self.name, self.instance)
 
+    def heard(self) -> dict[str, float]:
+        """Seconds since the head last heard of each node; nothing while it does not answer."""
+        with suppress(HeadAway):
+            if not self._told:
+                heard: dict[str, float] = self.call("heard")
+                return heard
+        return {}
+
     def _moving(self) -> list[str]:
         """Cameras that are to go from here to another node."""
         self.ask()
@@ -135,12 +144,12 @@ class NodeAgent:
                 if not self._joined:
                     self._join()
                 open = {*self.epochs, *self._lease.orders}  # or about to be
-                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *self.notes.done)
+                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *self.notes.done, self._mark)
             except UserError:  # this node was given up: nothing of before counts
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
-            self.view = told
+            self.view, self._mark = changed(EMPTY if told["is_all"] else self.view, told["changes"]), told["mark"]
             for model in told["unknown"]:
                 self._needs[model] = self._need(model)
         self._wake.set()
@@ -149,7 +158,7 @@ class NodeAgent:
         config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
         cameras = self._asked_for(config)
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
-        for line in self.call("join", node, self.instance, self.url, cameras, watches):
+        for line in self.call("join", node, self.instance, self.url, cameras, watches, __version__):
             self._notify(mask_credentials(line))
         self._joined = True
         self._notify(f"cluster: {self.name} has joined")
@@ -228,7 +237,7 @@ class NodeAgent:
         try:
             before = self._begin_folder(name, epoch, given["begins"])
             self.notes.follow_at(name, epoch)
-            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch))
+            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
             self._tell_again(name)
             self._reserve(name, given["model"], given["fps"])
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
@@ -240,7 +249,7 @@ class NodeAgent:
             if epoch == given["begins"]:  # nothing has been written there yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
-            self.release(name)
+            self._release(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
         for each in before:
@@ -256,9 +265,17 @@ class NodeAgent:
             self._needs[model] = self._need(model)
         weights, camera, rate = self._needs[model]
         with suppress(HeadAway):
-            if not any(stream.settings.model == model for stream in self._service.streams.values()):
+            if model not in self._reserved.values():
                 self.reserve(f"model {model}", {MEMORY: weights // 1_000_000})
+            self._reserved[name] = model
             self.reserve(name, {MEMORY: camera // 1_000_000, TIME: int(1e4 * fps / rate) / 1e4})
+
+    def _release(self, name: str) -> None:
+        """What a camera has reserved, and its model's weights with its last."""
+        model = self._reserved.pop(name, None)
+        self.release(name)
+        if model is not None and model not in self._reserved.values():
+            self.release(f"model {model}")
 
     def _say_lost(self, name: str) -> None:
         since = self.moves[name]["from_time"]
@@ -274,7 +291,7 @@ class NodeAgent:
         if name in self._service.streams:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
-            self.release(name)
+            self._release(name)
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])

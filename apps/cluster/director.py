@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
 
+ASK_S = 2.0  # from one question of a node to the next
 LEASE_S = 15.0  # that a node may watch on after the last answer of its head
 GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks differ, and calls take time
 
@@ -56,7 +57,8 @@ class Director:
     A node asks for its :meth:`orders` every few seconds and watches those cameras, with those epochs, until LEASE_S after it
     asked. A camera that moves is nobody's until the node that had it says that it is closed. A node that has not asked for
     LEASE_S + GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
-    save: called after each change of :meth:`state`, before anybody is told of it.
+    save: called after each change of :meth:`state`, before anybody is told of it. While it raises OSError nodes have what was
+    saved before, and nothing moves.
     """
 
     needs: Needs
@@ -65,6 +67,8 @@ class Director:
     cameras: dict[str, Assignment] = field(default_factory=dict)
     removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
     _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
+    _saved: dict[str, tuple[str | None, int]] = field(default_factory=dict)  # node and epoch by camera
+    _save_at: float | None = None  # when what could not be saved is tried again
 
     def join(self, node: Node, now: float) -> None:
         """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
@@ -75,7 +79,7 @@ class Director:
         """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
         self._place(now)
         self._move(rebalance(self._watched(), self._open_nodes(), self.needs, self.placed()), now)
-        self.save()
+        self.keep()
 
     def leave(self, name: str, now: float) -> None:
         """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
@@ -83,7 +87,7 @@ class Director:
         held = self.placed()
         elsewhere = place(self._watched(), self._open_nodes(), self.needs, held)
         self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name}, now)
-        self.save()
+        self.keep()
 
     def add(self, cameras: Iterable[Camera], now: float) -> None:
         """Watch cameras from now on; their ``problem`` says why they fit on no node. Raises UserError for a name in use."""
@@ -93,7 +97,7 @@ class Director:
             epoch, begins = self.removed.pop(camera.name, (0, 0))
             self.cameras[camera.name] = Assignment(camera, epoch=epoch, begins=begins)
         self._place(now)
-        self.save()
+        self.keep()
 
     def remove(self, name: str, now: float) -> None:
         """Watch a camera no longer. Raises UserError."""
@@ -102,7 +106,7 @@ class Director:
         self._take(each)
         self.removed[name] = each.epoch, each.begins
         self._place(now)
-        self.save()
+        self.keep()
 
     def renew(self, name: str, begins: int | None = None) -> int:
         """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
@@ -112,12 +116,12 @@ class Director:
         if name in self.removed:
             epoch = self.removed[name][0] + 1
             self.removed[name] = epoch, epoch
-            self.save()
+            self.keep()
             return epoch
         each = self._camera(name)
         each.epoch += 1
         each.begins = each.epoch if begins is None else begins
-        self.save()
+        self.keep()
         return each.epoch
 
     def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
@@ -131,8 +135,9 @@ class Director:
             self._give(each, node, now)
         if closed:  # there is room here
             self._place(now)
-            self.save()
-        return {camera: each.epoch for camera, each in self._of[name].items() if not each.going}
+        self._keep_if_possible(now, bool(closed))
+        found = {camera: self._saved.get(camera, (None, 0)) for camera, each in self._of[name].items() if not each.going}
+        return {camera: epoch for camera, (node, epoch) in found.items() if node == name}
 
     def tick(self, now: float) -> list[str]:
         """Give the cameras of lost nodes to others; the nodes that were lost."""
@@ -147,8 +152,25 @@ class Director:
                 elif each.node in lost:
                     self._take(each)
             self._place(now)
-            self.save()
+        self._keep_if_possible(now, bool(lost))
         return lost
+
+    def keep(self) -> None:
+        """Save what has changed. Raises whatever ``save`` does; then it is tried again with the next orders."""
+        self._save_at = -float("inf")
+        self.save()
+        self._note_saved()
+
+    def _note_saved(self) -> None:
+        self._save_at = None
+        self._saved = {name: (each.node, each.epoch) for name, each in self.cameras.items()}
+
+    def _keep_if_possible(self, now: float, is_changed: bool) -> None:
+        if is_changed or (self._save_at is not None and now >= self._save_at):
+            try:
+                self.keep()
+            except OSError:
+                self._save_at = now + ASK_S
 
     def placed(self) -> dict[str, str]:
         """Node by camera: where those that move go."""
@@ -168,6 +190,7 @@ class Director:
             self.cameras[each.camera.name] = each
             if each.node is not None:
                 self._of[each.node][each.camera.name] = each
+        self._note_saved()
 
     def _member(self, name: str) -> Member:
         if name not in self.members:

@@ -9,19 +9,21 @@ from dataclasses import asdict
 from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import EventStore, WatchEvent
+from edgevlm.progress import Notify
 
 FILE = "events.json"
 KEPT = 64
 
 
 class MovingEvents:
-    """The newest event of each watch on a camera, and those that are still to be sent, KEPT at most.
+    """The newest event of each watch on a camera, and of those before the KEPT newest that are still to be sent.
 
-    An event is written here before its node's own file has it. A folder that cannot be written is no error.
+    An event is written here before its node's own file has it. A folder that cannot be written is no error. notify: told once
+    that some are no longer kept.
     """
 
-    def __init__(self, shared: Shared, folder: str) -> None:
-        self._shared, self._name = shared, f"{folder}/{FILE}"
+    def __init__(self, shared: Shared, folder: str, notify: Notify = lambda line: None) -> None:
+        self._shared, self._name, self._notify, self._is_over = shared, f"{folder}/{FILE}", notify, False
         self._events: list[tuple[WatchEvent, bool]] = []  # and whether it is still to be sent
         with suppress(OSError, ValueError, TypeError, AttributeError):
             self._events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
@@ -31,9 +33,14 @@ class MovingEvents:
         return not self._events
 
     def add(self, event: WatchEvent) -> None:
-        newest = {each.watch: each.id for each, _ in [*self._events, (event, True)]}
-        kept = [(each, unsent) for each, unsent in self._events if each.id != event.id]
-        self._events = [(each, unsent) for each, unsent in [*kept, (event, True)] if unsent or newest[each.watch] == each.id]
+        events = [*((each, unsent) for each, unsent in self._events if each.id != event.id), (event, True)]
+        newest = {each.watch: each.id for each, _ in events}
+        waiting = [each.id for each, unsent in events if unsent and newest[each.watch] != each.id]
+        kept = {*newest.values(), *waiting[-KEPT:]}
+        self._events = [(each, unsent) for each, unsent in events if each.id in kept]
+        if len(waiting) > KEPT and not self._is_over:
+            self._notify(f"{event.camera}: more than {KEPT} events wait to be sent: the oldest are not sent if it moves")
+        self._is_over = len(waiting) > KEPT
         self._write()
 
     def note_sent(self, store: EventStore) -> None:
@@ -59,6 +66,5 @@ class MovingEvents:
         return list(self._events)
 
     def _write(self) -> None:
-        self._events = self._events[-KEPT:]
         with suppress(OSError):
             self._shared.write(self._name, json.dumps([(asdict(each), unsent) for each, unsent in self._events]).encode())

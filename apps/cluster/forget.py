@@ -64,7 +64,7 @@ class NoteFollower:
         for note in view["notes"]:
             span, number = span_of(note), note["number"]
             try:
-                if number > max(self._kept, view["forgotten"]["nodes"].get(self.node, 0)):
+                if number > max(self._kept, view["nodes_forgot"].get(self.node, 0)):
                     for each in self._closed:
                         self._follow_closed(each, note)
                     self._count(note, self.service.forget_kept(note["camera"], Span() if note["all"] else span))
@@ -114,8 +114,8 @@ class NoteFollower:
         """Who still has to follow a note: nodes that are away, and cameras that are not open."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
-        nodes = [name for name, done in view["forgotten"]["nodes"].items() if notes and done < number]
-        return [*nodes, *(name for name in view["forgotten"]["cameras"] if any(note in notes for note in self._waiting(name)))]
+        nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
+        return [*nodes, *(name for name in view["cameras_forgot"] if any(note in notes for note in self._waiting(name)))]
 
     def _follow_closed(self, closed: ClosedCamera, note: Mapping[str, Any]) -> None:
         """In what was written before the camera's memory was emptied, or of one that is removed. Raises UserError."""
@@ -145,7 +145,7 @@ class NoteFollower:
     def _waiting(self, name: str) -> list[dict[str, Any]]:
         """Notes that have not been followed in a camera's memory."""
         view = self.view()
-        done = max(self._of.get(name, 0), view["forgotten"]["cameras"].get(name, 0))
+        done = max(self._of.get(name, 0), view["cameras_forgot"].get(name, 0))
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
+from edgevlm import __version__
+from edgevlm.apps.cluster.changes import Changes
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, DirectorState
 from edgevlm.apps.cluster.placement import Camera, Need, Node
 from edgevlm.apps.cluster.shared import shared_at
@@ -16,6 +21,9 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError, nearest
 
 FILE = "cluster.json"
+NEWEST = "head.id"  # which head was started last over a folder
+LOOK_S = 2.0  # from one look there to the next: far less than GRACE_S, for leases go on meanwhile
+LOOKING_S = 1.0  # that a look may take before nodes are answered all the same
 
 
 @dataclass(slots=True)
@@ -32,9 +40,14 @@ class HeadState:
     number: int
     forgotten: dict[str, dict[str, int]]
     removed_nodes: list[str] = field(default_factory=list)
+    mark: str | None = None  # of the view that nodes were told
 
 
 STATE = TypeAdapter(HeadState)
+
+
+def minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def boot_time() -> float:
@@ -45,7 +58,9 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes; calls come one at a time. What it knows outlives it, in a file below ``where``.
 
-    All arguments and answers are what JSON has, so that any transport does. Raises UserError for a file that cannot be read.
+    Of two heads over one ``where`` only the one that was started last gives out cameras: the other's :meth:`join`,
+    :meth:`ask` and changes raise UserError. All arguments and answers are what JSON has, so that any transport does. Raises
+    UserError for a file that cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -60,7 +75,13 @@ class Head:
         self._number = 0  # of the newest note
         self._forgotten: dict[str, dict[str, int]] = {"nodes": {}, "cameras": {}}  # to which number each has
         self._removed_nodes: list[str] = []  # whose names are not taken again
-        self._restore()
+        self._id, self._is_replaced, self._look_at = uuid4().hex, False, -float("inf")
+        self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # a share that hangs holds up no answer
+        self._look: Future[None] | None = None
+        self._begin()
+        mark = self._restore()
+        self._changes = Changes(self._id, self.view(), mark)
+        self._models = self._models_of_cameras()
 
     def join(
         self,
@@ -69,12 +90,19 @@ class Head:
         url: str,
         cameras: Mapping[str, Mapping[str, Any]],
         watches: Mapping[str, Mapping[str, Any]],
+        version: str = __version__,
     ) -> list[str]:
         """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
 
-        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching, and for a
-        node that was removed: nobody knows any more what it was to forget.
+        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching, for a node
+        that was removed: nobody knows any more what it was to forget, and for one of another minor version of edgevlm.
         """
+        self._check_is_newest()
+        if minor(version) != minor(__version__):
+            raise UserError(
+                f"node {node['name']} has edgevlm {version} and the head {__version__}: only versions that begin alike, as "
+                f"{minor(__version__)}.x, go together; install edgevlm=={__version__} here, or end all nodes and upgrade all"
+            )
         self._tick()
         name, known, now = node["name"], self._director.members.get(node["name"]), self._clock()
         if known is not None and self._instances.get(name) != instance:
@@ -110,40 +138,41 @@ class Head:
         needs: Mapping[str, tuple[int, int, float]],
         forgotten: int = 0,
         forgotten_of: Mapping[str, int] | None = None,
+        mark: str | None = None,
     ) -> dict[str, Any]:
         """What a node is to watch until LEASE_S after it asked, and where all else is. Raises UserError for one to join again.
+
+        The answer's ``changes`` are of the view that the node's ``mark`` stands for; of an empty one where it ``is_all``.
 
         open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them.
         forgotten: the number of the last note that was followed in what the node keeps; forgotten_of: in memories of cameras.
         """
+        self._check_is_newest()
         if not self._is_member(name, instance):
             raise UserError(f"there is no node {name} of that process")
         now = self._clock()
         orders = self._director.orders(name, open, now)
-        if new := {(name, model): Need(*need) for model, need in needs.items()}:
-            self._needs.update(new)
+        told = {(name, model): Need(*need) for model, need in needs.items()}
+        if not told.items() <= self._needs.items():
+            self._needs.update(told)
             self._director.spread(now)
             orders = self._director.orders(name, open, now)
         self._tick()
         self._have_forgotten(name, forgotten, forgotten_of or {})
-        models = {each.camera.model for each in self._director.cameras.values()}
+        changes = self._changes.since(mark)
         return {
             "orders": orders,
-            "unknown": sorted(model for model in models if (name, model) not in self._needs),
-            "watches": self._watches,
-            "notes": self._notes,
-            "forgotten": self._forgotten,
-            "removed": {camera: begins for camera, (_, begins) in self._director.removed.items()},
-            **self.view(),
+            "unknown": sorted(model for model in self._models if (name, model) not in self._needs),
+            "mark": self._changes.mark,
+            "is_all": changes is None,
+            "changes": self._changes.all() if changes is None else changes,
         }
 
     def view(self) -> dict[str, Any]:
-        """Nodes and cameras, and where they are."""
-        now = self._clock()
+        """Nodes and cameras, where they are, and what else all nodes know, as :data:`~edgevlm.apps.cluster.changes.EMPTY`."""
         return {
             "nodes": {
-                name: {"url": self._urls[name], "heard_s": round(now - member.seen, 1), "leaving": member.leaving}
-                for name, member in self._director.members.items()
+                name: {"url": self._urls[name], "leaving": member.leaving} for name, member in self._director.members.items()
             },
             "cameras": {
                 name: {
@@ -152,7 +181,17 @@ class Head:
                 }
                 for name, each in self._director.cameras.items()
             },
+            "removed": {camera: begins for camera, (_, begins) in self._director.removed.items()},
+            "nodes_forgot": dict(self._forgotten["nodes"]),
+            "cameras_forgot": dict(self._forgotten["cameras"]),
+            "watches": dict(self._watches),
+            "notes": self._notes,
         }  # fmt: skip
+
+    def heard(self) -> dict[str, float]:
+        """Seconds since each node was last heard of."""
+        now = self._clock()
+        return {name: round(now - member.seen, 1) for name, member in self._director.members.items()}
 
     def add(self, name: str, given: Mapping[str, Any]) -> None:
         """Watch a camera. Raises UserError for a name in use, and, with the reason, where it fits nowhere.
@@ -178,12 +217,12 @@ class Head:
         """Watch a camera no longer. Raises UserError."""
         self._director.remove(name, self._clock())
         del self._given[name]
-        self._save()
+        self._director.keep()
 
     def pause(self, name: str, paused: bool) -> None:
         """A camera is paused, or goes on, wherever it is watched. Raises UserError."""
         self._camera(name)["paused"] = paused
-        self._save()
+        self._director.keep()
 
     def switch(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> int:
         """A camera is opened again with these settings in place of some of its own, as :meth:`Director.renew`; its new epoch.
@@ -198,7 +237,7 @@ class Head:
         for given in (self._given[name] for name in cameras if name in self._given):
             others = [each for each in given["paused_watches"] if each != watch]
             given["paused_watches"] = [*others, watch] if paused else others
-        self._save()
+        self._director.keep()
 
     def _camera(self, name: str) -> dict[str, Any]:
         if name not in self._given:
@@ -212,7 +251,7 @@ class Head:
             self.pause_watch(name, False, self._given)
         else:
             self._watches[name] = dict(fields)
-        self._save()
+        self._director.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool) -> int:
         """What was seen of a camera, or of all, is to be forgotten: a note's number, kept until all nodes and cameras have.
@@ -228,7 +267,7 @@ class Head:
         for name in named if everything else ():
             if camera in (None, name):
                 self._director.renew(name)
-        self._save()
+        self._director.keep()
         return self._number
 
     def _have_forgotten(self, node: str, number: int, cameras: Mapping[str, int]) -> None:
@@ -248,7 +287,7 @@ class Head:
             if any(each < note["number"] for each in nodes.values())
             or any(each < note["number"] for name, each in cameras.items() if note["camera"] in (None, name))
         ]  # fmt: skip
-        self._save()
+        self._director.keep()
 
     def remove_node(self, name: str) -> None:
         """A node that is away does not come back: nothing waits for it. Raises UserError for one that is there."""
@@ -280,23 +319,53 @@ class Head:
         return name in self._director.members and self._instances[name] == instance
 
     def _tick(self) -> None:
-        for name in self._director.tick(self._clock()):
-            del self._urls[name]
+        self._director.tick(self._clock())
+        if len(self._urls) > len(self._director.members):
+            self._urls = {name: url for name, url in self._urls.items() if name in self._director.members}
+
+    def _begin(self) -> None:
+        try:
+            self._shared.write(NEWEST, self._id.encode())
+        except OSError as error:
+            raise UserError(f"{self._where}/{NEWEST}: cannot be written ({error.strerror or error})") from None
+
+    def _check_is_newest(self) -> None:
+        """Raise UserError where another head was started since. A folder that is away says nothing."""
+        now = self._clock()
+        if now >= self._look_at and (self._look is None or self._look.done()):
+            self._look_at, self._look = now + LOOK_S, self._looker.submit(self._look_who_is_newest)
+            wait([self._look], LOOKING_S)
+        self._refuse_if_replaced()
+
+    def _look_who_is_newest(self) -> None:
+        with suppress(OSError):
+            self._is_replaced = self._is_replaced or self._shared.read(NEWEST) != self._id.encode()
+
+    def _refuse_if_replaced(self) -> None:
+        if self._is_replaced:
+            raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
+
+    def _models_of_cameras(self) -> set[str]:
+        return {each.camera.model for each in self._director.cameras.values()}
 
     def _save(self) -> None:
-        """In one step, before anybody is told. Raises OSError, and nothing is told."""
+        """In one step, before anybody is told. Raises OSError, and UserError where there is a newer head; nothing is told."""
+        self._look_who_is_newest()
+        self._refuse_if_replaced()
         known = HeadState(
             self._director.state(), self._given, self._instances, self._urls, self._watches,
             [(*key, need) for key, need in self._needs.items()], self._notes, self._number, self._forgotten,
-            self._removed_nodes,
+            self._removed_nodes, self._changes.next_mark,
         )  # fmt: skip
         self._shared.write(FILE, STATE.dump_json(known))
+        self._changes.take(self.view())
+        self._models = self._models_of_cameras()
 
-    def _restore(self) -> None:
+    def _restore(self) -> str | None:
         try:
             known = STATE.validate_json(self._shared.read(FILE))
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
         except ValidationError as error:
@@ -307,3 +376,4 @@ class Head:
         self._forgotten, self._removed_nodes = known.forgotten, known.removed_nodes
         self._needs.update({(kind, model): need for kind, model, need in known.needs})
         self._director.restore(known.director, self._clock())
+        return known.mark

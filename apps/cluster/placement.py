@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgevlm.apps.credentials import mask_credentials
+
 MOST = 1 + 1e-9  # of a node's time; fractions that are added come to a little more than one
 
 
@@ -114,7 +116,7 @@ class Nodes:
         weights, each, rates = self._need(camera.model)
         able = [place for place, _ in nodes if rates[place] > 0]
         if not able:
-            return f"{camera.model} runs on no node that is there"
+            return f"{mask_credentials(camera.model)} runs on no node that is there"
         place = max(able, key=lambda place: rates[place] * (1 - self.load[place]))
         asked = each + weights * (self._cameras[camera.model] == 0)
         emptiest = max(able, key=lambda place: self.memory[place] - self.taken[place] - asked[place])

@@ -64,6 +64,7 @@ class RayLink:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
         self._began, self._heard, self._ready = 0.0, 0.0, False
+        self._reserved: dict[str, dict[str, float]] = {}
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What the head answers. Raises HeadAway, and UserError as the head does."""
@@ -94,10 +95,19 @@ class RayLink:
         return None if self._process is None else self._process.pid
 
     def reserve(self, name: str, amounts: Mapping[str, float]) -> None:
-        """Take custom resources of this node, until :meth:`release`. Raises UserError where they are not left, HeadAway."""
-        self.call("reserve", name, {**amounts, self._joining.own: 0.001})
+        """Take custom resources of this node, until :meth:`release`, also of Ray that is started anew, as far as it has them.
+
+        Raises UserError where they are not left, HeadAway.
+        """
+        self._reserved[name] = {**amounts, self._joining.own: 0.001}
+        try:
+            self.call("reserve", name, self._reserved[name])
+        except UserError:
+            del self._reserved[name]
+            raise
 
     def release(self, name: str) -> None:
+        self._reserved.pop(name, None)
         with contextlib.suppress(HeadAway):
             self.call("release", name)
 
@@ -106,7 +116,7 @@ class RayLink:
         end = time.monotonic() + START_S
         while True:
             try:
-                self.call("view")
+                self.call("heard")
                 return
             except HeadAway as error:
                 if time.monotonic() > end:
@@ -147,6 +157,9 @@ class RayLink:
                 self._end()
                 raise HeadAway(why)
             self._ready, self._heard = True, time.monotonic()
+            for name, amounts in list(self._reserved.items()):
+                with contextlib.suppress(UserError):
+                    self._call("reserve", (name, amounts))
         return self._pipe
 
     def _end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -77,7 +78,7 @@ class ClusterRoutes:
         parts, method = request.url.path.split("/")[2:], request.method
         is_first = FROM not in request.headers
         if parts == ["nodes"] and method == "GET":
-            return JSONResponse(self._nodes())
+            return JSONResponse(self._nodes(await self._heard()))
         if parts[0] == "nodes" and len(parts) == 2 and method == "DELETE":
             return await self._remove_node(parts[1])
         if parts == ["streams"] and method == "GET":
@@ -108,20 +109,26 @@ class ClusterRoutes:
             return await self._anywhere(request)
         return None
 
-    def _nodes(self) -> dict[str, Any]:
+    async def _heard(self) -> dict[str, float]:
+        return await run_in_threadpool(self._agent.heard)
+
+    def _nodes(self, heard: Mapping[str, float]) -> dict[str, Any]:
         """Nodes as the head knew them at its last answer."""
-        view, away = self._agent.view, {"heard_s": None, "leaving": False}
-        cameras = [each["node"] for each in view["cameras"].values()]
-        nodes = {**dict.fromkeys(view["forgotten"]["nodes"], away), **view["nodes"]}
+        view, away = self._agent.view, {"leaving": False}
+        cameras = Counter(each["node"] for each in view["cameras"].values())
+        nodes = {**dict.fromkeys(view["nodes_forgot"], away), **view["nodes"]}
         data = [
-            {"id": name, "object": "node", "cameras": cameras.count(name), **{key: node[key] for key in ("heard_s", "leaving")}}
+            {
+                "id": name, "object": "node", "cameras": cameras[name], "heard_s": heard.get(name),
+                "leaving": node["leaving"],
+            }
             for name, node in nodes.items()
-        ]
+        ]  # fmt: skip
         return {"object": "list", "data": data}
 
     async def _remove_node(self, name: str) -> Response:
         """One that is away, for good."""
-        if name not in (known := self._agent.view["forgotten"]["nodes"]):
+        if name not in (known := self._agent.view["nodes_forgot"]):
             return problem(404, f"there is no node {name!r}; {nearest(name, known)}", "not_found", "name")
         await run_in_threadpool(self._agent.call, "remove_node", name)
         with suppress(HeadAway, UserError):  # it is removed
@@ -140,23 +147,25 @@ class ClusterRoutes:
             for answer in await self._of_others(request):
                 data += answer.get("data", [])
             known = {each["id"]: each for each in data if self._is_newest(each)}
-            data = [known.get(name) or self._told_of(name) for name in agent.view["cameras"]]
+            heard = await self._heard() if agent.view["cameras"].keys() - known else {}
+            data = [known.get(name) or self._told_of(name, heard) for name in agent.view["cameras"]]
         return {"object": "list", "data": data, "watts": watts}
 
     def _is_newest(self, described: Mapping[str, Any]) -> bool:
         known = self._agent.view["cameras"].get(described["id"])
         return known is not None and described["epoch"] == known["epoch"]
 
-    def _told_of(self, name: str) -> dict[str, Any]:
+    def _told_of(self, name: str, heard: Mapping[str, float]) -> dict[str, Any]:
         """A camera of which its node does not tell."""
         known, here = self._agent.view["cameras"][name], self._agent.problems.get(name)
         where = known["node"]
-        heard_s = self._agent.view["nodes"].get(where, {}).get("heard_s", 0.0)
+        heard_s = heard.get(where, 0.0)
         late = f"its node {where} was last heard of {heard_s:.0f} s ago" if heard_s > LATE_S else "it is being opened"
         why = known["problem"] or here or late
         return {
-            "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]), "model": known["model"],
-            "fps": known["fps"], "state": "failed" if known["problem"] or here else "starting", "problem": why,
+            "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]),
+            "model": mask_credentials(known["model"]), "fps": known["fps"],
+            "state": "failed" if known["problem"] or here else "starting", "problem": why,
             "node": where, "epoch": known["epoch"],
         }  # fmt: skip
 
@@ -177,7 +186,7 @@ class ClusterRoutes:
             if known is not None and (known["node"] or known["problem"]):
                 break
             await asyncio.sleep(0.2)
-        return JSONResponse(self._told_of(new.id), 201)
+        return JSONResponse(self._told_of(new.id, await self._heard()), 201)
 
     async def _of_camera(self, request: Request, name: str, is_first: bool) -> Response | None:
         """By the node that watches it."""
@@ -197,7 +206,7 @@ class ClusterRoutes:
         url = self._others().get(known["node"] or "")
         if url is None or not is_first:
             if request.method == "GET" and request.url.path == f"/v1/streams/{name}":
-                return JSONResponse(self._told_of(name))
+                return JSONResponse(self._told_of(name, await self._heard()))
             why = known["problem"] or "it moves to another node"
             return problem(503, f"{name} is not watched now: {why}; ask again in a moment", "not_ready", "name")
         return await self._forwarded(request, url, known["node"])

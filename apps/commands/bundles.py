@@ -111,7 +111,8 @@ bundles = lazy_app(
         "remove": (f"{__name__}:remove", "Remove cached bundles."),
     },
     name="bundles",
-    help="List, share, verify and remove bundles. EDGEVLM_CACHE names another directory for cached ones.",
+    help="List, share, verify and remove bundles.",
+    epilog="EDGEVLM_CACHE names another directory for cached bundles.",
 )
 
 

@@ -43,8 +43,9 @@ def calibrate(
 ) -> None:
     """Choose the best policy for a model.
 
-    Measures what policies need to know of each layer, compares the policies at equal bytes, and how much of the frames may be
-    left out; writes it into the bundle, for --policy, --append and --encode auto. Interrupted, the same command resumes.
+    Measures what policies need to know of each layer, compares the policies at equal bytes, and finds how much of each frame
+    can be left out. The bundle keeps the result, for --policy, --append and --encode auto. If interrupted, the same command
+    resumes.
     """
     from edgevlm.progress import progress
 

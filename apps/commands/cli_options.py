@@ -62,7 +62,7 @@ def lines(variable: str) -> list[str]:
 
 
 def parse_size(option: str, text: str) -> tuple[int, int]:
-    """(width, height) of ``1280x720``. Raises UserError for what is none."""
+    """(width, height) of ``1280x720``. Raises UserError if it is invalid."""
     if not (match := re.fullmatch(r"(\d{1,5})[xX](\d{1,5})", text.strip())) or "0" in match.groups():
         raise UserError(f"{option} {text}: give width and height in pixels, like 640x480")
     return int(match[1]), int(match[2])

@@ -95,13 +95,13 @@ def with_default(text: str) -> str:
 
 
 def load_command(name: str, target: str) -> Any:
-    """The command of ``module:attribute``; a module's ``EPILOG`` ends its help."""
+    """The command of ``module:attribute``; what the module's ``EPILOG`` has for it ends its help."""
     module, _, attribute = target.partition(":")
-    found = getattr(import_module(module), attribute)
+    found, epilog = getattr(import_module(module), attribute), getattr(import_module(module), "EPILOG", None)
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.command(name, cls=PlainCommand, epilog=getattr(import_module(module), "EPILOG", None))(found)
+    alone.command(name, cls=PlainCommand, epilog=epilog.get(name) if isinstance(epilog, dict) else epilog)(found)
     return typer.main.get_command(alone)
 
 

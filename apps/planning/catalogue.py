@@ -66,7 +66,7 @@ def line(checkpoint: PublishedCheckpoint, plan: DevicePlan) -> dict[str, Any]:
 
 
 def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
-    """The lines of the command. Raises UserError for a device that there is not and a rate that is none."""
+    """The lines of the command. Raises UserError for an unknown device and an invalid rate."""
     device = device_named(name)
     rows = [(checkpoint, choose(checkpoint.model, device, PlanRequest("", name, fps=fps))) for checkpoint in checkpoints()]
     if as_json:

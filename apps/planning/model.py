@@ -126,7 +126,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """The model of a whole ``config.json``, nothing left out. Raises KeyError, TypeError or ValueError for what is none."""
+    """The model of a whole ``config.json``, nothing left out. Raises KeyError, TypeError or ValueError if it is invalid."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))

@@ -119,7 +119,7 @@ class DevicePlan:
 
 
 def make_plan(request: PlanRequest) -> DevicePlan:
-    """Work a plan out. Raises UserError for a device, model, precision or budget that is none."""
+    """Work a plan out. Raises UserError for an invalid device, model, precision or budget."""
     device = device_named(request.device)
     return choose(model_of(request.model, request.camera), device, request)
 
@@ -128,7 +128,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """The plan of what was asked for and, for the rest, what suits a model and a device: these three say all.
 
     The most accurate weights with which the usual budget fits and ``request.fps`` are kept up with, or half that budget; where
-    none keep up the fastest that fit, where none fit the smallest. Raises UserError for a precision or budget that is none.
+    none keep up the fastest that fit, where none fit the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -176,7 +176,7 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """8 bits on a CPU beside whole numbers in the decoder; a bundle's own."""
+    """8 bits on a CPU beside integers in the decoder; a bundle's own."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"

@@ -64,7 +64,7 @@ class Roofline:
     def rate(self) -> float:
         """Operations a second that matrices are multiplied at.
 
-        On a GPU whole numbers of 4 or 8 bits are made float16 on the way, so that the rate is float16's. On a CPU they are
+        On a GPU integers of 4 or 8 bits are made float16 on the way, so that the rate is float16's. On a CPU they are
         multiplied as 8 bits (accuracy level 4), and float16 weights as float32.
         """
         if self.device.kind == "cpu":
@@ -187,7 +187,7 @@ def can_run(roofline: Roofline, budget: int, chunk: int, fps: float) -> bool:
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """The largest whole number of ``least`` to ``most`` for which ``holds``, true up to some number and never after; or 0."""
+    """The largest integer of ``least`` to ``most`` for which ``holds``, true up to some number and never after; or 0."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1

@@ -20,7 +20,7 @@ MOMENTS = "give 10m, 1h30m, 14:03 or 2026-11-22T14:03"
 
 
 def duration(text: str) -> float | None:
-    """Seconds of ``90s``, ``10m``, ``1h30m``, ``2d`` or ``1.5h``; None for what is none."""
+    """Seconds of ``90s``, ``10m``, ``1h30m``, ``2d`` or ``1.5h``; None if it is invalid."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None

@@ -49,7 +49,7 @@ def parse_gate(text: str) -> GateRule | None:
     try:
         values = {key: kinds[key](value) for key, value in settings.items()}
     except ValueError:
-        raise UserError(f"--gate {text}: a threshold is a number of levels from 0 to 255, every a whole number") from None
+        raise UserError(f"--gate {text}: a threshold is a number of levels from 0 to 255, every an integer") from None
     return None if name == "off" else GateRule(name, **values)
 
 

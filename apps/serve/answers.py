@@ -67,7 +67,7 @@ OBJECTS: dict[str, Fields] = {
         "id": ("string", "Its name."),
         "object": ("string", "node."),
         "cameras": ("integer", "How many it watches."),
-        "heard_s": ("number|null", "Seconds since the head last heard of it; null while it is away."),
+        "heard_s": ("number|null", "Seconds since the head last heard of it; null while it, or the head, is away."),
         "leaving": ("boolean", "Whether it ends, and its cameras move to others."),
     },
     "forget": {

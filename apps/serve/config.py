@@ -48,7 +48,7 @@ FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
 def checked_budget(value: str | int | None) -> str | int | None:
-    """A budget as typed. Raises ValueError for what is none."""
+    """A budget as typed. Raises ValueError if it is invalid."""
     if value is not None:
         try:
             parse_budget(str(value))
@@ -264,7 +264,7 @@ class ServeConfig(Section):
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """The key that clients have to give. Raises UserError for one that is none, and where other machines could ask without."""
+    """The key that clients have to give. Raises UserError for an invalid one, and where other machines could ask without."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")

@@ -26,7 +26,7 @@ class Grammar:
     """A logits processor of one answer: leaves the tokens that a text of the grammar can go on with."""
 
     def __init__(self, model: Model, grammar: str) -> None:
-        """grammar: llguidance's. Raises UserError for one that is none, and for a tokenizer that cannot write it."""
+        """grammar: llguidance's. Raises UserError for an invalid one, and for a tokenizer that cannot write it."""
         self._matcher = LLMatcher(_tokenizer(model), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         self._taken = 0
         self._check()

@@ -59,7 +59,7 @@ def settings_of(
         values["cluster"] = {**values.get("cluster", {}), "join": cluster}
     if cameras:
         values["cameras"] = {**values.get("cameras", {}), **{k: v.model_dump() for k, v in named_cameras(cameras).items()}}
-    if not values.get("cameras") and values.get("cluster", {}).get("join", "head").startswith("head"):
+    if not values.get("cameras") and values.get("cluster", {}).get("join") is None:
         values["cameras"] = {"demo": {"source": "demo"}}
     return check_config(values, str(path) if path is not None else "serve")
 

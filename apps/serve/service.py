@@ -272,7 +272,7 @@ class Service:
         """Apply a configuration: cameras that changed are opened again, others, switched ones too, are not touched.
 
         What was done, a line each, and what waits for a restart; a camera that cannot be opened is one of them and holds up no
-        other. Raises UserError for a key that is none, and changes nothing.
+        other. Raises UserError for an invalid key, and changes nothing.
         """
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)

@@ -300,8 +300,8 @@ class CameraStream:
                 "frame": number,
                 "time_s": None if when is None else when.time_s,
                 "time": None if when is None else wall_clock(when.wall),
-                "share": round(float(fraction), 4),
-                "layer_shares": [round(float(each), 4) for each in groups],
+                "fraction": round(float(fraction), 4),
+                "layer_fractions": [round(float(each), 4) for each in groups],
                 "patches": "".join(f"{digit:x}" for digit in np.ceil(15 * patches - 1e-6).astype(int).tolist()),
                 "thumbnail_url": None if when is None else self._thumbnail_url(number),
             })  # fmt: skip

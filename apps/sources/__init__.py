@@ -35,7 +35,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
 
 def check_source(camera: str | None, video: str | None) -> None:
-    """Raise SourceError for what is none, as far as that can be told without opening anything that has a clock."""
+    """Raise SourceError if it is invalid, as far as that can be told without opening anything that has a clock."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
@@ -113,7 +113,7 @@ def open_network(target: str, options: SourceOptions) -> Source:
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
     """The kind, a name of the group ``edgevlm.sources`` or ``file.py:Class``, and what to open; the demo by default.
 
-    Raises SourceError for what is none.
+    Raises SourceError if it is invalid.
     """
     if video is not None:
         if video == "-":

@@ -113,7 +113,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How a source is opened and read. A kind ignores what it has no use for. Raises SourceError for what is none.
+    """How a source is opened and read. A kind ignores what it has no use for. Raises SourceError if it is invalid.
 
     ``fps``: frames a second taken, by their times. ``size``: (width, height) in pixels, ``pixel_format``: a FourCC like
     ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes; what carries no times is taken for

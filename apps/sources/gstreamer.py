@@ -190,7 +190,7 @@ CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # unless asked for: every Jetson sensor 
 
 
 def csi_pipeline(target: str, options: SourceOptions) -> str:
-    """The pipeline of ``csi://N``, N a sensor's number. Raises SourceError for what is none.
+    """The pipeline of ``csi://N``, N a sensor's number. Raises SourceError if it is invalid.
 
     Pictures are scaled and turned into BGRx by the platform's converter (nvvidconv), and leave its memory once.
     """

@@ -64,7 +64,7 @@ class AllowedHosts:
 
 
 def is_network(text: str) -> bool:
-    """Whether it is an address or a network rather than a name. Raises ValueError for a network that is none."""
+    """Whether it is an address or a network rather than a name. Raises ValueError for an invalid network."""
     try:
         ip_network(text)
     except ValueError:

@@ -72,7 +72,7 @@ def _read_by_ffmpeg(url: str, options: SourceOptions, response: HTTPResponse) ->
 
 
 def split_address(url: str) -> SplitResult:
-    """A network camera's address. Raises SourceRefused for what is none."""
+    """A network camera's address. Raises SourceRefused if it is invalid."""
     try:
         parts = urlsplit(url)
         _ = parts.port

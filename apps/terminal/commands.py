@@ -7,13 +7,14 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from edgevlm.apps.run.loop import RunLoop
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.errors import UserError, nearest
+from edgevlm.progress import Notify
 from edgevlm.runtime.plugins import names
 
 COMMANDS = {
@@ -34,7 +35,7 @@ POLL_S = 0.2
 class Commands:
     """Carries out typed lines. ``say`` writes a line for the person who typed."""
 
-    def __init__(self, run: RunLoop, say: Callable[[str], None]) -> None:
+    def __init__(self, run: RunLoop, say: Notify) -> None:
         self._run, self._say = run, say
 
     def __call__(self, line: str) -> None:
@@ -129,7 +130,7 @@ class Commands:
 
 
 @contextmanager
-def piped_questions(run: RunLoop, say: Callable[[str], None], descriptor: int) -> Iterator[None]:
+def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
     """Take each line that comes on ``descriptor`` as typed, from a thread of its own, while the block runs.
 
     A live source is asked when the line comes; one that is played as fast as it can be is asked at its end.

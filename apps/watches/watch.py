@@ -120,7 +120,7 @@ class Hours:
 
     @classmethod
     def parse(cls, text: str) -> Hours:
-        """Raises ValueError for what is none."""
+        """Raises ValueError if it is invalid."""
         match = re.fullmatch(r"(?:([a-z]{3}(?:[-,][a-z]{3})*) ?)?(?:(\d\d):(\d\d)-(\d\d):(\d\d))?", text.strip().lower())
         if not match or not match[0]:
             raise ValueError(f"{text!r}: write it like 'mon-fri 08:00-18:00', 'sat,sun' or '22:00-06:00'")

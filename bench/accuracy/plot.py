@@ -29,7 +29,7 @@ def plot(report: AccuracyReport, path: Path) -> None:
 
 
 def draw_chart(report: AccuracyReport, axes: Any) -> None:
-    """Shares of ``backward`` over the budget, on a logarithmic axis, with 95 % intervals; dashed: full KV and the oracle."""
+    """Fractions of ``backward`` over the budget, on a logarithmic axis, with 95 % intervals; dashed: full KV and the oracle."""
     from matplotlib import colormaps
 
     rows = [row for row in report.rows if row.kind == BACKWARD]

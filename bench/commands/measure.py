@@ -14,10 +14,13 @@ from edgevlm.apps.commands.cli_options import threads as threads_option
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Report, to_stderr
 
-EPILOG = (
-    "Needs: --against transformers, vision and export need torch and transformers; "
-    "--against llama.cpp llama-cpp-python and gguf, openvino openvino and nncf as well; charts need edgevlm[report]."
-)
+EPILOG = {  # what each command needs beside edgevlm[cpu]
+    "speed": "vision, export and --against transformers need torch and transformers; --against llama.cpp also "
+    "llama-cpp-python and gguf, openvino also openvino and nncf; precision gguf.",
+    "stream": "against, and changed with a seeded model, need torch and transformers.",
+    "serve": "Needs edgevlm[serve]; page also chromium (apt install chromium).",
+    "cluster": "scaling needs edgevlm[cluster].",
+}
 
 
 # what each command measures -> its module and function; the first is measured unless another is named
@@ -263,11 +266,11 @@ def cluster(
     streams: Annotated[int | None, option("N", "Show this many streams, for scaling.", "10", min=1)] = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate nodes that fail, over the real placement; or time work on a cluster.
+    """Simulate nodes that fail, or time work on a cluster.
 
-    failures is without video or network: the code that serve --cluster places and moves cameras with, over simulated nodes and
-    clocks. A node is killed once in 30 days on average, frozen once in 30, cut off once in 15 and replaced once in 1,000.
-    scaling times bench accuracy --cluster, and predicts it for more workers.
+    failures runs the code with which serve --cluster places and moves cameras, over simulated nodes and clocks, without video.
+    A node is killed once in 30 days on average, frozen once in 30, cut off once in 15 and replaced once in 1,000. scaling times
+    bench accuracy --cluster, and predicts it for more workers.
     """
     _measure("cluster", CLUSTER, locals())
 
@@ -340,7 +343,7 @@ def _read(name: str, typed: Any, wanted: str) -> Any:
         return [typed] if wanted == "Sequence[int]" else typed
     parts = [part.strip() for part in typed.split(",") if part.strip()]
     if not parts or any(not part.isdecimal() or not int(part) for part in parts):
-        raise UserError(f"{_option(name)} {typed!r}: give whole numbers of 1 or more, separated by commas")
+        raise UserError(f"{_option(name)} {typed!r}: give integers of 1 or more, separated by commas")
     return [int(part) for part in parts]
 
 

@@ -168,7 +168,7 @@ def _counts(session: Session, policy: Policy) -> dict[str, int]:
     """Rows merged, lost and cut because space ran out, and how often positions were made dense."""
     counts = {"reindexings": session.stats.memory.reindexings}
     if isinstance(policy, Retrieval):
-        counts |= {"merged": policy.merged, "lost": policy.store.stats.lost, "cut": policy.working.truncated}
+        counts |= {"merged": policy.merged, "lost": policy.store.stats.lost, "truncated_rows": policy.working.truncated}
     return counts
 
 

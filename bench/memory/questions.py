@@ -167,7 +167,7 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, threads:
             since = now * (1 - fraction)
             seen = [((cache.kind(layer) == Kind.VISION) & (cache.confirmed(layer) >= since)).sum(1).mean()
                     for layer in range(cache.layers)]  # fmt: skip
-            line = {"share": fraction, "rows": round(sum(seen) / len(seen)), "held": session.stats.tokens}
+            line = {"fraction": fraction, "rows": round(sum(seen) / len(seen)), "held": session.stats.tokens}
             yield {**line, **figures("question", took[fraction]), **ratio(took[fraction], took[None]), "threads": threads}
 
 

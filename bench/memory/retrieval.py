@@ -37,7 +37,7 @@ ANSWER_TOKENS = 8
 REPORT_EVERY = 512  # frames
 WAYS = {"fetched": RetrievalStats.ratio, "attended": RetrievalStats.attended, "rule": RetrievalStats.by_rule}
 """``fetched``: of the offloaded rows, the fraction fetched; ``attended``: of window and offloaded rows, the fraction attended
-to; ``rule``: of all that the policy chooses from, the fraction its rule chose before anything was cut, if the policy says.
+to; ``rule``: of all that the policy chooses from, the fraction its rule chose before it was truncated, if the policy says.
 """
 
 
@@ -107,7 +107,7 @@ def _measure(model: Model, policy: str, settings: WatchSettings, plain: WatchCos
             **{f"{phase}_ratio": _mean(stats.ratio(phase)) for phase in PHASES},
             **{f"{phase}_{way}": _mean(of(stats, phase)) for way, of in WAYS.items() if way != "fetched" for phase in PHASES},
             "heads": {way: {phase: _rounded(of(stats, phase)) for phase in PHASES} for way, of in WAYS.items()},
-            "shares": {phase: {name: round(part, 4) for name, part in stats.breakdown(phase).items()} for phase in PHASES},
+            "breakdown": {phase: {name: round(part, 4) for name, part in stats.breakdown(phase).items()} for phase in PHASES},
             "call_ms": {phase: _per_call(stats, phase) for phase in PHASES},
             "offload_ms_per_frame": round(stats.offload_ms / settings.frames, 4),
             "bytes_per_question": took.moved, "disk_bytes_per_question": took.read,

@@ -60,6 +60,7 @@ QUICK = (
         60,
     ),
 )
+OPENVINO = "--model seeded-0.5b --against openvino --held 784,6000 --precisions int8,int4 --kv fp32,int8 --rounds 5"
 FULL = (
     Planned("stream-demo", "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1", 300),
     Planned("stream-0.5b", "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 "
@@ -69,12 +70,18 @@ FULL = (
     Planned("compression-2", "compression --policy infinipot-v --threads 2 --rounds 5", 20),
     Planned("prefill-pattern", "speed st-spattn", 120),
     Planned("per-layer", "speed per-layer --model seeded-0.5b,demo", 120),
-    Planned("decode-1", "speed decode --threads 1 --rounds 11", 400),
-    Planned("decode-2", "speed decode --threads 2 --rounds 11", 300),
+    Planned("decode-1", "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11", 500),
+    Planned("decode-2", "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11", 400),
+    Planned("decode-openvino-1", f"speed decode {OPENVINO} --threads 1", 300),
+    Planned("decode-openvino-2", f"speed decode {OPENVINO} --threads 2", 300),
     Planned("decode-3b", "speed decode --model seeded-3b --layers 8 --against transformers --kv fp32 --held 300 "
             "--rounds 5", 300),
     Planned("decode-3b-int4", "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5", 300),
     Planned("prefill", "speed prefill --model seeded-0.5b,demo --rounds 2", 500),
+    Planned("prefill-llama.cpp", "speed prefill --model seeded-135m --tokens-per-frame 64 --against llama.cpp --held 784,6000 "
+            "--frames 1 --precisions fp32,int8,int4 --kv fp32,fp16,int8 --rounds 5", 400),
+    Planned("prefill-openvino-1", f"speed prefill {OPENVINO} --frames 1 --threads 1", 400),
+    Planned("prefill-openvino-2", f"speed prefill {OPENVINO} --frames 1 --threads 2", 400),
     Planned("vision", "speed vision --layers 2 --rounds 3", 300),
     Planned("snapshot", "memory snapshot --model seeded-0.5b,demo", 240),
     Planned("store", "memory store", 60),

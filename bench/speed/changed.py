@@ -45,7 +45,7 @@ def changed(
 
     The patches lie around the middle. With ``clips`` nothing is timed: each is watched by each setting of ``encode``, and
     features are compared with the whole tower's. Raises UserError for a tower, precision, clip or setting that is not
-    known, and for a percentage that is none.
+    known, and for an invalid percentage.
     """
     settings = [parse_encode(text).changed for text in encode]
     for clip in clips:

@@ -168,7 +168,7 @@ def _bytes(array: NDArray) -> NDArray[np.uint8]:
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:
-    """Write ``model`` without a tokenizer; its rows are rounded as ``precision`` says, blocks of 32 for whole numbers."""
+    """Write ``model`` without a tokenizer; its rows are rounded as ``precision`` says, blocks of 32 for integers."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(s.vocab)

@@ -40,7 +40,7 @@ def patches(
     """A line for each clip, as it is and shaken: frames of 384x384 in 27x27 patches.
 
     ``kernel_ms``: one comparison of a frame with its references; ``ms_per_frame``: all that is done to choose the patches;
-    ``encoded_plain``: what would be encoded if shifts and exposure were not undone. Raises UserError for a clip that is none.
+    ``encoded_plain``: what would be encoded if shifts and exposure were not undone. Raises UserError for an invalid clip.
     """
     kernels.set_threads(threads)
     vision = VisionSpec("", (SIDE, SIDE), "stretch", None, "bicubic", 1 / 255, (0.5,) * 3, (0.5,) * 3, 729, GRID, None)

@@ -180,7 +180,7 @@ def _of_llama_cpp(
 
 
 def check_precision(name: str) -> None:
-    """Raise UserError unless ``name`` is a precision, or one of whole numbers and ``+gptq``."""
+    """Raise UserError unless ``name`` is a precision, or one of integers and ``+gptq``."""
     from edgevlm.export.precisions import load_precision
     from edgevlm.export.samples import rounded_layout
 

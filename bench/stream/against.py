@@ -32,7 +32,7 @@ from edgevlm.runtime.session import Session
 OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v:official=head"
 BUDGET = 8  # frames, unless one is given
-VISION = {"fp32": "fp32", "fp16": "fp32"}  # the tower's precision beside the decoder's; int8 beside whole numbers
+VISION = {"fp32": "fp32", "fp16": "fp32"}  # the tower's precision beside the decoder's; int8 beside integers
 PARTS = ("vision_ms", "prefill_ms", "compress_ms")
 
 

@@ -85,8 +85,9 @@ def measure(model: Model, policy: str, budget: int | None, frames: int, progress
         "policy": stream.policy.name if policy == AUTO else policy, "budget": stream.budget, "frames": seen,
         "fps": round(1e3 / frame_ms, 3), "frame_ms": round(frame_ms, 4),
         **rounded, **({"vision_ms": None} if has_noise(model) else {}),
-        "compress_share": round(parts["compress_ms"] / frame_ms, 6),
-        **_ends([cycle.frame_ms for cycle in cycles], "frame"), **_ends([cycle.compress_fraction for cycle in cycles], "share"),
+        "compress_fraction": round(parts["compress_ms"] / frame_ms, 6),
+        **_ends([cycle.frame_ms for cycle in cycles], "frame"),
+        **_ends([cycle.compress_fraction for cycle in cycles], "fraction"),
         "cold_frame_ms": round(cold.frame_ms, 4),
     }  # fmt: skip
 

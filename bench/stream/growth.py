@@ -190,7 +190,7 @@ def _watch(session: Session, work: GrowthWork, marks: tuple[int, ...], meter: Me
             "policy_mb": round(after.policy_bytes / 1e6, 3),
             **pace.line(),
             **answers,
-            "compress_share": round((after.memory.compress_ms - compress_ms) / (1e3 * took), 5),
+            "compress_fraction": round((after.memory.compress_ms - compress_ms) / (1e3 * took), 5),
             "joules_per_frame": _per(energy.joules if energy else None, count),
             "net_joules_per_frame": _per(energy.net() if energy else None, count),
             "dropped": dropped,

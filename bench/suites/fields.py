@@ -55,7 +55,7 @@ class Fields:
         if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value.strip()):
             return int(value)
         if not _is_number(value) or not math.isfinite(value) or value != int(value) or value < 0:
-            raise Malformed(f"{name} is {shown(value)}, not a whole number")
+            raise Malformed(f"{name} is {shown(value)}, not an integer")
         return int(value)
 
     def seconds(self, name: str) -> float:
@@ -96,7 +96,7 @@ def clip_of(start: float, end: float) -> tuple[float, float]:
 
 
 def seconds_of(value: Any, name: str) -> float:
-    """Seconds as a number or a clock's text. Raises Malformed for what is none, NaN, negative, or a third of a year."""
+    """Seconds as a number or a clock's text. Raises Malformed if it is invalid, NaN, negative, or a third of a year."""
     seconds = math.nan
     if _is_number(value):
         seconds = float(value)

@@ -46,7 +46,7 @@ class Judge:
     """Retries up to ``tries`` times, waiting longer each time, or as long as the endpoint says (Retry-After).
 
     url: up to and with ``/v1``; timeout_s: of one request. The key comes from the environment alone and is never shown.
-    Raises UserError for an address that is none.
+    Raises UserError for an invalid address.
     """
 
     def __init__(

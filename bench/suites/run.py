@@ -30,7 +30,7 @@ from edgevlm.runtime.model import Model
 
 VERDICT = "verdict"  # the kind of record that a judge's verdict is
 ALL_TOKENS = "all"  # the budget of full KV
-PROMPT_SHARE = 4  # a prompt may take a quarter of a model's positions
+PROMPT_PARTS = 4  # a prompt may take one part in so many of a model's positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def evaluate(job: SuiteJob, progress: Report, notify: Notify, judge: Judge | Non
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
     """Text budget for the longest prompt, up to a part of the model's positions, and the longest answer; no conversation."""
-    chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_SHARE
+    chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_PARTS
     prompts = {question.prompt for question in questions} | {question.poll.prompt for question in questions if question.poll}
     longest = max(_length(model, chat, prompt) for prompt in prompts)
     answer = max(question.tokens for question in questions)

@@ -33,7 +33,7 @@ class RunJournal:
         resume: bool = False,
         key: Callable[[Mapping[str, Any]], Key] = key_of,
     ) -> None:
-        """key: of a record; raises KeyError for what is none.
+        """key: of a record; raises KeyError if it is invalid.
 
         Raises UserError for a file that is there without ``resume``, or is of other settings.
         """

@@ -126,7 +126,7 @@ class Variant:
         return (found[1], found[2], found[3]) if found else (None, None, None)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """The same policy, each ``all``, ``changed[:...]`` or ``auto``. Raises UserError for what is none of them."""
+        """The same policy, each ``all``, ``changed[:...]`` or ``auto``. Raises UserError if it is none of them."""
         appended = "" if parse_append(append).name == ALL else f"@{append}"
         encoded = "" if parse_encode(encode).name == ALL else f"@encode:{encode}"
         return Variant(f"{self.label}{appended}{encoded}")

@@ -350,7 +350,7 @@ def moved_bytes(session: Session) -> int:
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Share of ``evidence`` held, and whether any of it is, each the mean over layers and KV heads; None without evidence."""
+    """Fraction of ``evidence`` held, and whether any of it is, means over layers and KV heads; None without evidence."""
     if not len(evidence):
         return None, None
     there = held[:, :, evidence]

@@ -73,7 +73,7 @@ class Machine:
         return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     def number(self, name: str) -> int | None:
-        """A file that holds one whole number."""
+        """A file that holds one integer."""
         text = self.read(name)
         return int(text) if text is not None and text.strip().isdigit() else None
 

@@ -139,7 +139,7 @@ class BuildJob:
 
 
 def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
-    """The tower, the decoder and, where there is one, the graph of projections. Raises BundleError for a file that is none."""
+    """The tower, the decoder and, where there is one, the graph of projections. Raises BundleError for an invalid file."""
     spec = bundle.decoder
     probes = frozenset() if settings.probes else frozenset(f"query{layer}" for layer in range(spec.layers))
     sizes = fixed_dimensions(bundle, settings.capacity)

@@ -1,7 +1,7 @@
 """How a matrix ``[out, in]`` lies in files, and the graph nodes that multiply by it.
 
 For ONNX Runtime: :class:`Dense` and :class:`Blocks`. For TensorRT's strongly typed networks, products are in float16: ``Dense``
-with ``half``, and whole numbers (:class:`PerChannel`, :class:`PerBlock`) that are symmetric, ``code * scale`` with a scale
+with ``half``, and integers (:class:`PerChannel`, :class:`PerBlock`) that are symmetric, ``code * scale`` with a scale
 above 0 and no zero point, as its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
 """
 
@@ -29,7 +29,7 @@ LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
 class Layout(ABC):
-    """One way to store matrices. ``is_integer``: whether weights are rounded to whole numbers."""
+    """One way to store matrices. ``is_integer``: whether weights are rounded to integers."""
 
     is_integer: ClassVar[bool] = False
 
@@ -82,12 +82,12 @@ class Dense(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Layout):
-    """Whole numbers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
+    """Integers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
 
     A weight is ``(code - zero) * scale``; code and zero are unsigned. B is ``ceil(in / size)``, the last block filled up with
     zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]`` (of two 4-bit codes in a byte the first is the low one),
     ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8 ``[out, ceil(B * bits / 8)]``.
-    level: ONNX Runtime's ``accuracy_level``: 4 rounds activations to 8 bits, block by block, and adds up whole numbers; 0
+    level: ONNX Runtime's ``accuracy_level``: 4 rounds activations to 8 bits, block by block, and adds up integers; 0
     computes in float32. (Whatever it says, a session that does not prepack computes in float32, and slowly.)
     """
 

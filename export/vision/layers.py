@@ -3,7 +3,7 @@
 Linears in ``int8`` (ONNX Runtime): weights have one scale per output channel, activations one per call. Per call, the ``F``
 frames of it together, an activation ``x`` is rounded to ``round(x / s) + z`` with ``s`` and ``z`` that span its smallest and
 largest number and 0 (ONNX's DynamicQuantizeLinear); a weight column ``w`` to ``round(w / t)``, ``t = max|w| / 127``. The
-product adds up whole numbers. Linears in ``fp16`` (TensorRT): the product and its weights, with a Cast on either side;
+product adds up integers. Linears in ``fp16`` (TensorRT): the product and its weights, with a Cast on either side;
 attention too. The first convolution, norms, activations and sums stay float32.
 
 Attention is, for ONNX Runtime, one node, which never holds the scores of all pairs at once. Graphs without its operators have
@@ -56,7 +56,7 @@ class VisionGraph:
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """An array, kept in the graph or, unless it is small or of whole numbers, in the weights file."""
+        """An array, kept in the graph or, unless it is small or of integers, in the weights file."""
         is_kept = array.size <= SMALL or array.dtype == np.int64
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
@@ -119,7 +119,7 @@ class VisionGraph:
         return self.computed[key]
 
     def argsort(self, keys: Operand) -> Operand:
-        """The order that sorts whole numbers, no two of them equal."""
+        """The order that sorts integers, no two of them equal."""
         if not isinstance(keys, str):
             return np.argsort(np.asarray(keys))
         order, count = f"{keys}.order", self.compute("Shape", keys)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from edgevlm.export.backbones import inverse_frequencies
 from edgevlm.export.vision import VisionTower
 from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
@@ -210,7 +211,7 @@ class QwenTower(VisionTower):
     def tables(self, g: VisionGraph) -> None:
         """cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
         half, turned = self.columns // self.heads // 2, list[Operand]()
-        inv_freq = 1.0 / np.float32(self.theta) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
+        inv_freq = inverse_frequencies(self.theta, half)
         for places in (self.layout.row, self.layout.column):
             at = g.compute("Cast", g.compute("Gather", places, self.layout.order), to=TensorProto.FLOAT)
             turned.append(g.compute("Mul", g.compute("Unsqueeze", at, (1,)), inv_freq))

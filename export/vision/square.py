@@ -26,7 +26,7 @@ class Encoder:
         self.activation, self.epsilon = str(section["hidden_act"]), float(section["layer_norm_eps"])
         image, self.patch = section["image_size"], section["patch_size"]
         if not isinstance(image, int) or not isinstance(self.patch, int):
-            raise UserError("config.json: vision image_size and patch_size must be whole numbers (square frames)")
+            raise UserError("config.json: vision image_size and patch_size must be integers (square frames)")
         if self.width % self.heads:
             raise UserError(f"config.json: a tower {self.width} wide cannot have {self.heads} attention heads")
         self.side, self.size = image // self.patch, (image, image)

@@ -1,4 +1,4 @@
-// Small whole numbers for keys as they come: patches, frames.
+// Small integers for keys as they come: patches, frames.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int32_t kOut = std::numeric_limits<std::int32_t>::min();  // below every rank
 constexpr std::int32_t kHighest = 0x7f800000;                            // infinity's
 
-// The score as a whole number of the same order; NaN is the lowest.
+// The score as an integer of the same order; NaN is the lowest.
 std::int32_t rank_of(float score) {
     score += 0.0f;  // -0 becomes +0: they are a tie
     std::int32_t bits;

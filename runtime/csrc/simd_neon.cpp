@@ -26,7 +26,7 @@ struct V {
     }
     void store(float* to) const { vst1q_f32(to, v); }
     void store(Half* to) const { vst1_u16(reinterpret_cast<std::uint16_t*>(to), vreinterpret_u16_f16(vcvt_f16_f32(v))); }
-    void store(Int8* to) const {  // whole numbers saturate on their way down
+    void store(Int8* to) const {  // integers saturate on their way down
         const int16x4_t words = vqmovn_s32(vcvtnq_s32_f32(v));
         const std::int32_t four = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(words, words))), 0);
         std::memcpy(to, &four, sizeof four);

@@ -1,7 +1,7 @@
 // InfiniPot-V, eq. 4 (TaR), before the negation: how alike a past token is to the recent ones of its own patch.
 //
 // The mean of a key's cosines with the recent keys of its patch is its unit vector times the mean of theirs, all turned to where
-// the patch's latest stands: each key is read once. Means are summed in whole numbers of 2^-40, so that they are the same bits in
+// the patch's latest stands: each key is read once. Means are summed in integers of 2^-40, so that they are the same bits in
 // whatever order the rows come.
 #include "unit.cuh"
 

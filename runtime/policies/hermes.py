@@ -112,7 +112,7 @@ class Hermes(Policy):
             self._middle_from, self._deep_from = (tokens_of(depth, shape.layers) for depth in self._depths)
         k, omega = shape.fading
         self._k, self._omega = _numbers(self.k or k, 2, "k"), _numbers(self.omega or omega, 2, "omega")
-        self._budgets = _layer_shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
+        self._budgets = _layer_budgets(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
         self._last_turn = ""
 
@@ -256,7 +256,7 @@ def official_prompts(global_prompt: str, local_prompt: str, last_turn: str) -> t
     return global_prompt, f"{local_prompt}; {global_prompt}"
 
 
-def _layer_shares(budget: int, weights: list[float]) -> list[int]:
+def _layer_budgets(budget: int, weights: list[float]) -> list[int]:
     """Tab. 5: ``floor(w_i / sum w * budget * layers)``, the residue on the last layer; exact in the decimals given."""
     exact = [Fraction(str(weight)) for weight in weights]
     total = budget * len(weights)
@@ -322,7 +322,7 @@ def guidance_attention(
 def smoothed(
     scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequence[float], by_rank: bool, raw: bool = False
 ) -> list[Float64]:
-    """Eq. 5 from the deepest layer up: each layer takes its weight's share from the layer above it, smoothed unless ``raw``.
+    """Eq. 5 from the deepest layer up: each layer takes its weight's fraction of the layer above it, smoothed unless ``raw``.
 
     Tokens meet by ``orders`` (their seq); one that the layer above does not hold stays as it is. ``by_rank``: the n-th token
     meets the n-th, and layers of unequal length by linear interpolation, as the authors' program does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import ROW_DTYPES, KVCache
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.retrieval.partitions import Float32, Float64, pooled
 from edgevlm.runtime.retrieval.working_set import head_of, rotate
@@ -14,7 +14,7 @@ from edgevlm.runtime.store import Block
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-PLACE = ("seq", "frame", "row", "col", "position", "confirmed")  # of a row: where a representative stands
+ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # of the newest member, where the representative stands
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
 
 
@@ -26,9 +26,7 @@ class ClusterTable(Stateful):
     position, confirmed: the newest member's, where the representative stands.
     """
 
-    state_fields = (
-        "key", "value", "variance", "size", "partition", "parent", "seq", "frame", "row", "col", "position", "confirmed",
-    )  # fmt: skip
+    state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS)
 
     def __init__(self, cache: KVCache, slots: int) -> None:
         shape = (cache.layers, cache.kv_heads, slots)
@@ -69,7 +67,7 @@ class ClusterTable(Stateful):
 
     def place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
         """The representative stands where row ``newest`` of a block of one head does; several, each where its own does."""
-        for name in PLACE:
+        for name in ROW_FIELDS:
             getattr(self, name)[at] = getattr(block, name)[0, newest]
 
     def join(self, layer: int, head: int, into: int, gone: int) -> None:
@@ -79,7 +77,7 @@ class ClusterTable(Stateful):
         key, variance = pooled(self.key[layer, head, pair].astype(np.float64), self.variance[layer, head, pair], size)
         value = size / size.sum() @ self.value[layer, head, pair].astype(np.float64)
         newer = gone if self.seq[layer, head, gone] > self.seq[at] else into
-        for name in PLACE:
+        for name in ROW_FIELDS:
             getattr(self, name)[at] = getattr(self, name)[layer, head, newer]
         self.set(at, key, variance, int(size.sum()), int(self.partition[at]))
         self.value[at] = value
@@ -100,7 +98,7 @@ class ClusterTable(Stateful):
         return Block(
             self._stored(key, head_of(cache.key_scale(layer), head)),
             self._stored(self.value[layer, head, live], head_of(cache.value_scale(layer), head)),
-            *[getattr(self, name)[layer, head, live][None] for name in PLACE],
+            *[getattr(self, name)[layer, head, live][None] for name in ROW_FIELDS],
         )
 
     def _stored(self, rows: Float32, scale: Float32 | None) -> NDArray[np.number]:

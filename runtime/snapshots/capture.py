@@ -31,8 +31,8 @@ from edgevlm.runtime.stream import Stream
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Whole = Annotated[int, Ge(0), Le(1 << 53)]
-Place = Annotated[int, Ge(0), Le(1 << 30)]
+Count = Annotated[int, Ge(0), Le(1 << 53)]
+Index = Annotated[int, Ge(0), Le(1 << 30)]
 Seconds = Annotated[float, Ge(-1e12), Le(1e12)]
 
 
@@ -41,10 +41,10 @@ class StreamHeader:
     """positions: of :class:`edgevlm.runtime.positions.Positions`."""
 
     positions: (
-        tuple[Place, Place | None, Place, Seconds] | tuple[Place, Place | None, Place, Seconds, Place | None]
+        tuple[Index, Index | None, Index, Seconds] | tuple[Index, Index | None, Index, Seconds, Index | None]
     )  # older snapshots have four
-    seq: Whole
-    frames: Place  # int32 in the cache
+    seq: Count
+    frames: Index  # int32 in the cache
     stats: MemoryStats
 
 
@@ -52,16 +52,16 @@ class StreamHeader:
 class ChunkHeader:
     """Frames of the chunk that is filling up."""
 
-    taken: Whole
-    encoded: Whole
+    taken: Count
+    encoded: Count
 
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
     """conversations: turns by name."""
 
-    frames: Whole
-    chunks: Whole
+    frames: Count
+    chunks: Count
     time_s: Seconds
     conversations: dict[str, list[tuple[str, str]]]
 
@@ -73,9 +73,9 @@ class Identity:
     model: str
     name: str
     policy: str
-    budget: Whole
+    budget: Count
     dtype: str
-    chunk: Whole
+    chunk: Count
     reindexing: str
 
 
@@ -100,7 +100,7 @@ def _schema() -> TypeAdapter[SnapshotHeader]:
 
 
 def check_header(about: Mapping[str, Any]) -> None:
-    """Raise SnapshotError for a header that is none; OtherFormat where another edgevlm may have meant something by it."""
+    """Raise SnapshotError for an invalid header; OtherFormat where another edgevlm may have meant something by it."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 

@@ -257,7 +257,7 @@ HEAVY = ("numpy", "rich", "edgevlm.runtime", "edgevlm.engines", "edgevlm.bench.c
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"], ["bench", "--help"]])
-def test_version_and_help_load_neither_numpy_nor_any_room(arguments):
+def test_version_and_help_load_neither_numpy_nor_any_bench(arguments):
     code = f"import sys\nfrom edgevlm.cli import app\nsys.argv[1:] = {arguments}\ntry:\n app()\nfinally:\n print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     loaded = done.stdout.splitlines()[-1].split()

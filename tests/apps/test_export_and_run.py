@@ -88,7 +88,7 @@ def test_a_precision_of_whole_numbers_runs_and_an_unknown_one_is_one_line(bundle
         (["--precision", "int44"], "--precision 'int44' is not known; did you mean 'int4'?"),
         (
             ["--rounding", "gptq"],
-            "--rounding gptq is for whole numbers, not fp32; give --precision int4, int4-zp or int8 too",
+            "--rounding gptq is for integers, not fp32; give --precision int4, int4-zp or int8 too",
         ),
     ):
         done = edgevlm("export", checkpoint, "--out", bundle.parent / "other", *options)

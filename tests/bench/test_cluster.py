@@ -2,6 +2,9 @@
 
 import pytest
 
+from edgevlm.apps.cluster import director
+from edgevlm.apps.cluster.placement import Camera, Node
+from edgevlm.bench import cluster as simulation
 from edgevlm.bench.cluster import cluster
 from edgevlm.bench.scaling import makespan, scaling
 from edgevlm.bench.schemas import FIELDS
@@ -31,6 +34,15 @@ def test_nodes_fail_and_no_camera_is_watched_twice():
     same, other = played()[0], played(seed=2)[0]
     assert {name: same[name] for name in line if name not in MEASURED} == {k: line[k] for k in line if k not in MEASURED}
     assert other["faults"] != line["faults"] or other["moves"] != line["moves"]
+
+
+def test_a_head_that_gives_cameras_away_early_is_counted(monkeypatch):
+    """A node that is cut off watches until its lease ends."""
+    for module in (director, simulation):
+        monkeypatch.setattr(module, "GRACE_S", 1.0 - director.LEASE_S)
+    nodes = [Node(f"node{number}", "large", simulation.KINDS["large"]) for number in range(20)]
+    cameras = [Camera(f"camera{number}", "model", 2.0) for number in range(100)]
+    assert simulation.Simulation(nodes, cameras, simulation.NEEDS, 30.0, 1).run(lambda words: None).twice > 0
 
 
 def test_cameras_that_fit_nowhere_count_as_unwatched():

@@ -40,7 +40,7 @@ def test_the_command_prints_a_line_a_part():
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["part"] for line in lines] == list(compression_cuda.PARTS)
     assert {line["device"] for line in lines} == {"the CPU, as a CUDA device"}
-    assert "share" in CliRunner().invoke(app, OPTIONS).stdout
+    assert "fraction" in CliRunner().invoke(app, OPTIONS).stdout
 
 
 def test_without_a_device_it_says_so(monkeypatch):

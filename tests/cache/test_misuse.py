@@ -131,7 +131,7 @@ def test_an_unaligned_array_is_refused(kit):
 
 @pytest.mark.parametrize("capacity", [2.5, [1.9, 2.9], np.array([3.0, 4.0]), True, ["8", "8"]])
 def test_a_capacity_is_whole_rows(kit, capacity):
-    with pytest.raises(CacheError, match="whole numbers of rows"):
+    with pytest.raises(CacheError, match="must be integers"):
         kit.make(capacity=capacity)
 
 

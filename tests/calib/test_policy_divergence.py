@@ -17,7 +17,7 @@ from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session
 
 QUESTIONS = ("what color was the square?", "how many are there now?")
-COUNT = 20  # frames: not a whole number of chunks
+COUNT = 20  # frames: no multiple of a chunk
 BOUNDED = [name for name, policy in POLICIES.items() if policy.bounded]
 
 

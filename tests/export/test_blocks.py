@@ -99,7 +99,7 @@ def test_what_float16_cannot_hold_is_refused() -> None:
 
 
 def test_a_session_that_does_not_prepack_ignores_the_level(tmp_path: Path) -> None:
-    """Why the engine lets every graph of a bundle pack its whole numbers: else two of them would not agree."""
+    """Why the engine lets every graph of a bundle pack its integers: else two of them would not agree."""
     weight, x = random(48, 128), random(3, 128, 1)
     packed, exact = product(tmp_path, Blocks(4), weight, x), product(tmp_path, Blocks(4, level=0), weight, x)
     unpacked = product(tmp_path, Blocks(4), weight, x, prepack=False)

@@ -262,7 +262,7 @@ def unlike_snapshots(nodes, draw):
         with Session.open("demo", state=copy) as session:
             view = view_memory(session)
             fractions = [[frame, round(float(part), 4)] for frame, part in zip(view.frames, view.fractions, strict=True)]
-            held = [[each["frame"], each["share"]] for each in told[camera]["frames"]]
+            held = [[each["frame"], each["fraction"]] for each in told[camera]["frames"]]
             if (view.watched, view.tokens, fractions) != (told[camera]["frames_watched"], told[camera]["tokens"], held):
                 wrong.append(f"{camera}: {told[camera]['frames_watched']} frames were watched, its snapshot has {view.watched}")
             again = [str(session.ask(question)).strip() for question in QUESTIONS]

@@ -16,7 +16,7 @@ GRIDS = [(1, 1), (2, 2), (3, 2), (1, 5)]
 
 
 def open_filled(data, policy, layers=2):
-    """A policy attached and an empty stream, of any budget: less than a frame, not a whole number of frames, many."""
+    """A policy attached and an empty stream, of any budget: less than a frame, no multiple of a frame, many."""
     grid = data.draw(st.sampled_from(GRIDS), label="grid")
     per_frame = grid[0] * grid[1]
     budget = data.draw(st.integers(1, 14 * per_frame), label="budget")

@@ -369,7 +369,7 @@ def test_a_bundle_without_the_graph_says_so(model):
         ("changed:interval=0", "1 or more"),
         ("changed:threshold=256", "0 to 255 levels"),
         ("changed:treshold=3", "give changed:interval"),
-        ("changed:interval=1.5", "interval is a whole number"),
+        ("changed:interval=1.5", "interval is an integer"),
     ],
 )
 def test_wrong_settings_are_named(text, says):

@@ -208,7 +208,7 @@ def test_a_patch_is_appended_again_after_so_many_frames():
         ("all:tau=1", "all has no settings"),
         ("changed:tau=2", "tau is a cosine"),
         ("changed:tua=0.9", "give changed:tau"),
-        ("changed:refresh=1.5", "refresh is a whole number"),
+        ("changed:refresh=1.5", "refresh is an integer"),
         (f"changed:refresh={'9' * 400}", "give changed:tau"),
     ],
 )

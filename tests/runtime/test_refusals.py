@@ -81,9 +81,9 @@ def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says)
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"budget": 512.5}, "budget is a whole number, not 512.5"),
-        ({"budget": True}, "budget is a whole number"),
-        ({"chunk": 2.0}, "chunk is a whole number, not 2.0"),
+        ({"budget": 512.5}, "budget is an integer, not 512.5"),
+        ({"budget": True}, "budget is an integer"),
+        ({"chunk": 2.0}, "chunk is an integer, not 2.0"),
         ({"chunk": 10**9}, "a chunk of frames .* GB and .* GB are free; give a lower --chunk"),
         ({"reindexing": "eagr"}, "reindexing is lazy or eager, not 'eagr'"),
         ({"reindexing": "never"}, "reindexing is lazy or eager"),
@@ -116,8 +116,8 @@ def test_what_cannot_be_asked(model):
             ({"temperature": float("inf")}, "temperature"),
             ({"seed": -1}, "seed must be 0 or more"),
             ({"max_tokens": 0}, "1 to 8 tokens"),
-            ({"max_tokens": 2.5}, "max_tokens is a whole number, not 2.5"),
-            ({"seed": 1.5}, "seed is a whole number, not 1.5"),
+            ({"max_tokens": 2.5}, "max_tokens is an integer, not 2.5"),
+            ({"seed": 1.5}, "seed is an integer, not 1.5"),
         ]:
             with pytest.raises(UserError, match=says):
                 session.ask(QUESTION, **settings)

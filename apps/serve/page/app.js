@@ -61,7 +61,7 @@ function duration(seconds) {
   return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
 function since(iso) { return `${duration(Math.max(0, (Date.now() - new Date(iso)) / 1000))} ago`; }
-const percent = (share) => `${share > 0 && share < 0.005 ? "<1" : Math.round(100 * share)} %`;
+const percent = (fraction) => `${fraction > 0 && fraction < 0.005 ? "<1" : Math.round(100 * fraction)} %`;
 
 // streams
 
@@ -467,7 +467,7 @@ function thinned(frames) {  // of too many the newest, and before them the best 
   while (new Set(older.map(part)).size > TILES - NEWEST) width *= 2;
   for (const each of older) {
     const other = best.get(part(each));
-    if (!other || (each.share > other.share && !wanted.has(other.frame)) || wanted.has(each.frame)) best.set(part(each), each);
+    if (!other || (each.fraction > other.fraction && !wanted.has(other.frame)) || wanted.has(each.frame)) best.set(part(each), each);
   }
   return [...best.values(), ...frames.slice(-NEWEST)];
 }
@@ -480,9 +480,9 @@ function showMap({ frames, frames_watched: watched, frames_waiting: waiting, gri
   for (const { frame, patches: digits } of frames) {
     const from = Math.floor(frame * width / watched), to = Math.max(from + 1, Math.floor((frame + 1) * width / watched));
     for (let y = 0; y < patches; y++) {
-      const share = parseInt(digits[y], 16) / 15, alpha = Math.round(60 + 195 * share);
-      for (let at = 4 * (y * width + from); share && at < 4 * (y * width + to); at += 4)
-        if (alpha > pixels.data[at + 3]) pixels.data.set([255, 130 + 50 * share, 40 + 30 * share, alpha], at);
+      const fraction = parseInt(digits[y], 16) / 15, alpha = Math.round(60 + 195 * fraction);
+      for (let at = 4 * (y * width + from); fraction && at < 4 * (y * width + to); at += 4)
+        if (alpha > pixels.data[at + 3]) pixels.data.set([255, 130 + 50 * fraction, 40 + 30 * fraction, alpha], at);
     }
   }
   paint.putImageData(pixels, 0, 0);
@@ -506,7 +506,7 @@ function frameItem(frame, grid, item, seen) {
     item.dataset.frame = frame.frame;
     item.tabIndex = -1;
     const line = element("div", undefined, "dim");
-    line.append(element("span"), element("span", undefined, "share"));
+    line.append(element("span"), element("span", undefined, "fraction"));
     item.append(element("canvas"), element("div"), line);
     picture(frame, (image) => { item.image = image; item.patches = ""; lightTile(item, grid); });
   }
@@ -514,8 +514,8 @@ function frameItem(frame, grid, item, seen) {
   lightTile(item, grid);
   tell(item.children[1], frame.time ? clock(frame.time) : `frame ${frame.frame}`);
   tell(item.children[2].firstChild, frame.time ? since(frame.time) : "");
-  tell(item.children[2].lastChild, percent(frame.share));
-  item.setAttribute("aria-label", `${frame.time ? `${clock(frame.time)}, ${since(frame.time)}` : `frame ${frame.frame}`}, ${percent(frame.share)} remembered${seen ? ", the last answer was read from it" : ""}`);
+  tell(item.children[2].lastChild, percent(frame.fraction));
+  item.setAttribute("aria-label", `${frame.time ? `${clock(frame.time)}, ${since(frame.time)}` : `frame ${frame.frame}`}, ${percent(frame.fraction)} remembered${seen ? ", the last answer was read from it" : ""}`);
   item.classList.toggle("evidence", seen);
   item.setAttribute("aria-selected", String(frame.frame === state.chosen));
   return item;
@@ -552,12 +552,12 @@ function light(canvas, image, [rows, columns], digits, width) {  // forgotten pa
   paint.fillStyle = "rgba(8, 7, 6, .78)";
   paint.fillRect(0, 0, width, height);
   for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) {
-    const share = lit(row, column), [x, y, w, h] = box(row, column);
-    if (!share) continue;
-    paint.globalAlpha = 0.15 + 0.85 * share;
+    const fraction = lit(row, column), [x, y, w, h] = box(row, column);
+    if (!fraction) continue;
+    paint.globalAlpha = 0.15 + 0.85 * fraction;
     if (image) paint.drawImage(image, x * image.naturalWidth / width, y * image.naturalHeight / height, w * image.naturalWidth / width, h * image.naturalHeight / height, x, y, w, h);
     paint.globalCompositeOperation = "screen";
-    paint.globalAlpha = (image ? 0.12 : 0.6) * share;
+    paint.globalAlpha = (image ? 0.12 : 0.6) * fraction;
     paint.fillStyle = "#ffa733";
     paint.fillRect(x, y, w, h);
     paint.globalCompositeOperation = "source-over";
@@ -588,10 +588,10 @@ function showFrame(frame) {  // of the memory, large, in place of the live pictu
   if (before !== state.chosen && state.memory?.frames.length) showMap(state.memory);
   if (!frame) return;
   const { layer_groups: groups, grid } = state.memory, canvas = $("past");
-  canvas.setAttribute("aria-label", `The frame, ${percent(frame.share)} of it remembered: those patches are lit`);
-  $("layers").replaceChildren(element("span", `${percent(frame.share)} remembered`), ...groups.map(([first, last], place) => {
+  canvas.setAttribute("aria-label", `The frame, ${percent(frame.fraction)} of it remembered: those patches are lit`);
+  $("layers").replaceChildren(element("span", `${percent(frame.fraction)} remembered`), ...groups.map(([first, last], place) => {
     const span = element("span", first === last ? `layer ${first + 1}` : `layers ${first + 1}–${last + 1}`), bar = element("meter");
-    bar.value = frame.layer_shares[place];
+    bar.value = frame.layer_fractions[place];
     bar.setAttribute("aria-label", `${span.textContent}: ${percent(bar.value)}`);
     span.append(bar);
     return span;
@@ -627,7 +627,7 @@ $("frames").onkeydown = (event) => {
 };
 $("map").onclick = (event) => {
   const { frames, frames_watched: watched } = state.memory, wanted = event.offsetX / $("map").clientWidth * watched;
-  const miss = ({ frame, share }) => Math.abs(frame - wanted) - share * watched / 50;  // a finger is not that exact: of near ones the best remembered
+  const miss = ({ frame, fraction }) => Math.abs(frame - wanted) - fraction * watched / 50;  // a finger is not that exact: of near ones the best remembered
   find(frames.reduce((best, each) => miss(each) < miss(best) ? each : best).frame);
 };
 $("to-live").onclick = () => { showFrame(null); $("question").focus(); };

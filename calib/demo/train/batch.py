@@ -89,7 +89,7 @@ WEIGHTS = {  # how often each kind is drawn
 MAX_FRAMES = 136
 LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 0.5: (4, 72), 1.0: (4, MAX_FRAMES)}  # frames, up to this progress
 LONG_FRAMES = 240  # of the streams of which little is left
-HARD_SHARE = 0.3  # of streams with a moving background
+HARD_FRACTION = 0.3  # of streams with a moving background
 TEXT_ROOM = 64  # positions kept free for a conversation
 
 
@@ -183,7 +183,7 @@ def make_batch(
     for index in range(plan.streams):
         earliest = plan.frames - 8 if plan.remnant else min(2, plan.frames - 1)
         moments = sorted({plan.frames - 1, *rng.integers(earliest, plan.frames, size=plan.moments - 1).tolist()})
-        hard = rng.random() < HARD_SHARE
+        hard = rng.random() < HARD_FRACTION
         event_rate = rng.uniform(0.2, 0.4) if hard else rng.uniform(0.12, 0.3)
         stream = make_stream([*seed, index], plan.frames, moments, event_rate, hard, make_world)
         kept = keep(stream, moments, plan, rng)

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import LlavaForConditionalGeneration
 
 from edgevlm.calib.demo.world import COLORS, GRID, SHAPES, World
+from edgevlm.progress import Notify
 
 from .model import PATCHES, features
 from .muon import Muon
@@ -82,7 +83,7 @@ def pretrain_vision(
     model: LlavaForConditionalGeneration,
     seed: int,
     minutes: float,
-    report: Callable[[str], None],
+    report: Notify,
     make_world: Callable[..., World] = World,
 ) -> float:
     """Train the tower for `minutes` of processor time; returns the accuracy over the last steps."""

@@ -9,7 +9,9 @@ from jsonschema import Draft202012Validator
 from nodes import cluster, frames, lose, patch
 from served import NOW, WAIT_S, eventually
 
+from edgevlm.apps.cluster.agent import NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
+from edgevlm.apps.cluster.events import KEPT, MovingEvents
 from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.serve.config import ServeConfig
@@ -115,8 +117,11 @@ def test_a_camera_that_is_about_to_be_opened_is_not_given_away(cluster):
     assert cluster.head.view()["cameras"]["one"]["node"] == "b"
 
 
-def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
+def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
+    need = NodeAgent._need  # memory and frames a second, of whatever machine this is
+    monkeypatch.setattr(NodeAgent, "_need", lambda agent, model: (*need(agent, model)[:2], 200.0))
     a = cluster.start("a", ["one"])
+    a.agent._needs["demo"] = *a.agent._need("demo")[:2], 100.0  # of whatever machine this is
     cluster.settle()
     refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
     assert refused.status_code == 400
@@ -128,6 +133,51 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
     assert cluster.settle() == {"one": "a"}
     with pytest.raises(UserError, match="there is a node a already"):
         cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {})
+
+
+def test_a_models_weights_are_reserved_while_a_camera_of_it_is_open(cluster, monkeypatch):
+    a, held = cluster.start("a", ["one", "two"]), {}
+    a.agent.reserve, a.agent.release = held.__setitem__, lambda name: held.pop(name, None)
+    assert len(cluster.settle()) == 2
+    weights, camera, rate = a.agent._needs["demo"]
+    time = int(1e4 * 20.0 / rate) / 1e4
+    one = {"edgevlm_memory": camera // 1_000_000, "edgevlm_time": time}
+    assert held == {"model demo": {"edgevlm_memory": weights // 1_000_000}, "one": one, "two": one}
+    for camera, left in (("one", {"model demo", "two"}), ("two", set())):
+        assert httpx.delete(f"{a.url}/v1/streams/{camera}", timeout=WAIT_S).status_code == 204
+        cluster.settle()
+        assert held.keys() == left
+    monkeypatch.setattr(a.service, "add", Mock(side_effect=UserError("it does not answer")))
+    assert httpx.post(f"{a.url}/v1/streams", json={"id": "three", "source": "demo"}, timeout=WAIT_S).status_code == 201
+    a.step()
+    assert a.agent.problems == {"three": "it does not answer"}
+    assert held == {}
+
+
+def test_a_camera_says_no_password_of_its_models_address(cluster):
+    a = cluster.start("a")
+    cluster.settle()
+    model = "https://me:horse@models.example/m"
+    a.agent._needs[model] = 0, 0, 0.0
+    camera = {"settings": {"source": "demo"}, "model": model, "fps": 1.0, "only": None, "by_client": False}
+    cluster.head.add("one", camera)
+    a.step()
+    told = a.get("/v1/streams/one").json()
+    assert told["model"] == "https://***@models.example/m"
+    assert told["problem"] == "https://***@models.example/m runs on no node that is there"
+
+
+def test_an_event_that_may_be_open_is_known_whatever_else_waits_to_be_sent(tmp_path):
+    shared, notices = shared_at(str(tmp_path)), []
+    shared.begin("one", 1, None)
+    events = MovingEvents(shared, "one/epoch-1", notices.append)
+    events.add(WatchEvent("one", "first", "open", 1.0, 0.9, 1.0))
+    for number in range(2 * KEPT):
+        events.add(WatchEvent("one", "second", "open", 10.0 + number, 0.9, 10.0 + number))
+    known = MovingEvents(shared, "one/epoch-1").each()
+    assert [(each.watch, each.time) for each, _ in known[:2]] == [("first", 1.0), ("second", 9.0 + KEPT)]
+    assert len(known) == KEPT + 2
+    assert notices == ["one: more than 64 events wait to be sent: the oldest are not sent if it moves"]
 
 
 def test_a_reloaded_configuration_is_the_clusters(cluster):
@@ -161,21 +211,6 @@ def test_a_heads_file_that_cannot_be_read_is_said_in_a_line(cluster, change):
         Head(cluster.shared)
     assert "\n" not in str(error.value)
     assert a.name == "a"
-
-
-def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
-    head = Head(str(tmp_path), lambda: 0.0)
-    camera = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
-    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": camera}, {"w": {"name": "w"}}
-    with monkeypatch.context() as patched:
-        patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
-        with pytest.raises(OSError, match="full"):
-            head.join(*joining)
-    head.join(*joining)
-    assert list(head._watches) == ["w"]
-    head.watch("w", None)
-    head.join(*joining)
-    assert not head._watches
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])

@@ -71,7 +71,8 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
         next(each for each in mine if each.name() == "raylet").kill()  # as it ends itself where the head has given it up
         eventually(lambda: raises_away(link))
         assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
-        link.reserve("one", {"edgevlm_memory": 60})
+        with pytest.raises(UserError, match="one: Ray has not enough resources left on this node"):
+            link.reserve("one", {"edgevlm_memory": 60})  # the new Ray knows of two
         mine += psutil.Process(link.pid).children(recursive=True)
     finally:
         link.close()

@@ -1,4 +1,4 @@
-"""The frame gate, against a rendition pixel by pixel; what drifts, what flickers, and what waits in the slot."""
+"""The frame gate, against a reference pixel by pixel; what drifts, what flickers, and what waits in the slot."""
 
 import numpy as np
 import pytest
@@ -167,7 +167,7 @@ def test_what_is_typed(text, rule):
         ("skip:threshold=256", "not from 0 to 255"),
         ("skip:threshold=nan", "not from 0 to 255"),
         ("thin:every=1", "less than 2"),
-        ("thin:every=2.5", "a whole number"),
+        ("thin:every=2.5", "an integer"),
     ],
 )
 def test_a_mistake_is_one_line(text, says):

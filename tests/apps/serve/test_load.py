@@ -205,6 +205,12 @@ def test_any_key_is_set_on_the_command_line(tmp_path):
             settings_of(None, [], {"fps": None}, {}, ["fps=1", wrong])
 
 
+def test_the_demo_is_watched_where_nothing_else_is_and_by_no_cluster():
+    """A head that is started elsewhere has the cameras of the one before it, and no more."""
+    watched = {join: list(settings_of(None, [], {}, {}, cluster=join).cameras) for join in (None, "head", "head:7", "10.0.0.1")}
+    assert watched == {None: ["demo"], "head": [], "head:7": [], "10.0.0.1": []}
+
+
 def test_metrics_forget_streams_that_were_removed(tmp_path):
     service = Service(ServeConfig(state=str(tmp_path)), print)
     metrics = Metrics(service)

@@ -122,8 +122,8 @@ def test_the_patches_that_are_kept_are_lit(opened):
         "frame": 10**6,
         "time_s": 1.5,
         "time": "2026-01-01T10:00:00Z",
-        "share": 0.5,
-        "layer_shares": [0.5],
+        "fraction": 0.5,
+        "layer_fractions": [0.5],
         "patches": "f0",
     }
     held["thumbnail_url"] = "/v1/streams/demo/thumbnails/0.jpg"

@@ -29,8 +29,8 @@ def test_a_line_has_every_ratio_and_share():
             mean = sum(map(sum, ratios)) / LAYERS / HEADS
             assert always[f"{phase}_{'ratio' if way == 'fetched' else way}"] == pytest.approx(mean, abs=1e-4)
             assert 0 < mean <= 1
-        assert sum(always["shares"][phase].values()) == pytest.approx(1, abs=1e-3)
-        assert min(always["shares"][phase].values()) > 0
+        assert sum(always["breakdown"][phase].values()) == pytest.approx(1, abs=1e-3)
+        assert min(always["breakdown"][phase].values()) > 0
     assert always["prefill_attended"] > always["prefill_ratio"]
     assert asked["prefill_ratio"] == 0 < asked["question_ratio"]
     assert asked["prefill_rule"] is None

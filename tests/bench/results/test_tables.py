@@ -85,9 +85,9 @@ def grown(policy, frames, **more):
 
 def test_a_stream_as_it_grows():
     lines = [
-        grown("full", 64, cache_mb=4.2, compress_share=0.0), grown("full", 256, oom=True, stopped="memory"),
-        grown("h2o", 64, cache_mb=4.2, compress_share=0.5), grown("h2o", 256, cache_mb=4.857, compress_share=0.123),
-        grown("h2o", 256, cache_mb=9, compress_share=0.9, chunk=16), grown("purekv", 256, oom=False, stopped="positions"),
+        grown("full", 64, cache_mb=4.2, compress_fraction=0.0), grown("full", 256, oom=True, stopped="memory"),
+        grown("h2o", 64, cache_mb=4.2, compress_fraction=0.5), grown("h2o", 256, cache_mb=4.857, compress_fraction=0.123),
+        grown("h2o", 256, cache_mb=9, compress_fraction=0.9, chunk=16), grown("purekv", 256, oom=False, stopped="positions"),
     ]  # fmt: skip
     assert filled("<!-- bench: stream -->\n<!-- /bench -->", runs_of(lines, "-")).splitlines()[1:-1] == [
         "| policy | 64 frames, MB | 256 frames, MB | compression, % |", "|---|---|---|---|", "| `full` | 4.20 | OOM | 0.0 |",
@@ -171,7 +171,7 @@ def test_compression_takes_the_last_of_its_lines():
 
 
 def test_shares_of_a_frame():
-    part = {"bench": "breakdown", "model": "demo", "compress_share": 0.00321, "frame_ms": 5.0}
+    part = {"bench": "breakdown", "model": "demo", "compress_fraction": 0.00321, "frame_ms": 5.0}
     lines = [{**part, "policy": "purekv", "guidance_ms": 0.0}, {**part, "policy": "hermes", "guidance_ms": 1.2}]
     made = rows(tables.TABLES["breakdown"](lines))
     assert made[2:] == [

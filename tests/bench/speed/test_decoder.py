@@ -170,7 +170,7 @@ def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_to
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["decode", "--model", "demo", "--held", "0"], "--held '0': give whole numbers of 1 or more"),
+        (["decode", "--model", "demo", "--held", "0"], "--held '0': give integers of 1 or more"),
         (["decode", "--model", "demo", "--kv", "int4"], "--kv int4: there is fp32, fp16, int8"),
         (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
         (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, openvino, transformers"),
@@ -198,4 +198,4 @@ def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch):
         bench("decode", "--model", "demo")
     done = CliRunner().invoke(app, ["bench", "speed", "--help"])
     assert "need torch and transformers" in " ".join(done.stdout.split())
-    assert "llama-cpp-python and gguf, openvino" in " ".join(done.stdout.split())
+    assert "llama-cpp-python and gguf, openvino also" in " ".join(done.stdout.split())

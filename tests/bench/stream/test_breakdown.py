@@ -18,8 +18,8 @@ SHAPE = DecoderShape(
     model_limit=4096, tied=True,
 )  # fmt: skip
 BOUNDED = [name for name, policy in POLICIES.items() if policy.bounded]
-FIELDS = ["bench", "model", "policy", "budget", "frames", "fps", "frame_ms", *bench.PARTS, "reindex_ms", "compress_share"]
-FIELDS += ["frame_low", "frame_high", "share_low", "share_high", "cold_frame_ms", "threads", "predicted_fps"]
+FIELDS = ["bench", "model", "policy", "budget", "frames", "fps", "frame_ms", *bench.PARTS, "reindex_ms", "compress_fraction"]
+FIELDS += ["frame_low", "frame_high", "fraction_low", "fraction_high", "cold_frame_ms", "threads", "predicted_fps"]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,9 @@ def test_the_parts_of_a_frame(model, policy):
     assert min(parts["prefill_ms"], parts["compress_ms"], parts["reindex_ms"], line["cold_frame_ms"]) > 0
     assert (parts["guidance_ms"] > 0) == (policy == "hermes")
     assert line["frame_ms"] == pytest.approx(sum(parts.values()), abs=1e-3)
-    assert line["share_low"] <= line["share_high"]
+    assert line["fraction_low"] <= line["fraction_high"]
     assert line["frame_low"] <= line["frame_high"]
-    assert line["compress_share"] == pytest.approx(parts["compress_ms"] / line["frame_ms"], abs=1e-3)
+    assert line["compress_fraction"] == pytest.approx(parts["compress_ms"] / line["frame_ms"], abs=1e-3)
 
 
 def test_a_memory_is_filled_with_noise_and_then_by_the_model(model):

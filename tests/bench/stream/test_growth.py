@@ -43,13 +43,13 @@ def test_lines_at_each_mark_of_each_policy_and_chunk():
             assert 0 < line["fps_low"] <= line["fps_high"]
             assert line["fps"] > 0
         assert 0 < line["ttft_ms_p50"] <= line["ttft_ms_p95"] <= line["ttft_ms_p99"]
-        assert 0 <= line["compress_share"] < 1
+        assert 0 <= line["compress_fraction"] < 1
         assert (line["oom"], line["seconds"]) == (False, line["frames"] / 2)
     assert all(line["budget"] == 256 for line in bounded)
     full = [line["cache_mb"] for line in lines if line["policy"] == "full" and line["chunk"] == 8]
     assert full[0] < full[1] < full[2]
     assert bounded[2]["cache_mb"] < full[2]
-    assert bounded[2]["compress_share"] > 0
+    assert bounded[2]["compress_fraction"] > 0
 
 
 def test_the_first_chunk_is_apart():
@@ -75,11 +75,11 @@ def test_the_table_and_what_stops_full_kv():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--frames", "x"], "--frames 'x': give whole numbers of 1 or more"),
+        (["--frames", "x"], "--frames 'x': give integers of 1 or more"),
         (["--fps", "0"], "--fps 0: give frames a second"),
         (["--fps", "1e-300"], "--fps 1e-300: give an ordinary number"),
         (["--fps", "1e-8"], "--fps 1e-08: give frames a second"),
-        (["--chunk", ""], "--chunk '': give whole numbers"),
+        (["--chunk", ""], "--chunk '': give integers"),
         (["--policy", "best"], "best"),
         (["--model", "/nowhere/at/all", "--frames", "8"], "/nowhere/at/all"),
         (["--video", "/nowhere.avi", "--frames", "8"], "/nowhere.avi"),

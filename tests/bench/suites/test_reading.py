@@ -170,7 +170,7 @@ def test_seconds(text, seconds):
     [
         ("ovobench", "ovo_bench_new.json", {"task": "XYZ"}, "task is XYZ, not one of"),
         ("ovobench", "ovo_bench_new.json", {"gt": 3}, "gt is 3, not an index"),
-        ("ovobench", "ovo_bench_new.json", {"gt": -1}, "gt is -1, not a whole number"),
+        ("ovobench", "ovo_bench_new.json", {"gt": -1}, "gt is -1, not an integer"),
         ("streamingbench", "questions_real.json", {"questions": {}}, "questions is an object, not a list"),
         ("rvs", "ego/ego4d_oe.json", {"conversations": None}, "conversations is missing"),
     ],

@@ -1,0 +1,109 @@
+"""A head alone: two of them over one folder, what it tells a node, and what it makes of failures."""
+
+import threading
+from unittest.mock import Mock
+
+import pytest
+
+from edgevlm.apps.cluster.changes import EMPTY, changed
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
+from edgevlm.apps.cluster.head import LOOK_S, Head
+from edgevlm.errors import UserError
+
+CAMERA = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
+NEED = {"demo": (10, 10, 100.0)}
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_of_two_heads_over_one_folder_only_the_newer_gives_out_cameras(tmp_path, kind):
+    """The first one's machine was only cut off, and another was started elsewhere."""
+    pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
+    now, where = 0.0, str(tmp_path) if kind == "folder" else f"memory://me:horse@{tmp_path}/shared"
+    first = Head(where, lambda: now)
+    first.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    assert first.ask("a", "process", [], NEED)["orders"] == {"one": 1}
+    second = Head(where, lambda: now)
+    with pytest.raises(UserError, match=r"another head was started over .*, and has the cameras now; end this one") as refused:
+        first.pause("one", True)
+    assert "horse" not in str(refused.value)
+    now = LOOK_S
+    for give in (
+        lambda: first.ask("a", "process", ["one"], NEED),
+        lambda: first.join({"name": "b", "memory_bytes": 1}, "x", "http://b", {}, {}),
+    ):
+        with pytest.raises(UserError, match="another head was started"):
+            give()
+    assert second.ask("a", "process", ["one"], NEED)["orders"] == {"one": 1}
+    second.join({"name": "b", "memory_bytes": 10**9}, "another", "http://b", {}, {})
+    second.ask("b", "another", [], NEED)
+    now += LEASE_S + GRACE_S
+    assert second.ask("b", "another", [], NEED)["orders"] == {}
+    now += 0.1
+    second.ask("b", "another", [], NEED)
+    assert second.ask("b", "another", [], NEED)["orders"] == {"one": 2}
+
+
+def test_a_head_whose_folder_is_away_or_hangs_goes_on(tmp_path, monkeypatch):
+    now = 0.0
+    head, hangs = Head(str(tmp_path), lambda: now), threading.Event()
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    head.ask("a", "process", [], NEED)
+    monkeypatch.setattr("edgevlm.apps.cluster.head.LOOKING_S", 0.0)
+    for read in (Mock(side_effect=OSError("away")), lambda name: hangs.wait() and b"?"):
+        monkeypatch.setattr(head._shared, "read", read)
+        for _ in range(2):
+            now += LOOK_S
+            assert head.ask("a", "process", ["one"], NEED)["orders"] == {"one": 1}
+    hangs.set()
+
+
+def test_a_node_is_told_what_changed_and_nothing_is_saved_for_an_ask(tmp_path, monkeypatch):
+    head, view, mark = Head(str(tmp_path), lambda: 0.0), EMPTY, ""
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA, "two": CAMERA}, {})
+
+    def ask():
+        nonlocal view, mark
+        told = head.ask("a", "process", ["one"], NEED, mark=mark)
+        view, mark = changed(EMPTY if told["is_all"] else view, told["changes"]), told["mark"]
+        assert view == head.view()
+        return [f"{part} {key}" for part, key, _ in told["changes"]]
+
+    assert {"nodes a", "cameras one", "cameras two", "watches None"} <= {*ask()}
+    with monkeypatch.context() as patched:
+        patched.setattr(head._shared, "write", Mock(side_effect=AssertionError))
+        assert ask() == []
+    head.pause("one", True)
+    assert ask() == ["cameras one"]
+    head = Head(str(tmp_path), lambda: 0.0)
+    assert ask() == []
+    head.remove("two")
+    head.watch("red", {"name": "red"})
+    assert ask() == ["cameras two", "removed two", "watches None"]
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://elsewhere", {}, {})
+    for unknown in (None, "", "of another cluster 7"):
+        mark = unknown
+        assert len(ask()) > 4
+
+
+def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
+    head = Head(str(tmp_path), lambda: 0.0)
+    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": CAMERA}, {"w": {"name": "w"}}
+    with monkeypatch.context() as patched:
+        patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            head.join(*joining)
+    head.join(*joining)
+    assert list(head._watches) == ["w"]
+    head.watch("w", None)
+    head.join(*joining)
+    assert not head._watches
+
+
+def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgevlm.apps.cluster.head.__version__", "1.4.2")
+    head = Head(str(tmp_path), lambda: 0.0)
+    for version in ("1.4.0", "1.4.3.dev1"):
+        head.join({"name": version, "memory_bytes": 1}, "process", "http://a", {}, {}, version)
+    for version in ("1.3.9", "1.40.2", "2.4.2"):
+        with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* end all nodes"):
+            head.join({"name": "b", "memory_bytes": 1}, "process", "http://b", {}, {}, version)
