@@ -19,7 +19,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.changes import ALL
 
 OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
-POLICIES = ("infinipot-v", "hermes", "purekv", "last-seen")
+POLICIES = ("infinipot-v", "hermes", "hermes:guidance_rows=2", "purekv", "last-seen")
 SHORT = ("full KV", "last-seen", "h2o", "purekv", "infinipot-v", "sliding-window")
 SEEDED = "seeded-0.5b"
 CLIPS = {"vtest.avi": "street (`vtest.avi`)", "room": "still room, drawn", "moving": "moving camera, drawn"}
@@ -401,6 +401,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "compression": by_policy([
         _compression("over one plain read of the same keys and values, fp32", "fp32", lambda line: line["pass_over_read"]),
         _compression("the same in fp16, which has half the bytes to read", "fp16", lambda line: line["pass_over_read"]),
+        _compression("in int8, a quarter", "int8", lambda line: line["pass_over_read"]),
     ]),
     "decode": decode,
     "longrun": listing({"bench": "longrun"}, {

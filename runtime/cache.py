@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +31,13 @@ PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
 __all__ = ["PARTS", "ROW_DTYPES", "KVCache", "Kind", "Mark", "Rows", "row_bytes"]
 
 
-class Kind(IntEnum):
-    """What a row is, stored as uint8 beside it."""
+class Kind:
+    """What a row is, stored as uint8 beside it. Plain numbers: numpy widens an array that it compares with an enum's."""
 
-    PREFIX = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
-    VISION = 1
-    SUMMARY = 2  # made by a policy from what it evicted: counts in |M|
-    TEXT = 3  # a question, an answer, or text inside the stream
+    PREFIX: Final = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
+    VISION: Final = 1
+    SUMMARY: Final = 2  # made by a policy from what it evicted: counts in |M|
+    TEXT: Final = 3  # a question, an answer, or text inside the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Rows:
         return tuple(getattr(self, name) for name in self.__slots__)
 
     @classmethod
-    def text(cls, position: NDArray[np.int32], kind: Kind = Kind.TEXT, frame: int = -1) -> Rows:
+    def text(cls, position: NDArray[np.int32], kind: int = Kind.TEXT, frame: int = -1) -> Rows:
         """Rows at positions ``[n, axes]`` that are no patches; their ``seq`` is 0 to n - 1."""
         count = len(position)
         zeros = np.zeros(count, np.int16)
@@ -223,8 +222,7 @@ class KVCache:
     ) -> NDArray[np.float32]:
         """Keys or values as float32, whatever ``dtype``: ``[kv_heads, m, head_dim]`` of the ``rows`` named, a copy."""
         stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
-        found, by = stored(layer)[:, rows].astype(np.float32), scale(layer)
-        return found if by is None else found * by[:, None]
+        return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
     def kind(self, layer: int) -> NDArray[np.uint8]:
         """:class:`Kind` of each row, ``[kv_heads, n]``."""

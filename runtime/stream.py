@@ -620,7 +620,7 @@ class Stream:
         probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
         return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}}
 
-    def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: Kind = Kind.TEXT) -> StepResult:
+    def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: int = Kind.TEXT) -> StepResult:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""
         with self._positions_kept():
             return self._append(Embedded(embeds, Rows.text(self.positions.take(len(embeds)), kind)), logit_rows)

@@ -277,6 +277,21 @@ py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, p
     });
 }
 
+py::array_t<float> call_dequantize(py::handle stored, py::handle scale) {
+    Call call;
+    return by_dtype(stored, "stored", [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const Volume<T> rows = call.stored<T>(stored, scale, "stored");
+        py::array_t<float> out({rows.heads, rows.rows, rows.width});
+        float* to = out.mutable_data();
+        const Unlocked unlocked;
+        for (std::int64_t head = 0; head < rows.heads; ++head) {
+            for (std::int64_t i = 0; i < rows.rows; ++i, to += rows.width) simd().rows<T>().load(rows.row(head, i), rows.width, to);
+        }
+        return out;
+    });
+}
+
 void call_use_simd(const std::string& name) {
     const Simd* const table = simd_named(name.c_str());
     if (!table) refuse("this processor does not run ", name, ": EDGEVLM_SIMD may be scalar, avx2, avx512 or neon");
@@ -310,6 +325,7 @@ void bind_kernels(py::module_& module) {
     module.def("join", &call_join);
     module.def("newest_frames", &call_newest_frames);
     module.def("attention_mass", &call_attention_mass);
+    module.def("dequantize", &call_dequantize);
     module.def("read", &call_read);
     module.def("simd", [] { return simd().name; });
     module.def("use_simd", &call_use_simd);

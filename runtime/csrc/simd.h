@@ -56,6 +56,27 @@ struct AttentionKernels {
     void (*weigh)(const float* scores, std::int64_t count, const float* weight, float* mass);  // mass[key] += e . weight
 };
 
+// A row is about scale times its codes: `error` is the length of the difference. sum: of the codes.
+struct Coded {
+    float scale, error;
+    std::int32_t sum;
+};
+
+// Products of rows of 8-bit codes, where the processor has them: several times as quick as floats', and near enough to tell
+// which pairs cannot be the largest.
+struct CodeKernels {
+    static constexpr std::int64_t kKeys = 64;  // at a time, at most
+    std::int64_t lanes;   // rows that meet a key at the same time, 16 at most; 0: there are no such instructions
+    std::uint32_t flip;   // four of a row's codes are kept xor this; a key's as they are
+    // code [size] of a row, from -127 to 127.
+    Coded (*encode)(const float* row, std::int64_t size, std::int8_t* code);
+    // Keys [count, width] meet rows [width / 4, lanes, 4], each row with its scale and error. least [lanes] becomes what a row's
+    // largest product is at least; bit r of hit[k]: the product of key k and row r may be as large as that. Returns bit k for those
+    // that have any.
+    std::uint64_t (*likely)(const std::int8_t* keys, const Coded* key, std::int64_t count, std::int64_t width, const std::uint8_t* rows,
+                            const float* scale, const float* error, float* least, std::uint32_t* hit);
+};
+
 // Pictures in levels of 0 to 255, a byte each.
 struct LevelKernels {
     static constexpr std::int64_t kBlock = 64;  // a patch's bytes are padded with zeros to a multiple of it
@@ -73,8 +94,9 @@ struct Simd {
     RowKernels<float> fp32;
     RowKernels<Half> fp16;
     RowKernels<Int8> int8;
-    AttentionKernels attention;
+    AttentionKernels attention, few;  // few: of half as many rows
     LevelKernels levels;
+    CodeKernels codes;
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
     void (*box_counts)(const std::int32_t* in, std::int64_t count, std::int64_t step, int window, std::int32_t* out);

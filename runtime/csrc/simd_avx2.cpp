@@ -68,8 +68,8 @@ inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps
 }  // namespace
 
 const Simd& simd_avx2() {
-    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, box<double>, box<std::int32_t>,
-                                at_least, hamming, turn, copy, drain, saturated, outside, read};
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, CodeKernels{0, 0, encode, nullptr},
+                                box<double>, box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
 

@@ -67,10 +67,42 @@ inline V keep_from(V a, V x, V least) {
 #include "streaming.inc"
 
 }  // namespace
+}  // namespace edgevlm
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vnni,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vnni,avx2,fma,f16c")
+#endif
+
+namespace edgevlm {
+namespace {
+
+struct C {
+    static constexpr std::int32_t kOffset = 128;
+    __m512i v;
+
+    static C set(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+    void dot(const std::uint8_t* rows, const std::int8_t* key) {
+        std::int32_t four;
+        std::memcpy(&four, key, sizeof four);
+        v = _mm512_dpbusd_epi32(v, _mm512_loadu_si512(rows), _mm512_set1_epi32(four));
+    }
+    V floats() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+inline std::uint32_t at_least(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+
+#include "codes.inc"
+
+}  // namespace
 
 const Simd& simd_avx512() {
-    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, box<double>, box<std::int32_t>,
-                                at_least, hamming, turn, copy, drain, saturated, outside, read};
+    static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") ? CodeKernels{V::W, 0x80808080u, encode, likely} : CodeKernels{0, 0, encode, nullptr};
+    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, codes, box<double>,
+                            box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
 

@@ -3,6 +3,8 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 
 namespace edgevlm {
 namespace {
@@ -54,12 +56,51 @@ void copy(const void* from, void* to, std::int64_t bytes) { std::memcpy(to, from
 void drain() {}
 
 }  // namespace
+}  // namespace edgevlm
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+dotprod")
+#endif
+
+namespace edgevlm {
+namespace {
+
+struct C {
+    static constexpr std::int32_t kOffset = 0;
+    int32x4_t v;
+
+    static C set(std::int32_t x) { return {vdupq_n_s32(x)}; }
+    void dot(const std::uint8_t* rows, const std::int8_t* key) {
+        std::int32_t four;
+        std::memcpy(&four, key, sizeof four);
+        v = vdotq_s32(v, vreinterpretq_s8_u8(vld1q_u8(rows)), vreinterpretq_s8_s32(vdupq_n_s32(four)));
+    }
+    V floats() const { return {vcvtq_f32_s32(v)}; }
+};
+inline std::uint32_t at_least(V a, V b) {
+    constexpr std::uint32_t kBits[] = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32(vcgeq_f32(a.v, b.v), vld1q_u32(kBits)));
+}
+
+#include "codes.inc"
+
+}  // namespace
 
 const Simd& simd_neon() {
-    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, box<double>, box<std::int32_t>,
-                                at_least, hamming, turn, copy, drain, saturated, outside, read};
+    static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely} : CodeKernels{0, 0, encode, nullptr};
+    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, codes, box<double>,
+                            box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
 
 }  // namespace edgevlm
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
 #endif

@@ -58,8 +58,8 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_scalar() {
-    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, box<double>, box<std::int32_t>,
-                                at_least, hamming, turn, copy, drain, saturated, outside, read};
+    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, CodeKernels{0, 0, encode, nullptr},
+                                box<double>, box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies.base import Appended, Float32, Needs, Policy, StreamShape, newest, setting
+from edgevlm.runtime.policies.base import Appended, Float32, Needs, Policy, StreamShape, counted, newest, setting
 from edgevlm.runtime.stateful import State, Stateful
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class QueryWindow(Stateful):
 
         w: as many of the newest rows as every head of the layer still holds without a gap.
         """
-        mine = np.isin(cache.kind(layer), (Kind.VISION, Kind.SUMMARY))
+        mine = counted(cache.kind(layer))
         count = min(len(self._seq), int(mine[0].sum()))
         at = np.nonzero(newest(cache.seq(layer), mine, count))[1].reshape(-1, count)  # [kv_heads, count], in no order
         seq = np.take_along_axis(cache.seq(layer), at, 1)

@@ -279,10 +279,9 @@ class Policy(Stateful):
         return mask | (kind == Kind.PREFIX) | (kind == Kind.TEXT)
 
     def _check_kept(self, cache: KVCache, layer: int, keep: Bool, target: int) -> None:
-        kind = cache.kind(layer)
-        kept = np.array([np.count_nonzero(head) for head in keep & ((kind == Kind.VISION) | (kind == Kind.SUMMARY))])
-        if (wrong := kept != target).any():
-            head = int(np.argmax(wrong))
+        kept = [np.count_nonzero(head) for head in keep & counted(cache.kind(layer))]
+        if any(rows != target for rows in kept):
+            head = next(head for head, rows in enumerate(kept) if rows != target)
             raise UserError(
                 f"policy {self.name} keeps too {'few' if kept[head] < target else 'many'} rows: {kept[head]} in layer {layer}, "
                 f"KV head {head}, and {target} were asked for"
@@ -340,6 +339,12 @@ class SteadyTarget(Policy):
         return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
 
 
+def counted(kind: NDArray[np.uint8]) -> Bool:
+    """Rows that count in |M|: vision and summaries."""
+    among: Bool = (kind == Kind.VISION) | (kind == Kind.SUMMARY)
+    return among
+
+
 def frame_text(cache: KVCache, layer: int) -> Bool:
     """Text that stands around frames, ``[kv_heads, n_l]``; the same rows in every head."""
     text: Bool = cache.kind(layer) == Kind.TEXT
@@ -359,7 +364,8 @@ def tokens_of(fraction: float, count: int) -> int:
 
 def newest(seq: NDArray[np.int64], among: Bool, count: int) -> Bool:
     """Per head the ``count`` newest rows by ``seq``: all arrays ``[kv_heads, n]``."""
-    return kernels.top_k(np.zeros(seq.shape, np.float32), seq, among, count)
+    age = (seq - seq.max(initial=0)).astype(np.float32)  # where it is rounded to equal numbers, seq decides
+    return kernels.top_k(age, seq, among, count)
 
 
 def setting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from edgevlm.runtime.policies.base import (
     NewRows,
     Policy,
     StreamShape,
+    counted,
     setting,
     tokens_of,
 )  # fmt: skip
@@ -177,7 +179,7 @@ class Hermes(Policy):
 
     def _summarise(self, cache: KVCache, layer: int, keep: Bool) -> NewRows:
         kind = cache.kind(layer)[0]
-        gone = ~keep & np.isin(kind, (Kind.VISION, Kind.SUMMARY))
+        gone = ~keep & counted(kind)
         if self.summary == "last":
             after = int(cache.position(layer)[0, keep].max(initial=-1)) + 1
             return summary_of(cache, layer, gone, np.ones(len(gone)), after)
@@ -283,11 +285,12 @@ def normalised(score: Float64, added: float = 0.0) -> Float64:
 def recency(order: Int64, k: float, unit: int | None = None) -> Float64:
     """Eq. 1: ``exp(-k dt)``, dt the rank from the newest in ``unit`` ranks, by default the largest; order: larger is newer."""
     age = np.empty(len(order))
-    age[np.argsort(order)] = np.arange(len(order))[::-1]
+    age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # of what is nearly sorted the quickest
     return np.exp(-k * age / (unit or max(len(order) - 1, 1)))
 
 
-def spaced(texts: Sequence[int], count: int) -> Int64:
+@lru_cache
+def spaced(texts: tuple[int, ...], count: int) -> Int64:
     """Of texts of so many rows, one after the other, ``count`` rows of each, evenly spaced up to its last; 0: all."""
     starts = np.cumsum([0, *texts[:-1]])
     counts = [min(count or rows, rows) for rows in texts]
@@ -333,8 +336,8 @@ def smoothed(
             own[here] = (1 - weight) * own[here] + weight * np.interp(place, np.arange(len(above)), above[there])
         elif not by_rank:
             place = kernels.index_of(orders[layer][None], orders[layer + 1][None])[0]
-            here, there = place >= 0, place[place >= 0]
-            own[here] = (1 - weight) * own[here] + weight * above[there]
+            if len(above):
+                own = np.where(place >= 0, (1 - weight) * own + weight * above[place], own)
         done[layer] = own
     return done
 

@@ -1,5 +1,6 @@
 // Each inner loop of one instruction set against plain C++, on rows of every length up to a few vectors. For processors that
 // the tests do not run on: test_neon.py compiles it for aarch64 and runs it in an emulator. Prints what differs; exit code 1.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -80,21 +81,73 @@ std::vector<float> counted(const Simd& table, std::int64_t pairs, const std::vec
     return {static_cast<float>(table.saturated(row.data(), 2 * pairs)), static_cast<float>(table.outside(row.data(), pairs))};
 }
 
-// Softmax weights of `keys` keys for as many query rows as the table takes; rows are summed up, so that lanes do not matter.
-std::vector<float> attention(const Simd& table, std::int64_t keys, std::int64_t size, const std::vector<float>& key,
-                             const std::vector<float>& query) {
-    const AttentionKernels& kernels = table.attention;
+// Softmax weights of `keys` keys for `rows` query rows; rows are summed up, so that lanes do not matter.
+std::vector<float> attention(const AttentionKernels& kernels, std::int64_t rows, std::int64_t keys, std::int64_t size,
+                             const std::vector<float>& key, const std::vector<float>& query) {
     const std::int64_t lanes = kernels.rows;
     std::vector<float> turned(size * lanes, 0.0f), scores(keys * lanes), most(lanes, -1e30f), sum(lanes, 0.0f), mass(keys, 0.0f);
     for (std::int64_t d = 0; d < size; ++d) {
-        for (std::int64_t r = 0; r < 8; ++r) turned[d * lanes + r] = query[r * size + d];  // every table takes 8
+        for (std::int64_t r = 0; r < rows; ++r) turned[d * lanes + r] = query[r * size + d];
     }
     kernels.scores(key.data(), size, keys, turned.data(), size, scores.data());
     kernels.peak(scores.data(), keys, most.data());
     kernels.exponents(scores.data(), keys, most.data(), sum.data());
-    for (std::int64_t r = 0; r < lanes; ++r) sum[r] = r < 8 ? 1 / sum[r] : 0;
+    for (std::int64_t r = 0; r < lanes; ++r) sum[r] = r < rows ? 1 / sum[r] : 0;
     kernels.weigh(scores.data(), keys, sum.data(), mass.data());
     return mass;
+}
+
+std::vector<float> encoded(const Simd& table, const std::vector<float>& a) {
+    std::vector<std::int8_t> code(a.size());
+    const Coded found = table.codes.encode(a.data(), static_cast<std::int64_t>(a.size()), code.data());
+    std::vector<float> out(code.begin(), code.end());
+    out.insert(out.end(), {found.scale, found.error, static_cast<float>(found.sum)});
+    return out;
+}
+
+// Of products of codes: rows whose largest product was not among those that may be, rows said to have more than they have, and
+// pairs said to be possible that are far from it.
+std::vector<float> missed(const Simd& table, std::int64_t size) {
+    const CodeKernels& kernels = table.codes;
+    constexpr std::int64_t kKeys = 37;
+    std::vector<float> out(3, 0.0f);
+    if (!kernels.lanes) return out;
+    const std::int64_t width = (size + 3) / 4 * 4, lanes = kernels.lanes, all = kKeys + lanes;
+    std::vector<float> vectors = noise(all * size), scale(lanes), error(lanes), least(lanes, -1.0f), best(lanes, -1.0f);
+    std::vector<std::int8_t> code(all * width);
+    std::vector<std::uint8_t> rows(lanes * width);
+    std::vector<Coded> coded(all);
+    for (std::int64_t i = 0; i < all; ++i) {
+        float* const vector = vectors.data() + i * size;
+        double square = 0;
+        for (std::int64_t d = 0; d < size; ++d) square += double{vector[d]} * vector[d];
+        for (std::int64_t d = 0; d < size; ++d) vector[d] = static_cast<float>(vector[d] / std::sqrt(square));
+        coded[i] = kernels.encode(vector, size, code.data() + i * width);
+        coded[i].error += 0.5f * coded[i].error * coded[i].error + 1e-5f;
+    }
+    for (std::int64_t r = 0; r < lanes; ++r) {
+        scale[r] = coded[kKeys + r].scale, error[r] = coded[kKeys + r].error;
+        for (std::int64_t d = 0; d < width; ++d) {
+            const auto flip = static_cast<std::uint8_t>(kernels.flip >> 24);
+            rows[d / 4 * 4 * lanes + r * 4 + d % 4] = static_cast<std::uint8_t>(code[(kKeys + r) * width + d]) ^ flip;
+        }
+    }
+    std::uint32_t hit[kKeys];
+    const std::uint64_t any = kernels.likely(code.data(), coded.data(), kKeys, width, rows.data(), scale.data(), error.data(), least.data(), hit);
+    for (std::int64_t r = 0; r < lanes; ++r) {
+        std::vector<double> product(kKeys, 0.0);
+        for (std::int64_t k = 0; k < kKeys; ++k) {
+            for (std::int64_t d = 0; d < size; ++d) product[k] += double{vectors[k * size + d]} * vectors[(kKeys + r) * size + d];
+        }
+        const double highest = *std::max_element(product.begin(), product.end());
+        out[1] += least[r] > highest;
+        for (std::int64_t k = 0; k < kKeys; ++k) {
+            const bool likely = hit[k] >> r & 1 && any >> k & 1;
+            out[0] += product[k] == highest && !likely;
+            out[2] += likely && product[k] + 4 * (coded[k].error + error[r]) < highest;
+        }
+    }
+    return out;
 }
 
 // Of pooling and of selection.
@@ -137,7 +190,12 @@ int main(int, char** argv) {
         compare("codes counted", 2 * pairs, counted(*table, pairs, a), counted(plain, pairs, a), 0);
         const std::vector<float> key = noise(pairs * 12), query = noise(8 * 12);
         compare("hamming", 2 * pairs, hamming(*table, a), hamming(plain, a), 0);
-        compare("attention", pairs, attention(*table, pairs, 12, key, query), attention(plain, pairs, 12, key, query));
+        compare("attention", pairs, attention(table->attention, 8, pairs, 12, key, query),
+                attention(plain.attention, 8, pairs, 12, key, query));  // every table takes 8, and 4
+        compare("attention of few", pairs, attention(table->few, 4, pairs, 12, key, query),
+                attention(plain.few, 4, pairs, 12, key, query));
+        compare("encoded", 2 * pairs, encoded(*table, a), encoded(plain, a));
+        compare("products of codes", 2 * pairs, missed(*table, 2 * pairs), {0, 0, 0});
     }
     for (const int window : {1, 3, 5, 7}) {
         const std::vector<float> numbers = noise(90);

@@ -72,6 +72,23 @@ def test_more_tokens_than_a_batch(isa):
         np.testing.assert_allclose(kernels.newer_similarity(cache, 0, valid, since)[0], later, atol=1e-5)
 
 
+@pytest.mark.parametrize("noise", [0, 1e-4, 1e-2])
+@pytest.mark.parametrize("dim", [6, 128])
+def test_tokens_that_all_look_alike(noise, dim):
+    """What rounds away most of the differences between tokens does not decide which are the most alike."""
+    rng = np.random.default_rng(0)
+    n = 200
+    cache = KVCache(1, 1, dim, n, inv_freq=np.ones(dim // 2))
+    scene = rng.standard_normal((3, dim))[rng.integers(0, 3, n)]
+    key = (scene + noise * rng.standard_normal((n, dim))).astype(np.float32)[None]
+    none = np.zeros(n, np.int16)
+    position = np.zeros((n, 1), np.int32)
+    cache.append(0, key, key, Rows(none.astype(np.uint8) + 1, np.arange(n), none.astype(np.int32), none, none, position))
+    valid = np.ones((1, n), np.bool_)
+    found = kernels.newer_similarity(cache, 0, valid)
+    np.testing.assert_allclose(found, expected(cache, valid, 0), atol=1e-6, rtol=0)
+
+
 def test_a_token_is_as_alike_as_its_best_newer_one_and_the_newest_as_unlike_as_can_be(kit):
     cache = kit.make(layers=1, kv_heads=1, head_dim=2, capacity=8)
     key = np.array([[[1, 0], [0, 3], [1, 1], [2, 0], [0, 0]]], np.float32)

@@ -41,6 +41,7 @@ SHAPES = {
     "Cache.load": "HmD HmD Hm Hm Hm Hm Hm HmA Hm",
     "temporal_similarity": "HnD HnA Hn Hn Hn Hn p p HD",
     "value_norms": "HnD HD",
+    "dequantize": "HnD HD",
     "pool_norms": "Hn Hn Hn Hn Hn",
     "top_k": "Hn Hn Hn",
     "index_of": "Hn Hm",

@@ -25,7 +25,7 @@ def tokens_of(cache, layer):
     key, value = (cache.dequantize(part, layer) for part in ("key", "value"))
     return [
         {
-            "kind": KINDS[Kind(int(cache.kind(layer)[0, i]))],
+            "kind": KINDS[int(cache.kind(layer)[0, i])],
             "seq": int(cache.seq(layer)[0, i]),
             "position": int(cache.position(layer)[0, i, 0]),
             "key": key[:, i],
