@@ -67,7 +67,7 @@ class Director:
     cameras: dict[str, Assignment] = field(default_factory=dict)
     removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
     _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
-    _saved: dict[str, tuple[str | None, int]] = field(default_factory=dict)  # node and epoch by camera
+    _saved: dict[str, tuple[str | None, int, str | None]] = field(default_factory=dict)  # node, epoch, going; by camera
     _save_at: float | None = None  # when what could not be saved is tried again
 
     def join(self, node: Node, now: float) -> None:
@@ -130,14 +130,16 @@ class Director:
         open: those whose memory it still has open.
         """
         self._member(name).seen, open = now, set(open)
-        closed = [(each, each.going) for camera, each in self._of[name].items() if each.going and camera not in open]
+        ordered = {camera: self._saved.get(camera, (None, 0, None)) for camera in self._of[name]}
+        leaving = [self.cameras[camera] for camera, (_, _, going) in ordered.items() if going and camera not in open]
+        closed = [(each, each.going) for each in leaving if each.going]
         for each, node in closed:
             self._give(each, node, now)
         if closed:  # there is room here
             self._place(now)
         self._keep_if_possible(now, bool(closed))
-        found = {camera: self._saved.get(camera, (None, 0)) for camera, each in self._of[name].items() if not each.going}
-        return {camera: epoch for camera, (node, epoch) in found.items() if node == name}
+        found = {camera: self._saved.get(camera, (None, 0, None)) for camera in self._of[name]}
+        return {camera: epoch for camera, (node, epoch, going) in found.items() if node == name and going is None}
 
     def tick(self, now: float) -> list[str]:
         """Give the cameras of lost nodes to others; the nodes that were lost."""
@@ -163,7 +165,7 @@ class Director:
 
     def _note_saved(self) -> None:
         self._save_at = None
-        self._saved = {name: (each.node, each.epoch) for name, each in self.cameras.items()}
+        self._saved = {name: (each.node, each.epoch, each.going) for name, each in self.cameras.items()}
 
     def _keep_if_possible(self, now: float, is_changed: bool) -> None:
         if is_changed or (self._save_at is not None and now >= self._save_at):

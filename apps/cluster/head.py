@@ -78,8 +78,9 @@ class Head:
         self._id, self._is_replaced, self._look_at = uuid4().hex, False, -float("inf")
         self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # a share that hangs holds up no answer
         self._look: Future[None] | None = None
+        self._read()  # a file that is refused leaves a head that runs as it is
         self._begin()
-        mark = self._restore()
+        mark = self._restore(self._read())
         self._changes = Changes(self._id, self.view(), mark)
         self._models = self._models_of_cameras()
 
@@ -215,9 +216,9 @@ class Head:
 
     def remove(self, name: str) -> None:
         """Watch a camera no longer. Raises UserError."""
-        self._director.remove(name, self._clock())
+        self._camera(name)
         del self._given[name]
-        self._director.keep()
+        self._director.remove(name, self._clock())
 
     def pause(self, name: str, paused: bool) -> None:
         """A camera is paused, or goes on, wherever it is watched. Raises UserError."""
@@ -358,13 +359,16 @@ class Head:
             self._removed_nodes, self._changes.next_mark,
         )  # fmt: skip
         self._shared.write(FILE, STATE.dump_json(known))
+        self._look_who_is_newest()  # one that was started meanwhile has not read this
+        self._refuse_if_replaced()
         self._changes.take(self.view())
         self._models = self._models_of_cameras()
 
     def _no_file_of_ours(self, why: str) -> UserError:
         return UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it")
 
-    def _restore(self) -> str | None:
+    def _read(self) -> HeadState | None:
+        """The file; None where there is none. Raises UserError."""
         try:
             known = STATE.validate_json(self._shared.read(FILE))
         except FileNotFoundError:
@@ -378,7 +382,13 @@ class Head:
         has_all = nodes <= known.urls.keys() & known.instances.keys() and cameras <= known.given.keys()
         if not has_all or not {"nodes", "cameras"} <= known.forgotten.keys():
             raise self._no_file_of_ours("it names nodes or cameras of which it says nothing")
-        self._given, self._instances, self._urls = known.given, known.instances, known.urls
+        return known
+
+    def _restore(self, known: HeadState | None) -> str | None:
+        if known is None:
+            return None
+        self._given = {each.camera.name: known.given[each.camera.name] for each in known.director.cameras}
+        self._instances, self._urls = known.instances, known.urls
         self._watches, self._notes, self._number = known.watches, known.notes, known.number
         self._forgotten, self._removed_nodes = known.forgotten, known.removed_nodes
         self._needs.update({(kind, model): need for kind, model, need in known.needs})

@@ -161,6 +161,7 @@ class ClusterRoutes:
         where = known["node"]
         heard_s = heard.get(where, 0.0)
         late = f"its node {where} was last heard of {heard_s:.0f} s ago" if heard_s > LATE_S else "it is being opened"
+        late = late if heard else "the head does not answer"
         why = known["problem"] or here or late
         return {
             "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]),

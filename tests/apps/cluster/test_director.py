@@ -231,3 +231,26 @@ def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
     assert director.orders("b", ["yard"], lost_at + 1) == {"yard": 1}
     is_full = False
     assert director.orders("b", ["yard"], lost_at + 3) == {"hall": 2, "yard": 2}
+
+
+def test_a_move_that_cannot_be_saved_moves_nothing():
+    is_full = False
+
+    def save():
+        if is_full:
+            raise OSError("the disk is full")
+
+    director = Director(NEEDS, save)
+    director.join(NODES[0], 0.0)
+    director.add([Camera("hall", "demo", 1.0)], 0.0)
+    director.join(NODES[1], 0.0)
+    is_full = True
+    with pytest.raises(OSError, match="full"):
+        director.leave("a", 1.0)
+    for open in (["hall"], []):
+        assert director.orders("a", open, 1.0) == {"hall": 1}
+        assert director.orders("b", (), 1.0) == {}
+    is_full = False
+    assert director.orders("a", ["hall"], 4.0) == {}
+    assert director.orders("a", (), 5.0) == {}
+    assert director.orders("b", (), 5.0) == {"hall": 2}

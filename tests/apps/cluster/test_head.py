@@ -107,3 +107,48 @@ def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch)
     for version in ("1.3.9", "1.40.2", "2.4.2"):
         with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* end all nodes"):
             head.join({"name": "b", "memory_bytes": 1}, "process", "http://b", {}, {}, version)
+
+
+def test_a_head_that_does_not_start_leaves_the_one_that_runs(tmp_path):
+    now, file = 0.0, tmp_path / "cluster.json"
+    head = Head(str(tmp_path), lambda: now)
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    good = file.read_bytes()
+    file.write_bytes(b"{")
+    with pytest.raises(UserError, match="is no head's"):
+        Head(str(tmp_path), lambda: now)
+    file.write_bytes(good)
+    now = 2 * LOOK_S
+    assert head.ask("a", "process", [], NEED)["orders"] == {"one": 1}
+
+
+def test_what_is_written_after_another_head_was_started_is_told_to_nobody(tmp_path, monkeypatch):
+    head = Head(str(tmp_path), lambda: 0.0)
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {}, {})
+    head.ask("a", "process", [], NEED)
+    write = head._shared.write
+
+    def write_late(name, data):
+        Head(str(tmp_path), lambda: 0.0)
+        write(name, data)
+
+    monkeypatch.setattr(head._shared, "write", write_late)
+    with pytest.raises(UserError, match="another head was started"):
+        head.add("one", CAMERA)
+    with pytest.raises(UserError, match="another head was started"):
+        head.ask("a", "process", [], NEED)
+
+
+def test_a_camera_whose_removal_was_not_saved_at_once_can_be_added_again(tmp_path, monkeypatch):
+    now = 0.0
+    head = Head(str(tmp_path), lambda: now)
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    assert head.ask("a", "process", [], NEED)["orders"] == {"one": 1}
+    with monkeypatch.context() as patched:
+        patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            head.remove("one")
+    now = LOOK_S
+    assert head.ask("a", "process", [], NEED)["orders"] == {}
+    head.add("one", CAMERA)
+    assert head.ask("a", "process", [], NEED)["orders"] == {"one": 2}
