@@ -109,7 +109,7 @@ class RunLoop:
         self._stopped.set()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Have the thread that watches do something before the next frame; a UserError becomes a notice."""
+        """Have the thread that watches do something after the next frame; a UserError becomes a notice."""
         self._submitted.put(work)
 
     def reopen(self, policy: str | None, budget: str | None) -> None:
@@ -123,11 +123,16 @@ class RunLoop:
         before.close()
 
     def ask_typed(self, text: str) -> None:
-        """Ask what a person typed; in a comparison every memory, of the same frame, unless it is about a window of time."""
-        if isinstance(self.observer, SideBySide):
-            self.submit(lambda: self.ask(text, compare=True))
+        """Ask what a person typed, once a frame has been watched.
+
+        In a comparison every memory is asked, of the same frame, unless it is about a window of time.
+        """
+        compare = isinstance(self.observer, SideBySide)
+        conversation = None if compare or self.session.model.is_demo else "terminal"  # the demo model was taught none
+        if compare or not self.session.stats.frames:
+            self.submit(lambda: self.ask(text, conversation, compare=compare))
         else:
-            self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model was taught no conversations
+            self.ask(text, conversation)
 
     def check(self) -> None:
         """Raise UserError if a planned question cannot be asked, before anything is watched."""
@@ -250,7 +255,6 @@ class RunLoop:
                 frame = self.source.read()
             if frame is None or not self._may_watch():
                 break
-            self._do_submitted()
             if plan.since:
                 frame = replace(frame, time_s=plan.since + frame.time_s)
             if plan.seconds is not None and frame.time_s > plan.seconds:
@@ -260,6 +264,8 @@ class RunLoop:
             if frame.scene is not None:
                 self._scenes.append((frame.time_s, frame.scene))
             self._take(frame)
+            while self.session.stats.frames and not self._submitted.empty():  # none after a reopening
+                self._do_one_submitted()
             self._watchdog.step()
             self._watchdog.ready()
             self.started.set()
@@ -268,12 +274,11 @@ class RunLoop:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
 
-    def _do_submitted(self) -> None:
-        while not self._submitted.empty():
-            try:
-                self._submitted.get()()
-            except UserError as error:
-                self.output.notice(str(error))
+    def _do_one_submitted(self) -> None:
+        try:
+            self._submitted.get()()
+        except UserError as error:
+            self.output.notice(str(error))
 
     def _take(self, frame: Frame) -> None:
         self._gated = frame.gated
@@ -288,7 +293,8 @@ class RunLoop:
             self.observer.watch(frame)
 
     def _ask_rest(self) -> None:
-        self._do_submitted()
+        while not self._submitted.empty():
+            self._do_one_submitted()
         if self.plan.questions:
             self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:

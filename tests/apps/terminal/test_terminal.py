@@ -100,10 +100,11 @@ def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
 def test_what_is_typed_while_the_model_loads_is_answered_and_leaves_nothing_behind(tmp_path):
     with Terminal(tmp_path) as terminal:
         terminal.until("(starting|the model) +0:00:0")
-        terminal.type("/policy\rhow ma")
+        terminal.type(f"/policy\r{COUNT}\rhow ma")
         terminal.until(r"policy last-seen, budget 512 tokens a layer")
         terminal.until("ask> how ma")
-        assert not re.search("/policy$|starting|the model +0", terminal.text, re.M), terminal.text
+        terminal.until(rf"{re.escape(COUNT)}  truth: \d")
+        assert not re.search("/policy$|(starting|the model) +0", terminal.text, re.M), terminal.text
         terminal.type("\x15/quit\r")
         assert terminal.ends() == 0
 
