@@ -70,12 +70,56 @@ class OpenVino:
         return logits
 
 
-class Stateless(torch.nn.Module):
-    """transformers' decoder with its keys and values as inputs and outputs; the last row's logits."""
+class OpenVinoStateless:
+    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. Keys and values lie in the caller's buffers, as an engine of ours would
+    have it: ``[1, Hkv, capacity, d]``, of which the rows held are inputs; new rows are outputs, copied behind them.
+    """
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
+        s = model.shape
+        converted, self._held = stateless(model, new_rows=True), 0
+        compress(converted, precision, math.gcd(s.hidden, s.intermediate, LARGEST_GROUP))
+        self._request = compiled(converted, precision, threads).create_infer_request()
+        shape = (1, s.kv_heads, capacity, s.head_dim)
+        noise = np.random.default_rng(0)
+        self._buffers = [noise.standard_normal(shape, np.float32) for _ in range(2 * s.layers)]
+        self._tensors = [ov.Tensor(buffer, shared_memory=True) for buffer in self._buffers]
+
+    def hold(self, rows: int) -> None:
+        self._rows = self._held = rows
+
+    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
+        held, end = self._held, self._held + len(ids)
+        inputs = {
+            "input_ids": np.asarray([ids], np.int64), "attention_mask": np.ones((1, end), np.int64),
+            "position_ids": np.arange(held, end)[None],
+        }  # fmt: skip
+        for index, (buffer, tensor) in enumerate(zip(self._buffers, self._tensors, strict=True)):
+            _, heads, _, head_dim = buffer.shape
+            self._request.set_tensor(f"past{index}", ov.Tensor(tensor, [0, 0, 0, 0], [1, heads, held, head_dim]))
+        logits, *new = self._request.infer(inputs, share_outputs=True).values()
+        for buffer, rows in zip(self._buffers, new, strict=True):
+            buffer[:, :, held:end] = rows
+        self._held = end
+        last: NDArray[np.float32] = logits[0, -1].copy()
+        return last
+
+    def forget(self) -> None:
+        self._held = self._rows
+
+    def close(self) -> None:
+        del self._request
+
+
+class Decoder(torch.nn.Module):
+    """transformers' decoder with its keys and values as inputs and outputs; the last row's logits.
+
+    new_rows: give keys and values of the new rows alone, not of all.
+    """
+
+    def __init__(self, decoder: Any, new_rows: bool) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.decoder, self.new_rows = decoder, new_rows
 
     def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
         cache = DynamicCache()
@@ -87,23 +131,30 @@ class Stateless(torch.nn.Module):
         seen = torch.arange(attention_mask.shape[1]) <= position_ids[0, :, None]
         mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
         out = self.decoder(input_ids, mask, position_ids, cache, use_cache=True, logits_to_keep=1)
-        return out.logits, *(part for layer in cache.layers for part in (layer.keys, layer.values))
+        first = position_ids[0, 0] if self.new_rows else 0
+        return out.logits, *(part[:, :, first:] for layer in cache.layers for part in (layer.keys, layer.values))
 
 
-def stateful(model: TextModel) -> Any:
-    """The decoder in float32 with a state for each layer's keys and values; inputs as transformers', and ``beam_idx``."""
+def stateless(model: TextModel, new_rows: bool = False) -> Any:
+    """The decoder in float32; inputs as transformers' and ``past0``.., outputs logits and ``present0``.., keys and values in turn."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # what tracing takes for constants is constant
-        converted = ov.convert_model(Stateless(load(model)), example_input=(*inputs, *past))
-    names = {}
+        converted = ov.convert_model(Decoder(load(model), new_rows), example_input=(*inputs, *past))
     for index, (taken, given) in enumerate(zip(converted.inputs[3:], converted.outputs[1:], strict=True)):
-        names[f"past{index}"] = f"present{index}"
         taken.tensor.set_names({f"past{index}"})
         given.tensor.set_names({f"present{index}"})
         taken.node.set_partial_shape(ov.PartialShape([-1, s.kv_heads, -1, s.head_dim]))
+    converted.validate_nodes_and_infer_types()
+    return converted
+
+
+def stateful(model: TextModel) -> Any:
+    """The same with a state for each layer's keys and values, which are gathered by an input ``beam_idx``."""
+    s, converted = model.shape, stateless(model)
+    names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
     _gather(converted, list(names))
     converted.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(converted, names)

@@ -45,7 +45,7 @@ def test_others_decode_the_same_weights(name, backbone):
         ours, theirs = (logits(runtime, model, precision, kv) for runtime in ("edgevlm", name))
         cosine = float(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs))
         is_exact = precision == "fp32" and kv != "int8"
-        rounds_otherwise = (name, precision) == ("openvino", "int4")  # with zero points; each is .96 from float32
+        rounds_otherwise = name.startswith("openvino") and precision == "int4"  # with zero points; each is .96 from float32
         assert cosine > (0.999999 if is_exact else 0.9 if rounds_otherwise else 0.995), (precision, cosine)
         if is_exact:
             close = 1e-4 if name == "transformers" else 1e-2  # llama.cpp computes parts of attention in float16
