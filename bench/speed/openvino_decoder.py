@@ -71,8 +71,10 @@ class OpenVino:
 
 
 class OpenVinoStateless:
-    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. Keys and values lie in the caller's buffers, as an engine of ours would
-    have it: ``[1, Hkv, capacity, d]``, of which the rows held are inputs; new rows are outputs, copied behind them.
+    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise.
+
+    Keys and values lie in the caller's buffers, as an engine of ours would have it: ``[1, Hkv, capacity, d]``, of which the rows
+    held are inputs; new rows are outputs, copied behind them.
     """
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
@@ -136,7 +138,7 @@ class Decoder(torch.nn.Module):
 
 
 def stateless(model: TextModel, new_rows: bool = False) -> Any:
-    """The decoder in float32; inputs as transformers' and ``past0``.., outputs logits and ``present0``.., keys and values in turn."""
+    """The decoder in float32; keys and values in turn are inputs ``past0``.. and outputs ``present0``.."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
