@@ -73,7 +73,7 @@ class OpenVino:
 class OpenVinoStateless:
     """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise.
 
-    Keys and values lie in the caller's buffers, as an engine of ours would have it: ``[1, Hkv, capacity, d]``, of which the rows
+    Keys and values lie in buffers of the caller, ``[1, Hkv, capacity, d]``, as an engine of ours would have it. The rows
     held are inputs; new rows are outputs, copied behind them.
     """
 
