@@ -113,7 +113,7 @@ class OpenVinoStateless:
         del self._request
 
 
-class Decoder(torch.nn.Module):
+class WithCache(torch.nn.Module):
     """transformers' decoder with its keys and values as inputs and outputs; the last row's logits.
 
     new_rows: give keys and values of the new rows alone, not of all.
@@ -144,7 +144,7 @@ def stateless(model: TextModel, new_rows: bool = False) -> Any:
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # what tracing takes for constants is constant
-        converted = ov.convert_model(Decoder(load(model), new_rows), example_input=(*inputs, *past))
+        converted = ov.convert_model(WithCache(load(model), new_rows), example_input=(*inputs, *past))
     for index, (taken, given) in enumerate(zip(converted.inputs[3:], converted.outputs[1:], strict=True)):
         taken.tensor.set_names({f"past{index}"})
         given.tensor.set_names({f"present{index}"})

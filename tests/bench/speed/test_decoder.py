@@ -173,9 +173,15 @@ def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_to
         (["decode", "--model", "demo", "--held", "0"], "--held '0': give integers of 1 or more"),
         (["decode", "--model", "demo", "--kv", "int4"], "--kv int4: there is fp32, fp16, int8"),
         (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
-        (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, openvino, transformers"),
+        (
+            ["decode", "--model", "demo", "--against", "vllm"],
+            "--against vllm: there is llama.cpp, openvino, openvino-stateless, transformers",
+        ),
         (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
-        (["prefill", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, openvino, transformers"),
+        (
+            ["prefill", "--model", "demo", "--against", "vllm"],
+            "--against vllm: there is llama.cpp, openvino, openvino-stateless, transformers",
+        ),
         (["decode", "--tower", "siglip-so400m-384"], "--tower: is not for bench speed decode, which takes --model, --against"),
         (["precision"], "--rounds: is not for bench speed precision"),
         (["vision", "--tower", "siglip"], "--tower 'siglip' is not known"),
