@@ -264,8 +264,8 @@ class RunLoop:
             if frame.scene is not None:
                 self._scenes.append((frame.time_s, frame.scene))
             self._take(frame)
-            while self.session.stats.frames and not self._submitted.empty():  # none after a reopening
-                self._do_one_submitted()
+            while self.session.stats.frames and not self._submitted.empty():  # a session just reopened has none
+                self._do_next_submitted()
             self._watchdog.step()
             self._watchdog.ready()
             self.started.set()
@@ -274,7 +274,7 @@ class RunLoop:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
 
-    def _do_one_submitted(self) -> None:
+    def _do_next_submitted(self) -> None:
         try:
             self._submitted.get()()
         except UserError as error:
@@ -294,7 +294,7 @@ class RunLoop:
 
     def _ask_rest(self) -> None:
         while not self._submitted.empty():
-            self._do_one_submitted()
+            self._do_next_submitted()
         if self.plan.questions:
             self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:

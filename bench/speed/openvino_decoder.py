@@ -73,19 +73,20 @@ class OpenVino:
 class OpenVinoStateless:
     """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise.
 
-    Keys and values lie in buffers of the caller, ``[1, Hkv, capacity, d]``, as an engine of ours would have it. The rows
-    held are inputs; new rows are outputs, copied behind them.
+    Keys and values lie in the caller's float32 buffers ``[1, Hkv, capacity, d]``, where a policy could reach them. The rows
+    held are inputs; the new rows are outputs, which are copied behind them.
     """
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         s = model.shape
-        converted, self._held = stateless(model, new_rows=True), 0
+        converted = stateless(model, new_rows=True)
         compress(converted, precision, math.gcd(s.hidden, s.intermediate, LARGEST_GROUP))
         self._request = compiled(converted, precision, threads).create_infer_request()
         shape = (1, s.kv_heads, capacity, s.head_dim)
         noise = np.random.default_rng(0)
         self._buffers = [noise.standard_normal(shape, np.float32) for _ in range(2 * s.layers)]
         self._tensors = [ov.Tensor(buffer, shared_memory=True) for buffer in self._buffers]
+        self.hold(0)
 
     def hold(self, rows: int) -> None:
         self._rows = self._held = rows

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import edgevlm.runtime.session as session_module
 from edgevlm.apps import launch
+from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.events import TextOutput
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.sources import SourceOptions, open_source
@@ -121,6 +122,22 @@ def test_nothing_is_answered_before_the_first_frame():
     lines, said = run("--seconds", 0.1, "--ask", COUNT, "--ask-at", f"0:{COUNT}")
     assert of_kind(lines, "answer") == []
     assert said.count("no frame has been watched yet") == 2
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_a_question_typed_before_the_first_frame_waits_for_it(compares, capsys):
+    with Session.open("demo", budget=256) as session:
+
+        def another(policy, _):
+            return Session.open("demo", policy=policy, budget=256)
+
+        observer = SideBySide(session, another) if compares else None
+        run = RunLoop(session, open_source("demo"), TextOutput(), RunPlan(frames=2), observer=observer)
+        run.ask_typed(COUNT)
+        run()
+    printed = capsys.readouterr()
+    assert COUNT in printed.out
+    assert "no frame has been watched" not in printed.err
 
 
 def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
