@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.inputs import (
     Embedding,
     changed_spec,
@@ -51,6 +52,12 @@ def _is_readable(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def has_vnni() -> bool:
+    """Whether the processor, as Linux describes it, adds up products of 8-bit numbers in 32 bits."""
+    flags = Machine().fields("proc/cpuinfo").get("flags", "").split()
+    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
 
 class Calls:
@@ -117,8 +124,8 @@ class OnnxRuntimeCpu:
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._stored[0] else "1")
-        # a processor without VNNI adds up 8-bit products in 16 bits, which overflow; this makes it take wider ones
-        options.add_session_config_entry("session.x64quantprecision", "1")
+        # without VNNI 8-bit products are added up in 16 bits, which overflow; this has wider ones taken, at a price
+        options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         if not copies and self._stored[1]:  # else float16 matrices become float32 in memory
@@ -239,10 +246,10 @@ class OnnxRuntimeDecoder:
         bundle: Bundle,
         buffers: Sequence[KVBuffer],
         probes: Sequence[int],
-        calls: Calls | None = None,
-        ort_device: str = "cpu",
+        calls: Calls,
+        ort_device: str,
     ) -> None:
-        self._calls, self._ort_device = calls or Calls(), ort_device
+        self._calls, self._ort_device = calls, ort_device
         spec = bundle.decoder
         check_probes(spec, probes)
         self._session, self._spec = session, spec

@@ -187,6 +187,17 @@ def test_eight_bits_stay_near(exported: Callable[..., Any], family: str) -> None
     assert 1e-4 < np.abs(rounded - exact).max() / exact.std() < 0.1
 
 
+def test_products_of_eight_bits_are_the_same_with_vnni_as_without(
+    exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor has it, the faster way is taken, and its sums do not overflow."""
+    bundle = Bundle.load(exported("llava_onevision", vision_precision="int8").bundle)
+    pixels = np.random.default_rng(0).choice(np.float32([-1, 1]), (1, 3, *bundle.vision.size))
+    found = load_engine("onnxruntime-cpu", bundle, threads=1).encode(pixels)
+    monkeypatch.setattr("edgevlm.engines.onnxruntime_cpu.has_vnni", lambda: False)
+    np.testing.assert_array_equal(load_engine("onnxruntime-cpu", bundle, threads=1).encode(pixels), found)
+
+
 def test_a_bundle_without_the_graph_says_what_to_do(exported: Callable[..., Any]) -> None:
     bundle = Bundle.load(exported("llava").bundle)
     engine = load_engine("onnxruntime-cpu", bundle, threads=1)
