@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
@@ -18,6 +17,7 @@ from edgevlm.runtime.engine import KVDevice
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
+from edgevlm.runtime.pressure import available
 
 DEFAULT_BUDGET = 6000  # vision tokens per layer
 
@@ -129,7 +129,7 @@ def allocate(
         "dtype": decoder.kv,
     }
     wanted, pixels = KVCache.bytes_for(*shape, **rotary) if device == "host" else 0, chunk_bytes(chunk, bundle.vision)
-    free = psutil.virtual_memory().available
+    free = available().free
     if wanted + pixels + capture_bytes + store_bytes > free:
         lower, frames = "--budget", f", snapshots {capture_bytes / 1e9:.1f} GB" if capture_bytes else ""
         if store_bytes:

@@ -115,7 +115,7 @@ Measure = Literal["streamqa", "kl"]
 class Candidate:
     """One policy at one budget.
 
-    tokens: the |M| at which cache and policy take no more bytes than a plain window of the budget. value, ci_low, ci_high: by
+    tokens: the |M| at which cache and policy take no more bytes than a sliding window of the budget. value, ci_low, ci_high: by
     the measure, with its 95 % interval; top1: fraction of the next tokens that are full KV's (``kl`` alone). compress_ms: what
     the compressions of a stream took, on average. bytes: the most that cache and policy took together.
     """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changed_patches import EncodeChanged, PatchChanges
 from edgevlm.runtime.engine import Engine, TowerBuffer
+from edgevlm.runtime.pressure import available
 from edgevlm.runtime.stateful import State, Stateful
 
 Float32 = NDArray[np.float32]
@@ -32,7 +32,7 @@ class ChangedEncoder(Stateful):
                 f"{bundle.path}: has no graph that encodes changed patches alone of frames of {width}x{height}; give --encode "
                 "all, or export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
             )
-        size, free = spec.cache_bytes, psutil.virtual_memory().available
+        size, free = spec.cache_bytes, available().free
         if copies * size > free:
             raise UserError(
                 f"what the vision tower keeps takes {copies * size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "

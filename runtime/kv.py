@@ -42,15 +42,21 @@ class KVScales:
     @classmethod
     def load(cls, path: Path, shape: tuple[int, int, int]) -> KVScales:
         """What :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim); raises ValueError for anything else."""
-        found = np.load(path, allow_pickle=False)
-        if found.dtype != np.float32 or found.shape != (2, *shape):
-            raise ValueError(f"holds {found.dtype} {list(found.shape)} and not scales, float32 {[2, *shape]}")
+        try:
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        except OSError:
+            raise
+        except Exception as error:  # numpy's, for whatever is wrong with the file
+            raise ValueError(f"cannot be read ({type(error).__name__})") from None
+        if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.shape != (2, *shape):
+            kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "several arrays"
+            raise ValueError(f"holds {kind} and not scales, float32 {[2, *shape]}")
         if not (np.isfinite(found) & (found > 0)).all():
             raise ValueError("holds scales that are not above 0")
         half = shape[2] // 2
         if not np.array_equal(found[0, ..., :half], found[0, ..., half:]):
             raise ValueError("holds two scales for the halves of one rotary pair")
-        return cls(found[0], found[1])
+        return cls(np.array(found[0]), np.array(found[1]))
 
     def save(self, path: Path) -> None:
         """Write both, float32 ``[2, layers, kv_heads, head_dim]``, as an .npy file."""

@@ -71,7 +71,7 @@ class Model:
         if positions is not None:
             vision = bundle.vision
             bundle = replace(bundle, vision=replace(vision, positions=position_rule(vision.positions, positions)))
-        tokenizer = _tokenizer(bundle)
+        tokenizer = load_tokenizer(bundle)
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
@@ -94,7 +94,8 @@ class Model:
         self.engine.close()
 
 
-def _tokenizer(bundle: Bundle) -> Tokenizer:
+def load_tokenizer(bundle: Bundle) -> Tokenizer:
+    """A bundle's tokenizer. Raises BundleError for a file that is none, or that does not go with the model."""
     path, chat = bundle.file(bundle.chat.tokenizer), bundle.chat
     again = "export the model again"
     if bundle.files[path.name].bytes > LARGEST_TOKENIZER:

@@ -103,7 +103,8 @@ class Session:
                 writer.attach(self, identity(self._stream, chat, text, encoder), held, self._restore)
             self._stats = self._measure()
         except BaseException:
-            self._stream.close()
+            if (stream := getattr(self, "_stream", None)) is not None:
+                stream.close()
             raise
 
     def _begin(self) -> None:
@@ -216,12 +217,16 @@ class Session:
         being answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for what is not such a
         frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
-        pixels = frame if isinstance(frame, Pixels) else self.prepare(frame)
-        if pixels.values.shape != (3, *self.model.bundle.vision.size):
-            raise UserError(f"pixels {list(pixels.values.shape)} were prepared for another model; use this session's prepare()")
+        pixels = self._pixels(frame)
         if timestamp is not None:
             check_time(timestamp)
         self._run(self._watch, pixels, timestamp)
+
+    def _pixels(self, frame: NDArray[np.uint8] | Pixels) -> Pixels:
+        pixels = frame if isinstance(frame, Pixels) else self.prepare(frame)
+        if pixels.values.shape != (3, *self.model.bundle.vision.size):
+            raise UserError(f"pixels {list(pixels.values.shape)} were prepared for another model; use this session's prepare()")
+        return pixels
 
     def skip(self, timestamp: float) -> None:
         """Let the stream's time go on to ``timestamp`` seconds without a frame.
@@ -248,7 +253,7 @@ class Session:
             with blamed(f"policy {self.policy}", self._stream.policy):
                 return work(*arguments)
         except (ArithmeticError, CacheError, LookupError, TypeError, ValueError) as error:
-            if self._writer is None or self._writer.resumed is None:
+            if self._writer is None or self._writer.resumed is None or work not in (self._watch, self._flush):
                 raise
             raise self._writer.unfit(error) from error
         finally:
@@ -350,7 +355,7 @@ class Session:
                 raise UserError(f"a choice takes {max_tokens} tokens and an answer {self.text_budget.answer}; shorten it")
         answer = Answer(question, self._progress.time_s)
         tokens = max_tokens or self.text_budget.answer
-        shown = [picture if isinstance(picture, Pixels) else self.prepare(picture) for picture in pictures]
+        shown = [self._pixels(picture) for picture in pictures]
         request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor, shown, window)
         with self._asking:
             self._check_open()

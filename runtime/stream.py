@@ -555,7 +555,7 @@ class Stream:
         if not narrowed.even and self._layers is None:
             try:
                 self._layers = self.model.engine.bind_layers(cache.buffers())
-            except UserError:
+            except BaseException:
                 narrowed.restore()
                 raise
         return narrowed

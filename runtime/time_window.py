@@ -78,7 +78,14 @@ class NarrowedMemory:
         self._appended = 0
         self._slots: list[list[NDArray[np.int64]]] = []  # of each layer and head, where the rows at the front were
         self._saved: list[tuple[NDArray, NDArray[np.int64], NDArray]] = []
-        for buffer, mask, counts in zip(cache.buffers(), shown, self.lengths.tolist(), strict=True):
+        try:
+            self._move(shown)
+        except BaseException:
+            self.restore()
+            raise
+
+    def _move(self, shown: Sequence[Bool]) -> None:
+        for buffer, mask, counts in zip(self._cache.buffers(), shown, self.lengths.tolist(), strict=True):
             memory, slots = arrays_of(buffer), []
             for head, count in enumerate(counts):
                 held = mask[head]

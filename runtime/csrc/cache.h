@@ -95,7 +95,7 @@ struct Mark {
     std::int64_t serial;
 };
 
-// cache.cpp: the block and how it is laid out; cache_codes.cpp: rows of int8; cache_append.cpp, cache_evict.cpp, cache_load.cpp, cache_positions.cpp: what changes rows.
+// cache.cpp: the block and how it is laid out; cache_int8.cpp: rows of int8; cache_append.cpp, cache_evict.cpp, cache_load.cpp, cache_positions.cpp: what changes rows.
 class Cache {
 public:
     explicit Cache(const Shape& shape);

@@ -100,7 +100,7 @@ class FrameIndex(Stateful):
     def _cost(self, layer: int, at: int) -> None:
         """Of merging ``at`` with its neighbour, where both are there."""
         if 0 <= at < self.entries[layer] - 1:
-            ours, theirs = self.held[layer, at : at + 2]
+            ours, theirs = self.held[layer, at : at + 2].tolist()  # their product may be too large for 32 bits
             apart = self.mean[layer, at] - self.mean[layer, at + 1]
             self.cost[layer, at] = ours * theirs / (ours + theirs) * float(apart @ apart)
 

@@ -111,14 +111,14 @@ class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
     A partition is not split: that would mean to fetch all rows of its frames, of every layer. The frame that would take it
-    over its threshold founds another instead. When there is no room, the two most similar become one. ``split`` says
-    whether there may be more than one, small and large how many times the early variance the threshold is.
+    over its threshold founds another instead. When there is no room, the two most similar become one. small,
+    large: how many times the early variance the threshold is.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
 
-    def __init__(self, slots: int, width: int, frames: int, small: float, large: float, *, split: bool = True) -> None:
-        self.slots, self._small, self._large, self._split = slots, small, large, split
+    def __init__(self, slots: int, width: int, frames: int, small: float, large: float) -> None:
+        self.slots, self._small, self._large = slots, small, large
         self.mean, self.variance = np.zeros((slots, width), np.float32), np.zeros(slots)
         self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # taken: 0, or -1
         self._of = np.zeros(frames, np.int32)
@@ -145,7 +145,7 @@ class Partitions(Stateful):
 
     def _assign(self, row: Float32, joined: list[tuple[int, int]]) -> int:
         slot, where = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        limit = self._early.threshold(self._small, self._large) if self._split and self.slots > 1 else None
+        limit = self._early.threshold(self._small, self._large) if self.slots > 1 else None
         small, large, least = (limit.small, limit.large, MIN_SIZE) if limit else (0.0, 0.0, NEVER)
         table = (self.mean, self.variance, self.size, self.taken)
         stopped, _, _ = _native.mosaic_assign(row, where, 0, *table, small, large, RATE, least, slot)

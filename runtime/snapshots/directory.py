@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -96,7 +97,8 @@ class SnapshotDirectory:
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
         """Write the next generation and remove all but the newest good one before it; that too, where it is to be ``alone``.
 
-        Raises OSError, and UserError where another process wrote a newer one; nothing is lost then.
+        Raises OSError, then also for one that cannot be removed, and UserError where another process wrote a newer one; nothing
+        is lost then.
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):
@@ -109,10 +111,11 @@ class SnapshotDirectory:
             else:
                 write(stream, about, arrays)
         before, self._kept = None if alone else self._kept, target
-        with suppress(OSError):  # a folder, say: what was written is good
+        trying = nullcontext if alone else partial(suppress, OSError)  # what was written is good
+        with trying():
             for path in storage.snapshots():
                 if path not in (before, target) and _number(path) < self._number:
-                    with suppress(OSError):
+                    with trying():  # a folder, say
                         storage.remove(path)
         return target
 

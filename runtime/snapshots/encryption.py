@@ -7,14 +7,12 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.packages import needs
-from edgevlm.runtime.snapshots.format import OtherFormat, Snapshot, read
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.snapshots.storage import Folder, ObjectStore
+from edgevlm.runtime.snapshots.format import OtherFormat, Snapshot, read, unreadable
+from edgevlm.runtime.snapshots.storage import Folder, ObjectStore, as_os_error
 
 AGE = b"age-encryption.org/"  # begins an encrypted file
 COPY_BYTES = 1 << 20
@@ -64,7 +62,7 @@ class SnapshotKey:
 def read_at(place: Folder | ObjectStore, path: Any, key: SnapshotKey | None) -> Snapshot:
     """A snapshot, every byte verified. What is encrypted or far away is held in memory, never on disk. Raises SnapshotError."""
     try:
-        with place.open(path) as stream:
+        with as_os_error(), place.open(path) as stream:
             is_encrypted = stream.read(len(AGE)) == AGE
             if isinstance(path, Path) and not is_encrypted:
                 return read(path)
@@ -79,7 +77,7 @@ def read_at(place: Folder | ObjectStore, path: Any, key: SnapshotKey | None) -> 
                 plain.flush()
                 return read(Path(f"/proc/self/fd/{plain.fileno()}"), path)
     except OSError as error:
-        raise SnapshotError(f"cannot be read ({place.why(error)})") from None
+        raise unreadable(path, error, place.why(error)) from None
 
 
 class _Joined(io.RawIOBase):

@@ -6,6 +6,7 @@ docs/internals/snapshots.md draws the layout.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
-from edgevlm.errors import SnapshotError
+from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.paths import open_file
 
 FORMAT = 2
@@ -30,6 +31,7 @@ MAGIC = b"EDGEVLM\x1a"
 PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the header, bytes of preamble and header with its padding
 ALIGNMENT = 64
 LARGEST_HEADER = 1 << 28
+LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # to this disk
 KINDS = r"\|b1|\|[iu]1|<[iu][248]|<f[248]"  # numpy's, of the arrays that there can be
 
 Arrays = Mapping[str, NDArray]
@@ -68,7 +70,7 @@ def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryvi
         kind = array.dtype.newbyteorder("<").str
         sections.append([name, kind, list(array.shape), offset, crc32(zeros, crc32(flat[name]))])
         offset += size + len(zeros)
-    text = json.dumps({**about, "bytes": offset, "sections": sections}, ensure_ascii=True).encode()
+    text = json.dumps({**about, "bytes": offset, "sections": sections}, ensure_ascii=False).encode(errors="replace")
     header_bytes = PREAMBLE.size + len(text) + padding(PREAMBLE.size + len(text))
     body = text.ljust(header_bytes - PREAMBLE.size, b" ")
     yield PREAMBLE.pack(MAGIC, FORMAT, _header_sum(header_bytes, body), header_bytes) + body
@@ -93,7 +95,7 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
                 raise SnapshotError("is damaged (the checksum of its header does not match)")
             about, size = from_json(body, allow_inf_nan=False), os.fstat(stream.fileno()).st_size
     except OSError as error:
-        raise SnapshotError(f"cannot be read ({error.strerror})") from None
+        raise unreadable(path, error, error.strerror) from None
     except ValueError:
         raise SnapshotError("has a header that is not JSON") from None
     if not isinstance(about, dict) or type(about.get("bytes")) is not int:
@@ -118,7 +120,19 @@ def read(path: Path, of: PurePath | None = None) -> Snapshot:
             arrays = {section[0]: _array(stream, start, block, *section) for section in sections}
             return Snapshot(of or path, start + about["bytes"], about, arrays)
     except OSError as error:
-        raise SnapshotError(f"cannot be read ({error.strerror})") from None
+        raise unreadable(of or path, error, error.strerror) from None
+    except ValueError:  # numpy's, for sizes that only overflow together
+        raise SnapshotError("does not describe itself") from None
+
+
+def unreadable(path: PurePath, error: OSError, why: str | None) -> UserError:
+    """What to raise for a snapshot that cannot be read: SnapshotError where the disk has lost it, or it is there no more.
+
+    Else another try may read it, and nothing must be written over it.
+    """
+    if error.errno == errno.ENOENT or (isinstance(path, Path) and error.errno in LOST):
+        return SnapshotError(f"cannot be read ({why})")
+    return UserError(f"{path}: cannot be read now ({why}); nothing was written over it")
 
 
 def _is_section(section: object) -> bool:

@@ -76,7 +76,11 @@ class SnapshotWriter:
         UserError for a directory that holds another session.
         """
         self._session, self._identity = session, identity
-        self.resumed, refused = self._directory.resume(identity, take)
+        try:
+            self.resumed, refused = self._directory.resume(identity, take)
+        except OSError as error:
+            storage = self._directory.storage
+            raise UserError(f"--state {storage}: cannot be read now ({storage.why(error)}); nothing was written") from None
         for line in refused:
             self._try_notify(f"refused: {line}")
         if self.resumed is not None:
@@ -103,8 +107,9 @@ class SnapshotWriter:
                 self._write(alone=True)
             except OSError as error:
                 storage = self._directory.storage
-                raise UserError(f"{storage}: {storage.why(error)}; nothing was removed") from None
+                raise UserError(f"{storage}: {storage.why(error)}; older snapshots are still there") from None
             self._last = version
+            self.written += 1
 
     def unfit(self, error: Exception) -> SnapshotError:
         """What to raise where the session cannot go on as it was resumed. No more snapshots are taken of it."""
@@ -118,11 +123,13 @@ class SnapshotWriter:
     def close(self) -> None:
         """Take the last snapshot, if anything has changed, and let go of the directory. Closing it again does nothing."""
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-            self._snapshot()
-        self._directory.close()
+        try:
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+                self._snapshot()
+        finally:
+            self._directory.close()
 
     def _run(self) -> None:
         while not self._closing.wait(self.every):
@@ -138,10 +145,14 @@ class SnapshotWriter:
             return
         try:
             path = self._write()
-        except (OSError, MemoryError, UserError) as error:
-            why = "there is no memory for it" if isinstance(error, MemoryError) else str(error)
-            if isinstance(error, OSError):
+        except Exception as error:  # of a policy from outside, whatever its state may be
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, MemoryError):
+                why = "there is no memory for it"
+            elif isinstance(error, OSError):
                 why = self._directory.storage.why(error)
+            elif isinstance(error, UserError):
+                why = str(error)
             return self._failed(f"no snapshot in {self._directory.storage} ({why})")
         self._last = version
         self.written += 1

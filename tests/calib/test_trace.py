@@ -100,7 +100,7 @@ def test_too_little_is_refused(model):
 def test_frames_that_memory_cannot_hold(model, monkeypatch):
     from collections import namedtuple
 
-    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available")(1000))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available total")(1000, 1000))
     with pytest.raises(UserError, match=r"12 frames cannot be held in full \(.*\); give fewer --frames"):
         calibrate(model, [clip(model, 99)], frames=12)
 

@@ -24,7 +24,7 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import FramePattern, KVBuffer
 from edgevlm.runtime.framing import Framing
-from edgevlm.runtime.kv import SCALES, codes
+from edgevlm.runtime.kv import SCALES, KVScales, codes
 from edgevlm.runtime.model import Model
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
@@ -144,6 +144,18 @@ def test_a_bundle_that_does_not_say_is_of_fp32(exported: Any, tmp_path: Path) ->
     bundle = Bundle.load(_changed(made.bundle, tmp_path / "old", lambda manifest, _: manifest["decoder"].pop("kv")))
     assert bundle.decoder.kv == "fp32"
     assert bundle.kv_scales() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00v\x00"])
+def test_scales_that_are_none_are_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "kv-scales.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^(cannot be read|holds several arrays)"):
+        KVScales.load(tmp_path / "kv-scales.npy", (2, 2, 8))
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1099511627776, 2, 8), }"
+    np_header = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    (tmp_path / "kv-scales.npy").write_bytes(np_header)
+    with pytest.raises(ValueError, match="cannot be read"):
+        KVScales.load(tmp_path / "kv-scales.npy", (1 << 40, 2, 8))
 
 
 def test_memory_of_another_precision_is_refused(exported: Any) -> None:

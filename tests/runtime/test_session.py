@@ -13,6 +13,7 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.pressure import Available
 from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION = "what color was the square?"
@@ -325,6 +326,6 @@ def test_the_cache_allocates_nothing_after_start(model):
 
 
 def test_a_cache_larger_than_memory_is_refused_before_it_is_allocated(model, monkeypatch):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10_000}))
+    monkeypatch.setattr("edgevlm.runtime.budget.available", lambda: Available(10_000, 1 << 30))  # that of a control group
     with pytest.raises(UserError, match=r"takes 0\.0 GB and 0\.0 GB are free"):
         Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame)

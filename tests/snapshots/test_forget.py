@@ -1,5 +1,8 @@
 """Forgetting what was seen in a window of time: gone from memory and disk, and the stream goes on."""
 
+import errno
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from pictures import frames
@@ -8,6 +11,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.snapshots.storage import Folder
 
 QUESTION = "what color was the square?"
 RETRIEVAL = ("rekv", "resv", "mosaic", "hybrid")
@@ -88,6 +92,19 @@ def test_nothing_of_it_is_left_in_the_folder(model, tmp_path):
         with Session.open(model, state=folder, **settings) as again:
             assert again.stats.frames == 14
             assert again.ask(QUESTION).text
+
+
+def test_an_older_snapshot_that_cannot_be_removed_is_said(model, tmp_path, monkeypatch):
+    with Session.open(model, policy="infinipot-v", budget=30 * model.bundle.vision.tokens_per_frame, state=tmp_path) as session:
+        for number, image in enumerate(frames(4, model)):
+            session.watch(image, float(number))
+        session._writer._snapshot()
+        with monkeypatch.context() as patched:
+            patched.setattr(Folder, "remove", Mock(side_effect=PermissionError(errno.EROFS, "Read-only file system")))
+            with pytest.raises(UserError, match="older snapshots are still there"):
+                session.forget()
+        session.forget()
+        assert len(list(tmp_path.glob("*.snapshot"))) == 1
 
 
 @pytest.mark.parametrize("policy", ["rekv", "hybrid"])

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from memory import arena
@@ -122,6 +123,53 @@ def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path,
     assert len(said) == 1
     assert "the disk quota is used up" in said[0]
     assert said[0].endswith("what came since the newest one is not kept")
+
+
+def test_what_cannot_be_read_now_is_not_written_over(model, tmp_path, monkeypatch):
+    with opened(model, tmp_path, []) as session:
+        session.watch(next(frames(1, model)))
+    before = snapshots(tmp_path)
+
+    def fails(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edgevlm.runtime.snapshots.storage.open_file", fails)
+        with pytest.raises(UserError, match=r"cannot be read now \(.*\); nothing was written over it"):
+            opened(model, tmp_path, [])
+    with opened(model, tmp_path, []) as session:
+        assert session.stats.frames == 1
+    assert snapshots(tmp_path) == before
+
+
+def test_names_that_are_no_characters_are_replaced(model, tmp_path):
+    with opened(model, tmp_path, []) as session:
+        session._writer.source = "caf\udce9"
+        session.watch(next(frames(1, model)))
+        session.ask(ASKED, "\ud800").wait()
+    with opened(model, tmp_path, []) as session:
+        assert session.stats.frames == 1
+
+
+def test_a_callers_mistake_in_a_question_is_not_the_snapshots(model, tmp_path):
+    with opened(model, tmp_path, []) as session:
+        session.watch(next(frames(1, model)))
+    images = frames(5, model)
+    with opened(model, tmp_path, []) as session:
+        with pytest.raises(KeyError):
+            session.ask(ASKED, logits_processor=lambda ids, logits: {}["missing"]).wait()
+        watch(session, images)
+    assert read(snapshots(tmp_path)[0]).about["session"]["frames"] == 6
+
+
+def test_a_snapshot_that_fails_for_whatever_reason_is_said_and_lets_go_of_the_folder(model, tmp_path, monkeypatch):
+    said = []
+    with monkeypatch.context() as patched:
+        patched.setattr(CaptureBuffer, "copy", Mock(side_effect=TypeError("a set has no bytes")))
+        with opened(model, tmp_path, said) as session:
+            session.watch(next(frames(1, model)))
+    assert "TypeError: a set has no bytes" in said[0]
+    opened(model, tmp_path, []).close()
 
 
 def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
