@@ -30,26 +30,33 @@ def mask_argv() -> None:
             ctypes.memmove(start, masked[: end - start].ljust(end - start, b"\0"), end - start)
 
 
-NAMED = r"(?:key|token|pas|pwd|psw|secret|auth)"  # how parameters of addresses call their secrets
-SECRETS = (  # what they are known by, and what stands in their place
-    # up to the last @: a password may have one, or a slash; where an address was taken for a path, one slash is left of two
-    (r"([\w+.-]+:/{1,2})\S*@", r"\1***@"),
-    (
-        rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]*[^&;\s:]",
-        r"\1***",
-    ),  # user=admin_password=...: an address of some cameras
-    (
-        r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])",
-        r"\1***",
-    ),
+NAMED = re.compile("key|token|pas|pwd|psw|secret|auth", re.IGNORECASE)  # how parameters of addresses call their secrets
+PARAMETER = re.compile(r"(?<![\w-])([\w-]+)=")
+VALUE = re.compile(r"[^&;\s]*[^&;\s:]")
+# up to the last @: a password may have one, or a slash; where an address was taken for a path, one slash is left of two
+LOGIN = re.compile(r"(?<![\w+.-])([\w+.-]+:/{1,2})\S*@")
+SETTING = re.compile(
+    r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])"
 )
 
 
 def mask_credentials(text: str) -> str:
-    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``."""
-    for secret, mask in SECRETS:
-        text = re.sub(secret, mask, text)
-    return text
+    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``.
+
+    In time that grows with the length of the text: a client may have chosen it.
+    """
+    return SETTING.sub(r"\1***", _mask_parameters(LOGIN.sub(r"\1***@", text)))
+
+
+def _mask_parameters(text: str) -> str:
+    masked, end = "", 0
+    for found in PARAMETER.finditer(text):
+        name = found[1]
+        if text[max(0, found.start() - 1) : found.start()] not in ("?", "&", ";", "/"):
+            name = name.partition("_")[2]  # user=admin_password=...: an address of some cameras
+        if found.start() >= end and NAMED.search(name) and (value := VALUE.match(text, found.end())):
+            masked, end = f"{masked}{text[end : found.end()]}***", value.end()
+    return masked + text[end:]
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:

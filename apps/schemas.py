@@ -371,7 +371,7 @@ LINES: dict[str, dict[str, Fields]] = {
             "budget": ("integer", "Vision tokens per layer."),
             "measure": ("string", "kl (agreement with full KV, in nats) or accuracy (questions answered right)."),
             "policy": ("string", "The policy measured."),
-            "tokens": ("integer", "The budget at which it takes no more bytes than a plain window; of that, what it uses."),
+            "tokens": ("integer", "The budget at which it takes no more bytes than a sliding window; of that, what it uses."),
             "value": ("number", "The measure."),
             "ci_low": ("number", "Lower end of the 95 % interval."),
             "ci_high": ("number", "Upper end."),

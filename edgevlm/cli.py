@@ -19,10 +19,10 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or t
 
 COMMANDS = {  # in the order of --help
     "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
-    "watch": ("edgevlm.apps.commands.watch:watch", "Tell when the answer to a question becomes yes."),
+    "watch": ("edgevlm.apps.commands.watch:watch", "Report when the answer to a question becomes yes."),
     "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page."),
     "ask": ("edgevlm.apps.commands.ask:ask", "Ask a running server."),
-    "digest": ("edgevlm.apps.commands.ask:digest", "Tell what happened while you were away."),
+    "digest": ("edgevlm.apps.commands.ask:digest", "Show what happened while you were away."),
     "journal": ("edgevlm.apps.commands.ask:journal", "Show what cameras have written down."),
     "forget": ("edgevlm.apps.commands.ask:forget", "Delete what was seen, from memory and disk."),
     "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration."),
@@ -36,7 +36,7 @@ COMMANDS = {  # in the order of --help
     "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes."),
     "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras."),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
-    "state": ("edgevlm.apps.commands.machine:state", "Inspect saved state."),
+    "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them."),
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
 MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")

@@ -13,6 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 from edgevlm import __version__
+from edgevlm.apps.bundles.helper_process import call_in_helper
+from edgevlm.apps.bundles.hub import hub_id
 from edgevlm.apps.cluster.changes import EMPTY, View, changed
 from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
@@ -36,6 +38,7 @@ from edgevlm.runtime.budget import parse_budget
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
+RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
 Call = Callable[..., Any]  # of a head's method by its name
 
 
@@ -78,6 +81,8 @@ class NodeAgent:
         self._reserved: dict[str, str] = {}  # models by the cameras that have reserved what they take
         self._retry: dict[str, float] = {}
         self._needs: dict[str, tuple[int, int, float]] = {}
+        self._learning: set[str] = set()  # models of the hub whose need is being found
+        self._refused: list[str] = []  # lines about watches, told once
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
         self._following = threading.RLock()  # over the watches
@@ -151,7 +156,7 @@ class NodeAgent:
             self._lease.renew(asked, told["orders"])
             self.view, self._mark = changed(EMPTY if told["is_all"] else self.view, told["changes"]), told["mark"]
             for model in told["unknown"]:
-                self._needs[model] = self._need(model)
+                self._learn(model)
         self._wake.set()
 
     def _join(self) -> None:
@@ -166,12 +171,30 @@ class NodeAgent:
     def _asked_for(self, config: ServeConfig) -> dict[str, dict[str, Any]]:
         return {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
 
+    def _learn(self, model: str) -> None:
+        """Have what a model takes; of the hub's by a thread of its own, as a download may take longer than a lease."""
+        if hub_id(model) is None:
+            self._needs[model] = self._need(model)
+        elif model not in self._learning:
+            self._learning.add(model)
+            threading.Thread(target=self._learn_of_hub, args=(model,), name="edgevlm-cluster-hub", daemon=True).start()
+
+    def _learn_of_hub(self, model: str) -> None:
+        try:
+            self._needs[model] = self._need(model)
+        finally:
+            self._learning.discard(model)
+
     def _need(self, model: str) -> tuple[int, int, float]:
         """What a model takes here, by ``edgevlm plan``: bytes once, bytes of a camera, frames a second of all together."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:
-            plan = make_plan(PlanRequest(model, budget=budget, fps=config.fps, cameras=1))
+            if hub_id(model) is None:
+                folder = model
+            else:
+                folder = call_in_helper(RESOLVE, model, progress=lambda *done: None, notify=self._notify)
+            plan = make_plan(PlanRequest(folder, budget=budget, fps=config.fps, cameras=1))
         except UserError as error:
             self._notify(f"{mask_credentials(model)} does not run here: {error}")
             return 0, 0, 0.0
@@ -189,6 +212,8 @@ class NodeAgent:
                 )
             except UserError as error:
                 self._tell_once(str(error))
+            except Exception as error:  # the next answer may be another matter
+                self._tell_once(f"unexpected {type(error).__name__}: {mask_credentials(str(error))}")
             self._done.wait(ASK_S)
 
     def _tell_once(self, line: str) -> None:
@@ -393,14 +418,16 @@ class NodeAgent:
         old, new = self._asked_for(before), self._asked_for(config)
         done = []
         for name in {**old, **new}:
-            if old.get(name) == new.get(name):
+            is_there = name in self.view["cameras"]  # what failed before is tried again
+            if old.get(name) == new.get(name) and is_there:
                 continue
             try:
-                if name in old:
+                if name in old and is_there:
                     self.call("remove", name)
                 if name in new:
                     self.call("add", name, new[name])
-                done.append(f"{name}: {'removed' if name not in new else 'opened again' if name in old else 'added'}")
+                is_there &= name in old
+                done.append(f"{name}: {'removed' if name not in new else 'opened again' if is_there else 'added'}")
             except (UserError, HeadAway) as error:
                 done.append(f"{name}: {mask_credentials(str(error))}")
         self._wake.set()
@@ -409,7 +436,7 @@ class NodeAgent:
     def _replace_watches(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
         old, new, done = {each.name: each for each in before}, {each.name: each for each in after}, []
         for name in {**old, **new}:
-            if old.get(name) != new.get(name):
+            if old.get(name) != new.get(name) or (name in new and name not in self.view["watches"]):
                 try:
                     self.call("watch", name, new[name].model_dump(mode="json") if name in new else None)
                     done.append(f"watch {name}: {'asked on all nodes' if name in new else 'removed'}")
@@ -471,8 +498,11 @@ class NodeAgent:
             wanted = [Watch.model_validate(each) for each in self.view["watches"].values()]
             asked = list(self._service.watches.watches.values())
             if self._joined and wanted != asked:
-                for line in self._service.watches.replace(asked, wanted):
-                    self._notify(line)
+                lines = self._service.watches.replace(asked, wanted)
+                for line in lines:
+                    if line not in self._refused:
+                        self._notify(line)
+                self._refused = lines
             for name in list(self._service.streams):
                 if name in self.view["cameras"]:
                     self._pause_watches(name, self.view["cameras"][name]["paused_watches"])

@@ -91,7 +91,7 @@ class Head:
         url: str,
         cameras: Mapping[str, Mapping[str, Any]],
         watches: Mapping[str, Mapping[str, Any]],
-        version: str = __version__,
+        version: str,
     ) -> list[str]:
         """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
 

@@ -194,7 +194,7 @@ class ClusterRoutes:
         agent, known = self._agent, self._agent.view["cameras"].get(name)
         if known is None:
             return problem(404, f"there is no stream {name!r}; {nearest(name, agent.view['cameras'])}", "not_found", "name")
-        if request.method == "DELETE":
+        if request.method == "DELETE" and request.url.path == f"/v1/streams/{name}":
             await run_in_threadpool(agent.call, "remove", name)
             await run_in_threadpool(agent.ask)
             return Response(status_code=204)

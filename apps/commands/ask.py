@@ -90,12 +90,12 @@ def digest(
     since: Since = "8h",
     until: Until = None,
     stream: Stream = None,
-    search: Annotated[str | None, option("TEXT", "Tell of what has these words.")] = None,
+    search: Annotated[str | None, option("TEXT", "Show what has these words.")] = None,
     url: Server = LOCAL,
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
-    """Tell what happened while you were away.
+    """Show what happened while you were away.
 
     A running server says when its watches were open, and what its journal says, by time.
     """

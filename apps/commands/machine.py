@@ -63,7 +63,7 @@ state = lazy_app(
         "show": (f"{__name__}:show", "Verify and describe a directory's snapshots."),
         "key": (f"{__name__}:key", "Make a key that encrypts snapshots."),
     },
-    name="state", help="Inspect saved state.",
+    name="state", help="Inspect snapshots, or make a key for them.",
 )  # fmt: skip
 
 

@@ -31,7 +31,9 @@ def run(
     ask: Annotated[list[str] | None, option("TEXT", "Ask this at the end of the stream.", allow_from_autoenv=False)] = None,
     ask_at: Annotated[list[str] | None, option("S:TEXT", "Ask this at S seconds.", allow_from_autoenv=False)] = None,
     policy: Annotated[str, option("NAME[:K=V,..]", "Forget by one of `edgevlm policies`.")] = "auto",
-    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "half the model's, <= 6k")] = None,
+    budget: Annotated[
+        str | None, option("N|6k", "Keep this many vision tokens per layer.", "half its positions, <= 6k")
+    ] = None,
     fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
     state: Annotated[str | None, option("DIR|URL", "Keep snapshots there, and resume from the newest.")] = None,
     json: Json = False,
@@ -41,14 +43,14 @@ def run(
     realtime: Annotated[
         bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.", panel=STREAM, show_default=False)
     ] = None,
-    gate: Annotated[str, option("MODE[:K=V,..]", "Ignore still frames: off, skip or thin.", panel=STREAM)] = "off",
+    gate: Annotated[str, option("MODE[:K=V,..]", "Skip still frames: off, skip or thin.", panel=STREAM)] = "off",
     chunk: Annotated[int, option("N", "Encode this many frames at once.", panel=STREAM, min=1)] = 8,
     frame_size: Annotated[str, option("auto|WxH", "Expect frames of this size.", panel=STREAM)] = "auto",
     seed: Annotated[int, option("N", "Seed the demo world.", panel=STREAM, min=0)] = 0,
     wait: Annotated[bool, flag("--wait", "Wait for a camera that is not there yet.", panel=CAMERA)] = False,
     rule: Annotated[
         Literal["block", "drop-oldest"] | None,
-        option("block|drop-oldest", "Queue or drop frames while busy.", "cameras: drop", panel=CAMERA),
+        option("block|drop-oldest", "Wait while busy, or drop frames.", "cameras: drop-oldest", panel=CAMERA),
     ] = None,
     size: Annotated[str | None, option("WxH", "Ask a camera for this size.", panel=CAMERA)] = None,
     pixel_format: Annotated[str | None, option("FOURCC", "Ask a USB camera for MJPG, YUYV, ..", panel=CAMERA)] = None,
@@ -57,10 +59,10 @@ def run(
     open_timeout: Annotated[float, option("S", "Give up connecting after this long.", panel=CAMERA)] = 10.0,
     read_timeout: Annotated[float, option("S", "Reconnect after this long without a frame.", panel=CAMERA)] = 10.0,
     stall_timeout: Annotated[float, option("S", "Report a stall after this long.", panel=CAMERA)] = 3.0,
-    append: Annotated[str, option("all|changed[:..]", "Append all of each frame, or what changed.", panel=MEMORY)] = "auto",
-    encode: Annotated[str, option("all|changed[:..]", "Encode all of each frame, or what changed.", panel=MEMORY)] = "auto",
+    append: Annotated[str, option("auto|all|changed", "Append all of a frame, or what changed.", panel=MEMORY)] = "auto",
+    encode: Annotated[str, option("auto|all|changed", "Encode all of a frame, or what changed.", panel=MEMORY)] = "auto",
     reindexing: Annotated[
-        Literal["lazy", "eager"], option("lazy|eager", "Renumber positions late, or always.", panel=MEMORY)
+        Literal["lazy", "eager"], option("lazy|eager", "Re-index positions late, or always.", panel=MEMORY)
     ] = "lazy",
     positions: Annotated[
         Literal["trained", "transformers"] | None,
@@ -74,9 +76,9 @@ def run(
     vision_precision: Annotated[str | None, option("NAME", "Export vision weights as this.", "by plan", panel=EXPORT)] = None,
     kv: Annotated[str | None, option("NAME", "Export a cache of fp32, fp16 or int8.", panel=EXPORT, callback=check_kv)] = None,
     threads: Annotated[
-        int | None, option("N", "Use this many CPU threads.", "all cores", panel=MACHINE, min=1, max=256)
+        int | None, option("N", "Use this many CPU threads.", "physical cores", panel=MACHINE, min=1, max=256)
     ] = None,
-    engine: Annotated[str, option("NAME", "Run the model on this backend.", panel=MACHINE)] = "onnxruntime-cpu",
+    engine: Annotated[str, option("NAME", "Run the model with this engine.", panel=MACHINE)] = "onnxruntime-cpu",
     quiet: Annotated[bool, flag("--quiet", "Write answers and errors only.", panel=MACHINE)] = False,
     stats_every: Annotated[
         float | None, option("S", "Report statistics this often.", "1 for --json", panel=MACHINE, min=0.1)

@@ -26,7 +26,7 @@ Examples:
 def serve(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
     camera: Annotated[list[str] | None, option("[NAME=]SRC", "Watch this camera; may be given again.", "demo")] = None,
-    model: Annotated[str | None, option("MODEL", "Use demo, a bundle, or ORG/NAME.")] = None,
+    model: Annotated[str | None, option("MODEL", "Use demo, a bundle, a checkpoint, or ORG/NAME.")] = None,
     policy: Annotated[str | None, option("NAME[:K=V,..]", "Forget by this policy.")] = None,
     budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
     fps: Annotated[float | None, option("N", "Watch this many frames a second.")] = None,

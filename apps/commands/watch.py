@@ -25,7 +25,7 @@ It opens when the answer becomes yes, and closes when it no longer is. Several w
 def watch(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this again and again.")],
     camera: Annotated[str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.")] = "demo",
-    model: Annotated[str, option("MODEL", "Use demo, a bundle, or ORG/NAME.")] = "demo",
+    model: Annotated[str, option("MODEL", "Use demo, a bundle, a checkpoint, or ORG/NAME.")] = "demo",
     policy: Annotated[str, option("NAME[:K=V,..]", "Forget by this policy.")] = "auto",
     budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
     fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
@@ -42,9 +42,9 @@ def watch(
     changed: Annotated[bool, flag("--changed", "Ask only when the picture changed.", panel=RULE)] = False,
     open_above: Annotated[float | None, option("P", "Open above this probability.", "0.6", panel=RULE)] = None,
     close_below: Annotated[float | None, option("P", "Close below this probability.", "0.4", panel=RULE)] = None,
-    open_after: Annotated[float | None, option("S", "Open after so long.", "0.1", panel=RULE)] = None,
-    close_after: Annotated[float | None, option("S", "Close after so long.", "0.1", panel=RULE)] = None,
-    cooldown: Annotated[float | None, option("S", "Stay closed for so long.", "0", panel=RULE)] = None,
+    open_after: Annotated[float | None, option("S", "Open after this long.", "0.1", panel=RULE)] = None,
+    close_after: Annotated[float | None, option("S", "Close after this long.", "0.1", panel=RULE)] = None,
+    cooldown: Annotated[float | None, option("S", "Stay closed for this long.", "0", panel=RULE)] = None,
     schedule: Annotated[list[str] | None, option("'mon-fri 08:00-18:00'", "Ask at these times.", panel=RULE)] = None,
     on: Annotated[Literal["open", "close", "both"], option("open|close|both", "Send these events.", panel=SEND)] = "both",
     webhook: Annotated[list[str] | None, option("URL", "Post events there.", panel=SEND)] = None,
@@ -52,7 +52,7 @@ def watch(
     apprise: Annotated[list[str] | None, option("URL", "Notify by a service that apprise knows.", panel=SEND)] = None,
     exec: Annotated[list[str] | None, option("CMD", "Run this, with the event on stdin.", panel=SEND)] = None,
 ) -> None:
-    """Tell when the answer to a question becomes yes.
+    """Report when the answer to a question becomes yes.
 
     Each event is a line on stdout when the watch opens or closes.
     """

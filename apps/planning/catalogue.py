@@ -6,14 +6,12 @@ looked up elsewhere, of licence and geometry; the rest is from memory. No real w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from textwrap import wrap
 from typing import Any
 
-from edgevlm.apps.planning.model import PlannedModel, planned
+from edgevlm.apps.planning.model import PlannedModel, planned, published_facts
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
@@ -45,10 +43,9 @@ def checkpoints() -> list[PublishedCheckpoint]:
     def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
         return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*CAMERA)
 
-    facts = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
     found = [
         PublishedCheckpoint(fact["id"], fact["licence"], tuple(fact["checked"]), planned(fact["id"], fact["config"], sized))
-        for fact in facts
+        for fact in published_facts()
     ]
     return sorted(found, key=lambda checkpoint: checkpoint.parameters)
 

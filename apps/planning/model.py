@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from edgevlm.export.frames import pixel_budget
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
 from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.model import bundle_folder
+from edgevlm.runtime.model import bundle_folder, load_tokenizer
 
 DECODER, VISION = "decoder.weights", "vision.weights"
 MLP = "layer0.mlp"  # the matrix of the first layer's gate and up
@@ -172,7 +174,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
     graph = bundle.file(spec.graphs["full"])
     tensors = shapes_in(graph)
     inner = inner_of(tensors)
-    tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
+    tokenizer = load_tokenizer(bundle)
     return PlannedModel(
         name=snapshot[0] if snapshot else name, family=bundle.family, layers=spec.layers, heads=spec.heads,
         kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
@@ -247,3 +249,15 @@ def _tower(family: Family, vision: VisionSpec, parameters: int, tokenizer: Token
         text=len(tokenizer.encode(around, add_special_tokens=False)) if around else 0,
         precision=vision.precision,
     )
+
+
+def published_config(name: str) -> dict[str, Any]:
+    """What models.json has of a checkpoint's config.json."""
+    config: dict[str, Any] = next(fact["config"] for fact in published_facts() if fact["id"] == name)
+    return config
+
+
+def published_facts() -> list[dict[str, Any]]:
+    """models.json: ``id`` on the hub, ``licence``, ``checked`` and ``config``."""
+    facts: list[dict[str, Any]] = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
+    return facts

@@ -61,7 +61,7 @@ class SideBySide:
     ``session`` is the run's own, which the run feeds. Used by the thread that watches; :attr:`view` by any.
     """
 
-    own = 1  # the place of the run's own lane, between a full cache and a plain window
+    own = 1  # the place of the run's own lane, between a full cache and a sliding window
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session]) -> None:
         self._open_session = open_session
@@ -76,7 +76,7 @@ class SideBySide:
         """Start anew beside another session of the run's own, every memory empty, the window with its budget."""
         self.close()
         full, window = self._open_session("full", FULL_BUDGET), self._open_session("sliding-window", budget)
-        self.lanes = [Lane("full KV", full), Lane(_name(session), session), Lane("plain window", window)]
+        self.lanes = [Lane("full KV", full), Lane(_name(session), session), Lane("sliding window", window)]
 
     @property
     def others(self) -> list[Lane]:

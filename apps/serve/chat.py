@@ -113,8 +113,8 @@ class ChatMessage(Strict):
         """An answer comes back with all that its client keeps with it: what is empty there, and its reasoning, say nothing."""
         if not isinstance(values, dict) or values.get("role") != "assistant":
             return values
-        kept = ("role", "content", "name")
-        return {name: value for name, value in values.items() if name in kept or value not in (None, [], "")}
+        kept, reasoning = ("role", "content", "name"), ("reasoning", "reasoning_content")
+        return {k: v for k, v in values.items() if k in kept or (k not in reasoning and v not in (None, [], ""))}
 
     @property
     def text(self) -> str:

@@ -32,9 +32,9 @@ def questions(typed: str | None) -> Iterator[str]:
         return
     if sys.stdin.isatty():
         raise UserError("give a question: edgevlm ask 'who came in?'")
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:
         if line.strip():
-            yield line.strip()
+            yield line.decode(errors="replace").strip()
 
 
 def ask_server(
@@ -146,21 +146,23 @@ def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[di
 @contextmanager
 def asked(url: str, path: str, body: dict[str, Any] | None, key_file: Path | None) -> Iterator[http.client.HTTPResponse]:
     """The answer to a POST, to a GET where there is no body. Raises UserError, one line, also for what is read of it inside."""
-    parts, shown = urlsplit(url if "://" in url else f"http://{url}"), mask_credentials(url)
+    shown = mask_credentials(url)
     try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000")
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host = (parts.hostname or "").encode("idna").decode()
+        kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[parts.scheme if host else ""]
+        connection = kind(host, parts.port, timeout=TIMEOUT_S)
+    except (ValueError, KeyError, http.client.InvalidURL):
+        raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000") from None
     headers = {"content-type": "application/json", "accept": "text/event-stream"}
     if key_file is not None:
         try:
-            headers["authorization"] = f"Bearer {key_file.read_text(encoding='utf-8').strip()}"
+            key = key_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--key-file {key_file}: cannot be read ({error})") from None
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"--key-file {key_file}: is no key; it has more than one line of ASCII")
+        headers["authorization"] = f"Bearer {key}"
     try:
         method = "GET" if body is None else "POST"
         connection.request(method, path, None if body is None else json.dumps(body), headers)

@@ -17,6 +17,8 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 class InputText(Strict):
     type: Literal["input_text", "output_text"]
     text: Text
+    annotations: list[Any] | None = None  # of an answer that comes back; they say nothing
+    logprobs: list[Any] | None = None
 
 
 class InputImage(Strict):
@@ -30,6 +32,8 @@ InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 
 class InputMessage(Strict):
     type: Literal["message"] = "message"
+    id: str | None = None  # of an answer that comes back
+    status: str | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[InputPart], Field(max_length=64)]
 

@@ -53,6 +53,9 @@ def settings_of(
     values = read_config(path).model_dump(exclude_unset=True) if path is not None else {}
     for each in assigned:
         assign(values, each)
+    for table in ("server", "cluster", "cameras"):
+        if not isinstance(values.get(table, {}), dict):
+            raise UserError(f"--set {table}: is a table; give {table}.KEY=VALUE")
     values |= {name: value for name, value in shared.items() if value is not None}
     values["server"] = {**values.get("server", {}), **{name: value for name, value in server.items() if value is not None}}
     if cluster is not None:

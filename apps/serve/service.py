@@ -239,6 +239,8 @@ class Service:
         server = self.config.server
         if source.startswith(("env:", "file:")) or is_file(source):
             raise FieldError("source", "secrets and programs are named in the configuration alone")
+        if source == "-":
+            raise FieldError("source", "a server does not watch its own standard input")
         if server.any_source:
             return None
         if not re.fullmatch(CLIENTS_ADD, source):
@@ -327,10 +329,11 @@ class Service:
     def journal(self) -> Journal | None:
         """What cameras have written in words; None where there is none. Raises UserError."""
         kept = self.config.journal
-        with self._lock:
-            if self._journal is None and (kept.every or (self.state / JOURNAL).exists()):
-                self._journal = Journal(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
-            return self._journal
+        if self._journal is None and (kept.every or (self.state / JOURNAL).exists()):
+            with self._lock:
+                if self._journal is None:
+                    self._journal = Journal(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
+        return self._journal
 
     def lines(
         self,

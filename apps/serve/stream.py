@@ -237,6 +237,7 @@ class CameraStream:
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
         self._jpeg = math.nan, b""
+        self.watcher.forget(window.since, window.until)
         rows = self.session.forget(*(None if math.isinf(each) else each for each in (window.since, window.until)))
         return {"rows": rows, "thumbnails": self.observer.thumbnails.forget(span.since - SLACK_S, span.until + SLACK_S)}
 

@@ -44,7 +44,8 @@ OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPI
 def connect(url: str, options: SourceOptions) -> Connection:
     """One connection. Raises SourceError; SourceRefused where the camera's answer will stay the same.
 
-    With ``options.hosts`` FFmpeg is given an address that is allowed, or the answer to read: it resolves and follows nothing.
+    With ``options.hosts`` FFmpeg is given an address that is allowed, or the answer to read: it resolves nothing, and follows
+    redirects inside RTSP alone.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):

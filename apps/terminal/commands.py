@@ -20,7 +20,7 @@ from edgevlm.runtime.plugins import names
 COMMANDS = {
     "/help": "list these commands",
     "/questions": "list what the model can be asked",
-    "/since": "ask about a stretch of time: /since 10m [until 5m] QUESTION",
+    "/since": "ask about a window of time: /since 10m [until 5m] QUESTION",
     "/policy": "show how memory is kept small, or change it: /policy NAME",
     "/budget": "show how much memory holds, or change it: /budget 6k",
     "/save frame": "write the newest frame to a PNG file: /save frame [FILE]",

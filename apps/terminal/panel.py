@@ -133,7 +133,7 @@ def _stacked(view: ComparisonView, columns: int, lines: int, signs: Signs) -> li
 
 def _lane_line(lane: LaneView, view: ComparisonView, columns: int, signs: Signs) -> Line:
     """Name, gauge and score in one line."""
-    name = lane.name[:18].ljust(19) if columns >= 60 else lane.name.split(":")[0][:12].ljust(13)
+    name = lane.name[:18].ljust(19) if columns >= 60 else lane.name.split(":")[0][:14].ljust(15)
     style, knows = _knows(lane, view)
     if lane.stopped_s is not None:
         return [("bold", name), ("class:wrong", _tokens(lane, columns - len(name) - len(knows) - 2)), (style, "  " + knows)]
@@ -153,7 +153,7 @@ def _heat(lane: LaneView) -> str:
 def _tokens(lane: LaneView, width: int) -> str:
     if lane.stopped_s is not None:
         since = clock(lane.stopped_s)
-        return _longest(width, f"out of memory since {since}: sees nothing new", f"full since {since}", f"full {since}")
+        return _longest(width, f"full since {since}: sees nothing new", f"full since {since}", f"full {since}")
     tokens, budget = lane.memory.tokens, lane.memory.budget
     return _longest(width, f"{tokens:,} of {budget:,} tokens", f"{tokens:,}/{budget:,}")
 

@@ -47,7 +47,8 @@ class Mqtt(Sink):
     ) -> None:
         try:
             parts = urlsplit(url)
-            self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+            usual = PORTS[parts.scheme]
+            self._host, self._port = parts.hostname or "", parts.port or usual
         except (ValueError, KeyError):
             raise UserError(f"mqtt {mask_credentials(url)}: give an address like mqtt://HOST:1883") from None
         self._prefix = unquote(parts.path).strip("/") or "edgevlm"

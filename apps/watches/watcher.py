@@ -150,6 +150,12 @@ class Watcher:
             self._waiting = True
             self._fresh.notify_all()
 
+    def forget(self, since: float, until: float) -> None:
+        """Drop the frames of that time of the stream."""
+        with self._fresh:
+            kept = [seen for seen in self._frames if not since <= seen.frame.time_s <= until]
+            self._frames = deque(kept, maxlen=FRAMES)
+
     def close(self) -> None:
         """Ask no more. What is open stays open."""
         with self._fresh:
@@ -178,10 +184,12 @@ class Watcher:
 
     def ask(self, *, watch: bool = True) -> None:
         """Ask the watches that are due, once. watch: as :meth:`Session.classify` takes it. Raises UserError as that does."""
-        newest, found = self._frames[-1], list[Classified]()
+        frames, found = self._frames, list[Classified]()
+        if not frames:  # all were forgotten
+            return
         with self._lock:
             all_of_them = list(self._tracked.values())
-            due = [tracked for tracked in all_of_them if self._due(tracked, newest)]
+            due = [tracked for tracked in all_of_them if self._due(tracked, frames[-1])]
         due.sort(key=lambda tracked: -1.0 if tracked.state.asked is None else tracked.state.asked)
         if due:
             questions = [(self._worded(tracked.watch), tracked.watch.choices) for tracked in due]
@@ -189,7 +197,7 @@ class Watcher:
             seen = self._seen(found[0].time_s)
             with self._lock:
                 for tracked, one in zip(due, found, strict=False):
-                    if self._tracked.get(tracked.watch.name) is tracked and not tracked.paused:
+                    if seen is not None and self._tracked.get(tracked.watch.name) is tracked and not tracked.paused:
                         self._observe(tracked, one, seen)
         if len(found) < len(due):  # the rest, as soon as it is their turn
             with self._fresh:
@@ -244,11 +252,15 @@ class Watcher:
         )  # fmt: skip
         self._record(tracked.watch, event, pictures)
 
-    def _seen(self, time_s: float) -> SeenFrame:
-        """The frame of this time of the stream, which may still be on its way here; else the newest before it."""
+    def _seen(self, time_s: float) -> SeenFrame | None:
+        """The frame of this time of the stream, which may still be on its way here; else the newest before it.
+
+        None where all were forgotten.
+        """
         with self._fresh:
-            self._fresh.wait_for(lambda: self._closing or self._frames[-1].frame.time_s >= time_s, COME_S)
-            return next((each for each in reversed(self._frames) if each.frame.time_s <= time_s), self._frames[-1])
+            self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
+            before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)
+            return next(before, self._frames[-1] if self._frames else None)
 
     def _fields(self, tracked: Tracked) -> dict[str, Any]:
         state, probability = tracked.state, tracked.state.probability

@@ -33,6 +33,7 @@ class Watches:
 
     def add(self, watch: Watch) -> None:
         """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
+        self._delivery()  # opened with a lock of the service, whose holder may wait for the one below
         with self._lock:
             if watch.name in self.watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
@@ -45,7 +46,6 @@ class Watches:
             chosen = self._chosen(watch)
             for watcher in chosen:
                 watcher.check(watch)
-            _ = self._delivery()
             self.watches = {**self.watches, watch.name: watch}
             for watcher in chosen:
                 watcher.add(watch)
@@ -94,7 +94,7 @@ class Watches:
                 self.remove(name)
                 done.append(f"watch {name}: removed")
         for name, watch in new.items():
-            if old.get(name) == watch:
+            if old.get(name) == watch and name in self.watches:
                 continue
             try:
                 self.add(watch)

@@ -134,7 +134,7 @@ function words({ state, problem }) {
 function cameraItem([name, source, how, why, policy, budget]) {
   const item = element("li"), title = element("span", name, "name"), about = element("span", undefined, "about"), buttons = element("span", undefined, "buttons");
   title.prepend(element("span", undefined, `dot ${how}`));
-  about.append(`${source} · `, element("span", how, how === "failed" ? "bad" : ""), ` · ${policy}, ${budget.toLocaleString()} tokens`);
+  about.append(`${source} · `, element("span", how, how === "failed" ? "bad" : ""), budget === undefined ? "" : ` · ${policy}, ${budget.toLocaleString()} tokens`);
   if (why) about.append(element("br"), element("span", why, "bad"));
   const add = (text, what, act) => {
     const button = element("button", text);

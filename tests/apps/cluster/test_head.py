@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from edgevlm import __version__
 from edgevlm.apps.cluster.changes import EMPTY, changed
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.head import LOOK_S, Head
@@ -20,7 +21,7 @@ def test_of_two_heads_over_one_folder_only_the_newer_gives_out_cameras(tmp_path,
     pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
     now, where = 0.0, str(tmp_path) if kind == "folder" else f"memory://me:horse@{tmp_path}/shared"
     first = Head(where, lambda: now)
-    first.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    first.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {}, __version__)
     assert first.ask("a", "process", [], NEED)["orders"] == {"one": 1}
     second = Head(where, lambda: now)
     with pytest.raises(UserError, match=r"another head was started over .*, and has the cameras now; end this one") as refused:
@@ -29,12 +30,12 @@ def test_of_two_heads_over_one_folder_only_the_newer_gives_out_cameras(tmp_path,
     now = LOOK_S
     for give in (
         lambda: first.ask("a", "process", ["one"], NEED),
-        lambda: first.join({"name": "b", "memory_bytes": 1}, "x", "http://b", {}, {}),
+        lambda: first.join({"name": "b", "memory_bytes": 1}, "x", "http://b", {}, {}, __version__),
     ):
         with pytest.raises(UserError, match="another head was started"):
             give()
     assert second.ask("a", "process", ["one"], NEED)["orders"] == {"one": 1}
-    second.join({"name": "b", "memory_bytes": 10**9}, "another", "http://b", {}, {})
+    second.join({"name": "b", "memory_bytes": 10**9}, "another", "http://b", {}, {}, __version__)
     second.ask("b", "another", [], NEED)
     now += LEASE_S + GRACE_S
     assert second.ask("b", "another", [], NEED)["orders"] == {}
@@ -46,7 +47,7 @@ def test_of_two_heads_over_one_folder_only_the_newer_gives_out_cameras(tmp_path,
 def test_a_head_whose_folder_is_away_or_hangs_goes_on(tmp_path, monkeypatch):
     now = 0.0
     head, hangs = Head(str(tmp_path), lambda: now), threading.Event()
-    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {}, __version__)
     head.ask("a", "process", [], NEED)
     monkeypatch.setattr("edgevlm.apps.cluster.head.LOOKING_S", 0.0)
     for read in (Mock(side_effect=OSError("away")), lambda name: hangs.wait() and b"?"):
@@ -59,7 +60,7 @@ def test_a_head_whose_folder_is_away_or_hangs_goes_on(tmp_path, monkeypatch):
 
 def test_a_node_is_told_what_changed_and_nothing_is_saved_for_an_ask(tmp_path, monkeypatch):
     head, view, mark = Head(str(tmp_path), lambda: 0.0), EMPTY, ""
-    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA, "two": CAMERA}, {})
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA, "two": CAMERA}, {}, __version__)
 
     def ask():
         nonlocal view, mark
@@ -79,7 +80,7 @@ def test_a_node_is_told_what_changed_and_nothing_is_saved_for_an_ask(tmp_path, m
     head.remove("two")
     head.watch("red", {"name": "red"})
     assert ask() == ["cameras two", "removed two", "watches None"]
-    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://elsewhere", {}, {})
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://elsewhere", {}, {}, __version__)
     for unknown in (None, "", "of another cluster 7"):
         mark = unknown
         assert len(ask()) > 4
@@ -87,7 +88,7 @@ def test_a_node_is_told_what_changed_and_nothing_is_saved_for_an_ask(tmp_path, m
 
 def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
     head = Head(str(tmp_path), lambda: 0.0)
-    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": CAMERA}, {"w": {"name": "w"}}
+    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": CAMERA}, {"w": {"name": "w"}}, __version__
     with monkeypatch.context() as patched:
         patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
         with pytest.raises(OSError, match="full"):
@@ -112,7 +113,7 @@ def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch)
 def test_a_head_that_does_not_start_leaves_the_one_that_runs(tmp_path):
     now, file = 0.0, tmp_path / "cluster.json"
     head = Head(str(tmp_path), lambda: now)
-    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {}, __version__)
     good = file.read_bytes()
     file.write_bytes(b"{")
     with pytest.raises(UserError, match="is no head's"):
@@ -124,7 +125,7 @@ def test_a_head_that_does_not_start_leaves_the_one_that_runs(tmp_path):
 
 def test_what_is_written_after_another_head_was_started_is_told_to_nobody(tmp_path, monkeypatch):
     head = Head(str(tmp_path), lambda: 0.0)
-    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {}, {})
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {}, {}, __version__)
     head.ask("a", "process", [], NEED)
     write = head._shared.write
 
@@ -142,7 +143,7 @@ def test_what_is_written_after_another_head_was_started_is_told_to_nobody(tmp_pa
 def test_a_camera_whose_removal_was_not_saved_at_once_can_be_added_again(tmp_path, monkeypatch):
     now = 0.0
     head = Head(str(tmp_path), lambda: now)
-    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {})
+    head.join({"name": "a", "memory_bytes": 10**9}, "process", "http://a", {"one": CAMERA}, {}, __version__)
     assert head.ask("a", "process", [], NEED)["orders"] == {"one": 1}
     with monkeypatch.context() as patched:
         patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))

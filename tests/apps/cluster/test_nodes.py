@@ -9,7 +9,8 @@ from jsonschema import Draft202012Validator
 from nodes import cluster, frames, lose, patch
 from served import NOW, WAIT_S, eventually
 
-from edgevlm.apps.cluster.agent import NodeAgent
+from edgevlm import __version__
+from edgevlm.apps.cluster.agent import HeadAway, NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.events import KEPT, MovingEvents
 from edgevlm.apps.cluster.head import Head
@@ -45,6 +46,8 @@ def test_any_node_answers_for_all_cameras(cluster):
     assert pieces.rstrip().endswith("data: [DONE]")
     assert sorted(each["id"] for each in a.get("/v1/models").json()["data"]) == ["one", "two"]
     assert a.get("/v1/streams/onee").json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
+    for path in (f"/v1/streams/{there}/events", "/v1/models/one"):
+        assert httpx.delete(f"{a.url}{path}", timeout=WAIT_S).status_code == 405
     assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
     described = b.app.openapi()["paths"]
     for path in ("/v1/nodes", "/v1/streams"):
@@ -132,7 +135,7 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
     assert httpx.delete(f"{a.url}/v1/streams/two", timeout=WAIT_S).status_code == 204
     assert cluster.settle() == {"one": "a"}
     with pytest.raises(UserError, match="there is a node a already"):
-        cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {})
+        cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {}, __version__)
 
 
 def test_a_models_weights_are_reserved_while_a_camera_of_it_is_open(cluster, monkeypatch):
@@ -199,6 +202,29 @@ def test_a_reloaded_configuration_is_the_clusters(cluster):
     assert set(cluster.settle()) == {"two"}
     assert cluster.head.view()["cameras"]["two"]["settings"]["fps"] == 3.0
     assert not a.service.watches.watches
+
+
+def test_a_reload_tries_again_what_failed_before(cluster, monkeypatch):
+    a = cluster.start("a", ["one"])
+    assert cluster.settle() == {"one": "a"}
+    change = {"cameras": {"one": {"source": "demo"}, "two": {"source": "demo"}}, "watches": [{"question": NOW, "name": "red"}]}
+    config = ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change})
+    with monkeypatch.context() as patched:
+        patched.setattr(a.agent, "call", Mock(side_effect=HeadAway("it is away")))
+        assert a.service.reload(config) == ["two: it is away", "watch red: it is away"]
+    assert a.service.reload(config) == ["two: added", "watch red: asked on all nodes"]
+    cluster.settle()
+    assert a.service.reload(config) == []
+
+
+def test_a_model_of_the_hub_is_planned_for_without_holding_up_the_lease(cluster, monkeypatch):
+    fetched = Mock(side_effect=[UserError("the hub is away"), "demo"])
+    monkeypatch.setattr("edgevlm.apps.cluster.agent.call_in_helper", fetched)
+    a = cluster.start("a")
+    a.agent._learn("ORG/NAME")
+    eventually(lambda: a.agent._needs.get("ORG/NAME") == (0, 0, 0.0))
+    assert a.agent._need("ORG/NAME") == a.agent._need("demo")
+    assert fetched.call_args.args[1] == "ORG/NAME"
 
 
 @pytest.mark.parametrize("change", [b"{", b"[]", b'{"director": 1}', None])

@@ -14,6 +14,7 @@ from served import WAIT_S, eventually
 pytest.importorskip("ray")
 pytest.importorskip("fastapi")
 
+from edgevlm import __version__
 from edgevlm.apps.cluster.agent import HeadAway
 from edgevlm.apps.cluster.member import join, redis_of
 from edgevlm.apps.cluster.ray_link import START_S, Joining, RayLink
@@ -54,7 +55,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
     link = RayLink(Joining(f"127.0.0.1:{free_port()}", "127.0.0.1", True, str(tmp_path), resources, "secret", "edgevlm_own"))
     try:
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
-        answer(link, "join", {"name": "a", "memory_bytes": 10**9}, "first", "http://127.0.0.1:1", {"one": given}, {})
+        answer(link, "join", {"name": "a", "memory_bytes": 10**9}, "first", "http://127.1", {"one": given}, {}, __version__)
         assert answer(link, "ask", "a", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
         with pytest.raises(UserError, match="there is a stream one already"):
             answer(link, "add", "one", given)
@@ -122,7 +123,7 @@ def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
         with in_a_process_of_its_own(head):
             link.wait()
-            answer(link, "join", {"name": "b", "memory_bytes": 10**9}, "first", "http://127.0.0.1:1", {"one": given}, {})
+            answer(link, "join", {"name": "b", "memory_bytes": 10**9}, "first", "http://127.1", {"one": given}, {}, __version__)
             assert answer(link, "ask", "b", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
             link.reserve("one", {"edgevlm_memory": 60})
             ray = {each.pid for each in psutil.Process(link.pid).children(recursive=True) if "raylet" in each.name()}

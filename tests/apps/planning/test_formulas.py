@@ -14,7 +14,7 @@ from edgevlm.apps.planning.memory import (
     vision_bytes,
     weights_of,
 )
-from edgevlm.apps.planning.published import EDGE_LLM, qwen2_5_3b, rows
+from edgevlm.apps.planning.published import EDGE_LLM, qwen, rows
 from edgevlm.apps.planning.speed import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, QUESTION, speed_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
@@ -61,7 +61,7 @@ def test_a_camera_keeps_a_frame_its_references_and_the_towers_keys():
 
 
 @pytest.mark.parametrize("kv", KV_TYPES)
-@pytest.mark.parametrize("model", [qwen2_5_3b(), replace(SMALL, axes=1)])
+@pytest.mark.parametrize("model", [qwen("Qwen2.5-VL-3B"), replace(SMALL, axes=1)])
 def test_the_arena_is_the_one_that_a_cache_would_allocate(kv, model):
     small = replace(model, layers=2, limit=2048)
     capacity = small.prefix + 600 + 3 * 128 + small.closing

@@ -203,6 +203,9 @@ def test_any_key_is_set_on_the_command_line(tmp_path):
     for wrong in ("server.max_wait", "=5", "server..port=1", "fps.x=1"):
         with pytest.raises(UserError, match="--set"):
             settings_of(None, [], {"fps": None}, {}, ["fps=1", wrong])
+    for table in ("cluster", "server", "cameras"):
+        with pytest.raises(UserError, match=rf"^--set {table}: is a table; give {table}\.KEY=VALUE$"):
+            settings_of(None, ["0"], {}, {}, [f"{table}=head"], "head")
 
 
 def test_the_demo_is_watched_where_nothing_else_is_and_by_no_cluster():

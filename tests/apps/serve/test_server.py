@@ -276,6 +276,8 @@ def test_a_source_is_tested_and_nothing_is_added(demo):
     status, _, body = demo.request("POST", "/v1/streams/test", {"source": "rtsp://user:secret@127.0.0.1:1/live"})
     assert status == 400
     assert b"secret" not in body
+    status, _, body = demo.request("POST", "/v1/streams/test", {"source": "-"})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "source")
     assert len(demo.get("/v1/streams")["data"]) == 1
 
 
@@ -307,7 +309,7 @@ def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_
         assert not list(folder.glob("**/switched-*"))
 
 
-def test_edgevlm_ask_asks_it(demo):
+def test_edgevlm_ask_asks_it(demo, tmp_path):
     assert edgevlm("ask", NOW, "--url", demo.url).stdout.strip().isdecimal()
     command = [sys.executable, "-m", "edgevlm", "ask", "--json", "--url", demo.url]
     piped = subprocess.run(command, input=f"{NOW}\n\n{NOW}\n", capture_output=True, text=True, check=True)
@@ -315,8 +317,15 @@ def test_edgevlm_ask_asks_it(demo):
     wrong = edgevlm("ask", NOW, "--url", demo.url, "--stream", "dmeo")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "did you mean 'demo'?" in wrong.stderr
-    nobody = edgevlm("ask", NOW, "--url", "http://127.0.0.1:9")
-    assert (nobody.returncode, nobody.stderr.count("\n")) == (2, 1)
+    for url in ("http://127.0.0.1:9", "http://[::1", "http://10.0.0..1", "http://ho st"):
+        nobody = edgevlm("ask", NOW, "--url", url)
+        assert (nobody.returncode, nobody.stderr.count("\n")) == (2, 1), nobody.stderr
+    key = tmp_path / "key"
+    key.write_text("correct-horse\nbattery")
+    refused = edgevlm("ask", NOW, "--url", demo.url, "--key-file", key)
+    assert (refused.returncode, refused.stderr.count("\n"), "horse" in refused.stderr) == (2, 1, False)
+    said = subprocess.run(command, input=b"caf\xe9?\n", capture_output=True, check=False)
+    assert (said.returncode, json.loads(said.stdout)["question"]) == (0, "caf\ufffd?")
 
 
 def test_a_key_is_asked_for_and_never_shown(tmp_path):

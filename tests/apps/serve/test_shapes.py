@@ -87,6 +87,8 @@ def test_the_responses_interface(server):
     asked = {"model": "one", "input": [{"role": "user", "content": [{"type": "input_text", "text": NOW}]}], "store": False}
     whole = server.client.responses.create(**asked, max_output_tokens=16)
     assert whole.output_text.strip().isdecimal()
+    again = server.client.responses.create(**{**asked, "input": [*asked["input"], *whole.output, *asked["input"]]})
+    assert again.output_text.strip().isdecimal()
     assert (whole.status, whole.usage.total_tokens) == ("completed", whole.usage.input_tokens + whole.usage.output_tokens)
     events = list(server.client.responses.create(**{**asked, "input": NOW}, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))

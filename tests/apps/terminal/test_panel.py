@@ -27,7 +27,7 @@ def lane(name, right, stopped_s=None):
     return LaneView(name, memory(), stopped_s, answers)
 
 
-VIEW = ComparisonView((lane("full KV", 1, 64.0), lane("auto: last-seen", 3), lane("plain window", 0)), FACTS, 70.0)
+VIEW = ComparisonView((lane("full KV", 1, 64.0), lane("auto: last-seen", 3), lane("sliding window", 0)), FACTS, 70.0)
 
 
 def shown(panel):
@@ -64,7 +64,7 @@ def test_a_full_cache_that_cannot_answer_is_said_to(columns):
 
 
 def test_lanes_stand_side_by_side_from_100_columns_on():
-    assert any("full KV" in row and "plain window" in row for row in shown(comparison_panel(VIEW, IMAGE, 100, 14, PLAIN)))
+    assert any("full KV" in row and "sliding window" in row for row in shown(comparison_panel(VIEW, IMAGE, 100, 14, PLAIN)))
     assert not any("full KV" in row and "plain" in row for row in shown(comparison_panel(VIEW, IMAGE, 98, 14, PLAIN)))
 
 

@@ -79,13 +79,13 @@ def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
     with Terminal(tmp_path, COLORTERM="truecolor") as terminal:
         first = terminal.until("(?m)^This camera .*ask it what it saw")
         assert first, "the first line is about who reads it"
-        terminal.until(r"full KV +auto: last-seen +plain window")
+        terminal.until(r"full KV +auto: last-seen +sliding window")
         terminal.until(r"knows \d of [1-9]")
         terminal.until("▀{28}")
         cells = [cell for row in terminal.screen.buffer.values() for cell in row.values() if cell.data == "▀"]
         assert len({(cell.fg, cell.bg) for cell in cells}) > 50, "the picture has colours"
         terminal.type(f"{COUNT}\r")
-        terminal.until(rf"\] {re.escape(COUNT)}  truth: \d\n +full KV: \d   auto: last-seen: \d   plain window: \d")
+        terminal.until(rf"\] {re.escape(COUNT)}  truth: \d\n +full KV: \d   auto: last-seen: \d   sliding window: \d")
         terminal.type("/policy\r")
         terminal.until(r"policy last-seen, budget 512 tokens a layer")
         terminal.type("/hepl\r")
@@ -127,7 +127,7 @@ def test_the_terminal_shows_again_what_is_typed_after_an_interrupt(tmp_path):
 def test_resize_suspend_and_ctrl_c(tmp_path):
     with Terminal(tmp_path, columns=80, rows=24, then="echo stopped; fg; exit $?") as terminal:
         terminal.until(r"full KV .*(knows|asked|answers)")
-        terminal.until(r"(?m)^.{30}plain window .*\n.{30}  holds")
+        terminal.until(r"(?m)^.{30}sliding window .*\n.{30}  holds")
         for columns, rows in ((40, 24), (120, 12), (40, 12)):
             terminal.resize(columns, rows)
             terminal.until(r"(?m)^full KV .*(knows|asked|answers)")

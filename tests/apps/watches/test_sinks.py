@@ -176,6 +176,7 @@ def test_a_package_that_is_missing_is_said_with_what_installs_it(monkeypatch):
         ({"kind": "exec", "command": "'"}, "cannot be read"),
         ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is no address that it knows"),
         ({"kind": "mqtt", "url": "http://host"}, "give an address like mqtt://HOST:1883"),
+        ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: give an address like"),
         ({"kind": "mqtt", "url": "mqtt://host/a+b"}, "leave out"),
         ({"kind": "stdout", "name": "x", "colour": True}, "sinks.x: colour: there is no such option"),
     ],

@@ -127,6 +127,16 @@ def test_a_paused_watch_closes_and_is_not_asked(camera):
     assert camera.frame(3.0, 0.9) == ["open"]
 
 
+def test_no_picture_of_a_time_that_was_forgotten_is_in_an_event(camera):
+    camera.watcher.add(watch())
+    assert camera.frame(1.0, 0.9) == ["open"]
+    camera.watcher.forget(0.0, 2.0)
+    camera.watcher.ask()
+    camera.watcher.pause("is-somebody-there", True)
+    event, pictures = camera.events[-1]
+    assert (event.state, event.evidence, pictures) == ("close", [], [])
+
+
 def test_a_watch_that_is_removed_while_open_closes(camera):
     camera.watcher.add(watch())
     camera.frame(1.0, 0.9)
