@@ -42,7 +42,7 @@ WINDOW, STILL = "sliding-window", "still"
 BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
-PASTS = (16, 80)  # frames after an object left from which it is asked about; the second lies beyond a plain window
+PASTS = (16, 80)  # frames after an object left from which it is asked about; the second lies beyond a sliding window
 ASKED = 6  # frames in a row that it is then asked about
 RULES: dict[str, dict[str, float]] = {
     "default": {},

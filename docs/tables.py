@@ -22,6 +22,7 @@ OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
 POLICIES = ("infinipot-v", "hermes", "hermes:guidance_rows=2", "purekv", "last-seen")
 SHORT = ("full KV", "last-seen", "h2o", "purekv", "infinipot-v", "sliding-window")
 SEEDED = "seeded-0.5b"
+STREAM_MARKS = (16, 64, 256, 1200)  # frames
 CLIPS = {"vtest.avi": "street (`vtest.avi`)", "room": "still room, drawn", "moving": "moving camera, drawn"}
 MARKED = re.compile(r"(<!-- bench: ([\w-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
@@ -44,7 +45,7 @@ def rewrite(path: Path, runs: Sequence[Run]) -> list[str]:
 
 
 def filled(text: str, runs: Sequence[Run]) -> str:
-    """The text with each marked table made from the newest run that has lines for it."""
+    """The text with each marked table made from the last run in the file that has lines for it."""
 
     def table(found: re.Match[str]) -> str:
         name = found[2]
@@ -153,7 +154,7 @@ def _beside(own: Sequence[Line], place: Line) -> str:
 def stream(lines: Sequence[Line]) -> Table:
     """The demo's stream by policy, chunks of 8: MB of keys and values as it grows, and compression's part of the time."""
     own = [line for line in lines if (line.get("bench"), line.get("model"), line.get("chunk")) == ("stream", "demo", 8)]
-    marks, rows = sorted({line["frames"] for line in own}), []
+    marks, rows = [mark for mark in STREAM_MARKS if mark in {line["frames"] for line in own}], []
     for policy in dict.fromkeys(line["policy"] for line in own):
         there = {line["frames"]: line for line in own if line["policy"] == policy}
         shares = [part for line in there.values() if (part := number(line, "compress_fraction")) is not None]

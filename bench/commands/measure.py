@@ -77,8 +77,8 @@ def speed(
     ] = None,
     tower: Annotated[str | None, option("NAME,...", "Measure siglip-so400m-384, qwen2.5-vl-448, ..")] = None,
     against: Annotated[str | None, option("NAME,...", "Compare with llama.cpp, openvino, ..")] = None,
-    held: Annotated[str | None, option("N,...", "Fill the KV cache with these many tokens.")] = None,
-    frames: Annotated[str | None, option("N,...", "Take these many frames in a call.")] = None,
+    held: Annotated[str | None, option("N,...", "Fill the KV cache with this many tokens.")] = None,
+    frames: Annotated[str | None, option("N,...", "Take this many frames in a call.")] = None,
     tokens_per_frame: Annotated[int | None, option("N", "Set a frame's tokens, for prefill.", min=1)] = None,
     precisions: Annotated[str | None, option("NAME,...", "Measure these weight precisions; int4+gptq by GPTQ.")] = None,
     kv: Annotated[str | None, option("fp32,fp16,int8", "Measure these KV cache precisions.")] = None,
@@ -114,7 +114,7 @@ def compression(
     kv_heads: Annotated[int | None, option("N", "Set the cache's KV heads.", "2", min=1)] = None,
     head_dim: Annotated[int | None, option("N", "Set the size of a head.", "128", min=2)] = None,
     tokens: Annotated[int | None, option("N", "Hold this many tokens per layer.", "6076", min=1)] = None,
-    dtype: Annotated[str | None, option("all|fp32,fp16,int8", "Store keys and values so.", "fp32")] = None,
+    dtype: Annotated[str | None, option("all|fp32,fp16,int8", "Store keys and values as this.", "fp32")] = None,
     threads: Annotated[int | None, threads_option("1")] = None,
     rounds: Rounds = None,
     device: Annotated[str | None, option("cpu|cuda", "cuda: time its kernels beside a copy.")] = None,
@@ -137,16 +137,16 @@ def stream(
     camera: Camera = None,
     video: Video = None,
     fps: Annotated[float | None, option("N", "Take this many frames a second.", "2")] = None,
-    frames: Annotated[str | None, option("N,...", "Measure at these many frames.", "16,64,256,512")] = None,
-    chunk: Annotated[str | None, option("N,...", "Append these many frames at once.", "8")] = None,
+    frames: Annotated[str | None, option("N,...", "Measure after this many frames.", "16,64,256,512")] = None,
+    chunk: Annotated[str | None, option("N,...", "Append this many frames at once.", "8")] = None,
     questions: Annotated[int | None, option("N", "Ask this many questions at each mark.", "5", min=1)] = None,
     answer_tokens: Annotated[int | None, option("N", "Limit an answer's tokens.", "16", min=2)] = None,
-    idle: Annotated[float | None, option("S", "Measure power at rest for so many seconds.", "10", min=0)] = None,
-    append: Annotated[str | None, option("all,changed[:..]", "Append so, for changed.", "all,changed")] = None,
-    encode: Annotated[str | None, option("all,changed[:..]", "Encode so, for changed.", "all,changed")] = None,
+    idle: Annotated[float | None, option("S", "Measure power at rest for this many seconds.", "10", min=0)] = None,
+    append: Annotated[str | None, option("all,changed[:..]", "Append this way, for changed.", "all,changed")] = None,
+    encode: Annotated[str | None, option("all,changed[:..]", "Encode this way, for changed.", "all,changed")] = None,
     clips: Annotated[str | None, option("NAME|FILE,...", "Watch these, for changed.", "street,room,moving")] = None,
     precisions: Annotated[str | None, option("NAME,...", "Measure these, for against and changed.")] = None,
-    layers: Annotated[int | None, option("N", "Keep so many layers, for changed.", min=1)] = None,
+    layers: Annotated[int | None, option("N", "Keep this many layers, for changed.", min=1)] = None,
     attention: Annotated[str | None, option("sdpa|eager", "Set transformers' attention, for against.")] = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -179,8 +179,8 @@ def memory(
     asked: Annotated[int | None, option("N", "Fetch this many clusters at once.", "64", min=1)] = None,
     rounds: Rounds = None,
     directory: Annotated[Path | None, option("DIR", "Write below this directory.", "/tmp")] = None,
-    append: Annotated[str | None, option("all,changed[:..]", "Append so, for longrun.", "all")] = None,
-    encode: Annotated[str | None, option("all,changed[:..]", "Encode so, for longrun.", "all")] = None,
+    append: Annotated[str | None, option("all,changed[:..]", "Append this way, for longrun.", "all")] = None,
+    encode: Annotated[str | None, option("all,changed[:..]", "Encode this way, for longrun.", "all")] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -188,7 +188,7 @@ def memory(
 
     longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
     and recall of past events. snapshot says how long one holds the stream. store fetches clusters from memory and disk.
-    retrieval says what policies fetch, and its cost beside a plain window. windows times questions about a part of the time,
+    retrieval says what policies fetch, and its cost beside a sliding window. windows times questions about a part of the time,
     evidence answers with theirs, journal frames with a line written after every 64.
     """
     _measure("memory", MEMORY, locals())
@@ -212,10 +212,10 @@ def camera(
 def serve(
     what: Annotated[str, typer.Argument(metavar="|".join(SERVE), help="Choose the measurement.")] = "ttft",
     model: Annotated[str | None, option("demo|BUNDLE", "Run this model; ttft: also seeded-0.5b.")] = None,
-    cameras: Annotated[str | None, option("N,...", "Watch these many cameras.", "1,4,16")] = None,
+    cameras: Annotated[str | None, option("N,...", "Watch this many cameras.", "1,4,16")] = None,
     rounds: Rounds = None,
-    seconds: Annotated[float | None, option("S", "Count frames for so long each time.", min=0.1)] = None,
-    hours: Annotated[float | None, option("H", "Simulate so many hours, for page.", min=0.02)] = None,
+    seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None,
+    hours: Annotated[float | None, option("H", "Simulate this many hours, for page.", min=0.02)] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -231,14 +231,14 @@ def serve(
 
 def watch(
     what: Annotated[str, typer.Argument(metavar="|".join(WATCH), help="Choose the measurement.")] = "quality",
-    events: Annotated[int | None, option("N", "Watch for this many.", "500", min=1)] = None,
-    seed: Annotated[str | None, option("N|test", "Draw the streams by this.", "0")] = None,
+    events: Annotated[int | None, option("N", "Watch until this many events.", "500", min=1)] = None,
+    seed: Annotated[str | None, option("N|test", "Draw the streams from this seed.", "0")] = None,
     policy: Policies = None,
-    append: Annotated[str | None, option("all,changed[:..]", "Append so.", "auto,all")] = None,
+    append: Annotated[str | None, option("all,changed[:..]", "Append this way.", "auto,all")] = None,
     model: Annotated[str | None, option("demo|BUNDLE", "Run this model, for cost.")] = None,
-    watches: Annotated[int | None, option("N", "Ask so many.", "12", min=0, max=64)] = None,
-    hours: Annotated[float | None, option("H", "Watch for so many hours, for month.", "720", min=1)] = None,
-    kinds: Annotated[int | None, option("N", "Let so many kinds come in turn, for month.", "64", min=1, max=64)] = None,
+    watches: Annotated[int | None, option("N", "Ask this many watches.", "12", min=0, max=64)] = None,
+    hours: Annotated[float | None, option("H", "Watch for this many hours, for month.", "720", min=1)] = None,
+    kinds: Annotated[int | None, option("N", "Let this many kinds come in turn, for month.", "64", min=1, max=64)] = None,
     rounds: Rounds = None,
     out: Annotated[Path | None, option("FILE", "Keep finished streams here, and go on there.")] = None,
     workers: Annotated[int | None, option("N", "Work in this many processes.", min=1, max=256)] = None,
@@ -248,7 +248,7 @@ def watch(
     """Measure how well watches open and close, and their cost.
 
     quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes
-    again while nothing changed, by rule, of what is there now and of what left a while ago; beside a plain window, and each
+    again while nothing changed, by rule, of what is there now and of what left a while ago; beside a sliding window, and each
     frame asked about alone. month is a camera of a frame a minute to which an object comes once an hour. cost is frames a
     second with a dozen watches over those without, and what asking them together saves.
     """
@@ -257,11 +257,11 @@ def watch(
 
 def cluster(
     what: Annotated[str, typer.Argument(metavar="|".join(CLUSTER), help="Choose the measurement.")] = "failures",
-    nodes: Annotated[int | None, option("N", "Simulate so many nodes.", "1000", min=1, max=10_000)] = None,
-    cameras: Annotated[int | None, option("N", "Simulate so many cameras.", "10000", min=1, max=1_000_000)] = None,
-    days: Annotated[float | None, option("N", "Simulate so many days.", "30", min=0.01, max=3650)] = None,
-    seed: Annotated[int | None, option("N", "Draw the faults by this.", "0", min=0)] = None,
-    workers: Annotated[str | None, option("1,N,..", "Time scaling on so many workers.", "1,2")] = None,
+    nodes: Annotated[int | None, option("N", "Simulate this many nodes.", "1000", min=1, max=10_000)] = None,
+    cameras: Annotated[int | None, option("N", "Simulate this many cameras.", "10000", min=1, max=1_000_000)] = None,
+    days: Annotated[float | None, option("N", "Simulate this many days.", "30", min=0.01, max=3650)] = None,
+    seed: Annotated[int | None, option("N", "Draw the faults from this seed.", "0", min=0)] = None,
+    workers: Annotated[str | None, option("1,N,..", "Time scaling on this many workers.", "1,2")] = None,
     cluster: Annotated[str | None, option("HOST:PORT|local", "Time scaling on this Ray cluster.", "local")] = None,
     streams: Annotated[int | None, option("N", "Show this many streams, for scaling.", "10", min=1)] = None,
     as_json: Json = False,

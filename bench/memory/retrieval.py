@@ -1,7 +1,7 @@
-"""What a retrieval policy fetches, layer by layer and head by head, and what that costs beside a plain window.
+"""What a retrieval policy fetches, layer by layer and head by head, and what that costs beside a sliding window.
 
 A stream is watched, then questions are asked about it. The ratios are those of V-Rex's Table II and Fig. 20, the fractions
-those of its Fig. 16. The plain window has the same budget and takes its turn in the same run.
+those of its Fig. 16. The sliding window has the same budget and takes its turn in the same run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def retrieval(
 
 
 def _measure(model: Model, policy: str, settings: WatchSettings, plain: WatchCost, progress: Notify) -> dict[str, Any]:
-    """What one policy fetched and took, and how much more than the plain window."""
+    """What one policy fetched and took, and how much more than the sliding window."""
     with settings.open(model, policy) as session:
         took = watch(session, settings, progress)
         policy_of = session._stream.policy

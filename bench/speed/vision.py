@@ -20,6 +20,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from edgevlm.apps.planning.model import published_config
 from edgevlm.bench.output import prefixed
 from edgevlm.bench.seeded import SeededTensors, decoder_bundle
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
@@ -61,59 +62,27 @@ class TimedTower:
         return replace(self, vision=self.vision | {self.depth: layers} | kept)
 
 
+def _published(family: str, name: str, kind: str, depth: str, side: int, reference: str, **more: Any) -> TimedTower:
+    vision = published_config(name)["vision_config"] | {"model_type": kind} | more
+    return TimedTower(family, vision, depth, side, reference)
+
+
+SIGLIP = partial(
+    _published, "llava_onevision", kind="siglip_vision_model", depth="num_hidden_layers", reference="SiglipVisionModel",
+    vision_use_head=False,
+)  # fmt: skip
+QWEN = partial(_published, depth="depth", side=448)
 TOWERS = {
-    "siglip-so400m-384": TimedTower(
-        family="llava_onevision",
-        vision={
-            "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
-            "num_attention_heads": 16, "image_size": 384, "patch_size": 14, "vision_use_head": False,
-        },
-        depth="num_hidden_layers",
-        side=384,
-        reference="SiglipVisionModel",
+    "siglip-so400m-384": SIGLIP("HuggingFaceTB/SmolVLM2-2.2B-Instruct", side=384),
+    "siglip-base-512": SIGLIP("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", side=512),
+    "qwen2-vl-448": QWEN(
+        "qwen2_vl", "Qwen/Qwen2-VL-2B-Instruct", "qwen2_vl_vision", reference="Qwen2VisionTransformerPretrainedModel"
     ),
-    "siglip-base-512": TimedTower(  # of SmolVLM2-256M and 500M
-        family="llava_onevision",
-        vision={
-            "model_type": "siglip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-            "num_attention_heads": 12, "image_size": 512, "patch_size": 16, "vision_use_head": False,
-        },
-        depth="num_hidden_layers",
-        side=512,
-        reference="SiglipVisionModel",
-    ),
-    "qwen2-vl-448": TimedTower(
-        family="qwen2_vl",
-        vision={
-            "model_type": "qwen2_vl_vision", "embed_dim": 1280, "mlp_ratio": 4, "depth": 32, "num_heads": 16,
-            "hidden_size": 1536, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
-        },
-        depth="depth",
-        side=448,
-        reference="Qwen2VisionTransformerPretrainedModel",
-    ),
-    "qwen2.5-vl-448": TimedTower(
-        family="qwen2_5_vl",
-        vision={
-            "model_type": "qwen2_5_vl_vision", "hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads": 16,
-            "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
-            "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
-        },
-        depth="depth",
-        side=448,
+    "qwen2.5-vl-448": QWEN(
+        "qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2_5_vl_vision", tokens_per_second=2,
         reference="Qwen2_5_VisionTransformerPretrainedModel",
     ),
-    "qwen3-vl-448": TimedTower(
-        family="qwen3_vl",
-        vision={
-            "model_type": "qwen3_vl_vision", "hidden_size": 1024, "intermediate_size": 4096, "depth": 24, "num_heads": 16,
-            "out_hidden_size": 2048, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
-            "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17],
-        },
-        depth="depth",
-        side=448,
-        reference="Qwen3VLVisionModel",
-    ),
+    "qwen3-vl-448": QWEN("qwen3_vl", "Qwen/Qwen3-VL-2B-Instruct", "qwen3_vl_vision", reference="Qwen3VLVisionModel"),
 }  # fmt: skip
 
 

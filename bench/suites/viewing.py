@@ -298,7 +298,7 @@ class VideoWorker:
         return session, policy
 
     def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
-        """Each variant at ``tokens`` or at the most that takes no more bytes than a plain window of as many."""
+        """Each variant at ``tokens`` or at the most that takes no more bytes than a sliding window of as many."""
         per_token, least = bytes_per_token(self.model.bundle), frames_ahead(self.model, 1)
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 

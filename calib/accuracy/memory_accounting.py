@@ -1,4 +1,4 @@
-"""Memory accounting: what cache and policy take together, and the budget at which that is no more than a plain window takes."""
+"""Memory accounting: what cache and policy take together, and the budget at which a sliding window takes no less."""
 
 from __future__ import annotations
 

@@ -75,11 +75,11 @@ class DivergenceMeter:
         return (positions, "positions") if positions <= memory else (memory, "half of the free memory")
 
     def allowed(self, tokens: int) -> int:
-        """Bytes of a plain window of ``tokens``, which every policy gets. Raises UserError where that is no budget."""
+        """Bytes of a sliding window of ``tokens``, which every policy gets. Raises UserError where that is no budget."""
         return self._peak_bytes(PLAIN.policy, 0, tokens)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
-        """The largest |M| at which a policy takes no more bytes than a plain window of ``tokens``. Raises UserError."""
+        """The largest |M| at which a policy takes no more bytes than a sliding window of ``tokens``. Raises UserError."""
         measured = partial(self._peak_bytes, policy, frames)
         return equal_byte_budget(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, measured)
 
@@ -105,7 +105,7 @@ class DivergenceMeter:
     def measure(
         self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
     ) -> Record:
-        """One policy at |M| = ``tokens``, at the moments when a plain window of ``budget`` tokens is full.
+        """One policy at |M| = ``tokens``, at the moments when a sliding window of ``budget`` tokens is full.
 
         kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, both a list a moment, of all the
         tokens of all its answers. appended: of the tokens that left the present.

@@ -183,7 +183,7 @@ def equal_byte_runs(
     peak_bytes: Callable[[Variant, int], int],
     unlimited: Collection[Variant] = (),
 ) -> Iterator[VariantRun | SkippedRun]:
-    """Each variant at ``tokens``, or at the most that takes no more bytes than a plain window of as many; or why not.
+    """Each variant at ``tokens``, or at the most that takes no more bytes than a sliding window of as many; or why not.
 
     per_token, least: see :func:`equal_byte_budget`. peak_bytes: measures a variant at a budget. unlimited:
     variants that may take any number of bytes.

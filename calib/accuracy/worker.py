@@ -223,7 +223,7 @@ class Worker:
         return partial(policy_of, variant, self.model, run.tokens), run.tokens
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Each variant at the budget at which it takes no more bytes than a plain window does, or why it cannot run."""
+        """Each variant at the budget at which it takes no more bytes than a sliding window does, or why it cannot run."""
         tokens = budget.tokens(self.settings.frames * self.per_frame)
         per_token = bytes_per_token(self.model.bundle)
         unlimited = [variant for variant in variants if variant.is_oracle or variant.policy == GUIDED]

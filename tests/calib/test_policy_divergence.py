@@ -133,7 +133,7 @@ def longer(model):
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_decoder_that_computes_nothing_tells_the_bytes(model, longer, name):
-    """As many as cache and policy take in the real stream, and within what a plain window takes."""
+    """As many as cache and policy take in the real stream, and within what a sliding window takes."""
     judge, reference = longer
     budget = 40 * judge.per_frame
     tokens = judge.fitted(name, budget, 60)
