@@ -242,6 +242,21 @@ class Request:
     window: TimeWindow | None = None
 
 
+class CallerError(Exception):
+    """A caller's ``logits_processor`` failed, or what it returned cannot be drawn from; its cause says how."""
+
+
+def drawn(request: Request, logits: NDArray[np.float32]) -> int:
+    """The next token. Raises CallerError."""
+    process = request.logits_processor
+    if process is None or isinstance(process, OneOf):
+        return request.sampler(logits if process is None else process(request.answer.token_ids, logits))
+    try:
+        return request.sampler(process(request.answer.token_ids, logits))
+    except Exception as error:
+        raise CallerError from error
+
+
 def generate(
     request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk, prefix: int | None = None
 ) -> FinishReason:
@@ -251,8 +266,7 @@ def generate(
     many rows of the stream's prefix the prompt goes on from.
     """
     answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
-    process = request.logits_processor
-    choices = process if isinstance(process, OneOf) else None
+    choices = request.logits_processor if isinstance(request.logits_processor, OneOf) else None
     pictures = [engine.encode(picture.values[None]) for picture in request.pictures]
     answer.prompt_tokens = len(ids) + len(pictures) * stream.framing.rows_per_frame
     detokenise = DecodeStream(skip_special_tokens=True)
@@ -268,10 +282,7 @@ def generate(
         while True:
             if answer.cancelled:
                 return "cancelled"
-            logits = append(embeds)
-            if process is not None:
-                logits = process(answer.token_ids, logits)
-            token = request.sampler(logits)
+            token = drawn(request, append(embeds))
             now = time.perf_counter()
             if choices is not None:
                 answer.probabilities = choices.probabilities

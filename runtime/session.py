@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.answer import Answer, FinishReason, LogitsProcessor, Request, Sampler, generate
+from edgevlm.runtime.answer import Answer, CallerError, FinishReason, LogitsProcessor, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat, Conversations, Turn
@@ -252,8 +252,11 @@ class Session:
         try:
             with blamed(f"policy {self.policy}", self._stream.policy):
                 return work(*arguments)
+        except CallerError as error:
+            failed: Any = error.__cause__
+            raise failed from failed.__cause__
         except (ArithmeticError, CacheError, LookupError, TypeError, ValueError) as error:
-            if self._writer is None or self._writer.resumed is None or work not in (self._watch, self._flush):
+            if self._writer is None or self._writer.resumed is None:
                 raise
             raise self._writer.unfit(error) from error
         finally:

@@ -11,9 +11,9 @@ pytest.importorskip("fastapi")
 
 import uvicorn
 
-from edgevlm.apps.cluster.agent import HeadAway, NodeAgent
+from edgevlm.apps.cluster.agent import NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
-from edgevlm.apps.cluster.head import Head
+from edgevlm.apps.cluster.head import Head, HeadAway
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.serve.config import ServeConfig

@@ -13,19 +13,16 @@ from typing import Any
 from uuid import uuid4
 
 from edgevlm import __version__
-from edgevlm.apps.bundles.helper_process import call_in_helper
-from edgevlm.apps.bundles.hub import hub_id
 from edgevlm.apps.cluster.changes import EMPTY, View, changed
 from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.forget import NoteFollower
-from edgevlm.apps.cluster.head import boot_time
+from edgevlm.apps.cluster.head import HeadAway, boot_time
+from edgevlm.apps.cluster.needs import ModelNeeds
 from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
-from edgevlm.apps.planning.memory import camera_bytes
-from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig
 from edgevlm.apps.serve.service import Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent
@@ -33,17 +30,10 @@ from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.auto import AUTO, check_policy
-from edgevlm.runtime.budget import parse_budget
 
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
-MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
-RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
 Call = Callable[..., Any]  # of a head's method by its name
-
-
-class HeadAway(Exception):
-    """The head does not answer."""
 
 
 class NodeAgent:
@@ -76,18 +66,14 @@ class NodeAgent:
         self.view: View = EMPTY  # the cluster by the head's last answer
         self._mark = ""  # that the head gave it
         self._events: dict[str, MovingEvents] = {}
-        self.reserve: Callable[[str, Mapping[str, float]], object] = lambda name, amounts: None  # raises UserError
-        self.release: Callable[[str], object] = lambda name: None
-        self._reserved: dict[str, str] = {}  # models by the cameras that have reserved what they take
         self._retry: dict[str, float] = {}
-        self._needs: dict[str, tuple[int, int, float]] = {}
-        self._learning: set[str] = set()  # models of the hub whose need is being found
         self._refused: list[str] = []  # lines about watches, told once
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
         self._following = threading.RLock()  # over the watches
         self._working = threading.RLock()  # over the cameras
         self._wake, self._done = threading.Event(), threading.Event()
+        self.needs = ModelNeeds(lambda: service.config, self._done, notify)
         self._threads = [
             threading.Thread(target=work, name=f"edgevlm-cluster-{work.__name__[1:]}", daemon=True)
             for work in (self._ask_on, self._work_on)
@@ -149,14 +135,14 @@ class NodeAgent:
                 if not self._joined:
                     self._join()
                 open = {*self.epochs, *self._lease.orders}  # or about to be
-                told = self.call("ask", self.name, self.instance, sorted(open), self._needs, *self.notes.done, self._mark)
+                told = self.call("ask", self.name, self.instance, sorted(open), self.needs.known, *self.notes.done, self._mark)
             except UserError:  # this node was given up: nothing of before counts
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
             self.view, self._mark = changed(EMPTY if told["is_all"] else self.view, told["changes"]), told["mark"]
             for model in told["unknown"]:
-                self._learn(model)
+                self.needs.learn(model)
         self._wake.set()
 
     def _join(self) -> None:
@@ -170,36 +156,6 @@ class NodeAgent:
 
     def _asked_for(self, config: ServeConfig) -> dict[str, dict[str, Any]]:
         return {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
-
-    def _learn(self, model: str) -> None:
-        """Have what a model takes; of the hub's by a thread of its own, as a download may take longer than a lease."""
-        if hub_id(model) is None:
-            self._needs[model] = self._need(model)
-        elif model not in self._learning:
-            self._learning.add(model)
-            threading.Thread(target=self._learn_of_hub, args=(model,), name="edgevlm-cluster-hub", daemon=True).start()
-
-    def _learn_of_hub(self, model: str) -> None:
-        try:
-            self._needs[model] = self._need(model)
-        finally:
-            self._learning.discard(model)
-
-    def _need(self, model: str) -> tuple[int, int, float]:
-        """What a model takes here, by ``edgevlm plan``: bytes once, bytes of a camera, frames a second of all together."""
-        config = self._service.config
-        budget = None if config.budget is None else parse_budget(str(config.budget))
-        try:
-            if hub_id(model) is None:
-                folder = model
-            else:
-                folder = call_in_helper(RESOLVE, model, progress=lambda *done: None, notify=self._notify)
-            plan = make_plan(PlanRequest(folder, budget=budget, fps=config.fps, cameras=1))
-        except UserError as error:
-            self._notify(f"{mask_credentials(model)} does not run here: {error}")
-            return 0, 0, 0.0
-        camera = camera_bytes(plan.roofline.model, plan.budget, plan.chunk, plan.roofline.kv)
-        return max(0, plan.memory.total - camera), camera, plan.speed.prefill_fps
 
     def _ask_on(self) -> None:
         while not self._done.is_set():
@@ -264,7 +220,7 @@ class NodeAgent:
             self.notes.follow_at(name, epoch)
             self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
             self._tell_again(name)
-            self._reserve(name, given["model"], given["fps"])
+            self.needs.reserve_camera(name, given["model"], given["fps"])
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
             self._service.add(name, settings, given["by_client"], given["paused"])
             self._pause_watches(name, given["paused_watches"])
@@ -274,7 +230,7 @@ class NodeAgent:
             if epoch == given["begins"]:  # nothing has been written there yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
-            self._release(name)
+            self.needs.release_camera(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
         for each in before:
@@ -283,24 +239,6 @@ class NodeAgent:
         resumed = self._service.stream(name).resumed_at
         if epoch > 1 and epoch != given["begins"]:
             self.moves[name] = {"from_time": resumed, "lost_s": None}
-
-    def _reserve(self, name: str, model: str, fps: float) -> None:
-        """Have Ray know what a camera takes, and a model's weights with its first, if it answers. Raises UserError."""
-        if model not in self._needs:  # the head knows them of an earlier process
-            self._needs[model] = self._need(model)
-        weights, camera, rate = self._needs[model]
-        with suppress(HeadAway):
-            if model not in self._reserved.values():
-                self.reserve(f"model {model}", {MEMORY: weights // 1_000_000})
-            self._reserved[name] = model
-            self.reserve(name, {MEMORY: camera // 1_000_000, TIME: int(1e4 * fps / rate) / 1e4})
-
-    def _release(self, name: str) -> None:
-        """What a camera has reserved, and its model's weights with its last."""
-        model = self._reserved.pop(name, None)
-        self.release(name)
-        if model is not None and model not in self._reserved.values():
-            self.release(f"model {model}")
 
     def _say_lost(self, name: str) -> None:
         since = self.moves[name]["from_time"]
@@ -316,7 +254,7 @@ class NodeAgent:
         if name in self._service.streams:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
-            self._release(name)
+            self.needs.release_camera(name)
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
@@ -418,16 +356,16 @@ class NodeAgent:
         old, new = self._asked_for(before), self._asked_for(config)
         done = []
         for name in {**old, **new}:
-            is_there = name in self.view["cameras"]  # what failed before is tried again
-            if old.get(name) == new.get(name) and is_there:
+            is_open = name in self.view["cameras"]
+            if old.get(name) == new.get(name) and is_open:  # else it failed before, and is tried again
                 continue
             try:
-                if name in old and is_there:
+                if is_open and name in old:
                     self.call("remove", name)
                 if name in new:
                     self.call("add", name, new[name])
-                is_there &= name in old
-                done.append(f"{name}: {'removed' if name not in new else 'opened again' if is_there else 'added'}")
+                what = "removed" if name not in new else "opened again" if is_open and name in old else "added"
+                done.append(f"{name}: {what}")
             except (UserError, HeadAway) as error:
                 done.append(f"{name}: {mask_credentials(str(error))}")
         self._wake.set()

@@ -46,6 +46,10 @@ class HeadState:
 STATE = TypeAdapter(HeadState)
 
 
+class HeadAway(Exception):
+    """The head does not answer."""
+
+
 def minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 

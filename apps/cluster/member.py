@@ -10,7 +10,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from edgevlm.apps.cluster.agent import MEMORY, TIME, NodeAgent
+from edgevlm.apps.cluster.agent import NodeAgent
+from edgevlm.apps.cluster.needs import MEMORY, TIME
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
@@ -75,7 +76,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
     link = RayLink(Joining(address, ip, is_head, wanted.snapshots, resources, service.key, own, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
-    agent.reserve, agent.release = link.reserve, link.release
+    agent.needs.reserve, agent.needs.release = link.reserve, link.release
     return ClusterMember(service, link, agent)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from edgevlm.apps.cluster.agent import HeadAway
+from edgevlm.apps.cluster.head import HeadAway
 from edgevlm.errors import UserError
 
 NAMESPACE = "edgevlm"

@@ -236,7 +236,7 @@ def lost(path: Path) -> str:
         about, _ = read_about(path)
         check_header(about)
         return f"{path.name}: {described(about)}"
-    except SnapshotError:
+    except UserError:
         return path.name
 
 

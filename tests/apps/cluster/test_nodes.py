@@ -10,10 +10,10 @@ from nodes import cluster, frames, lose, patch
 from served import NOW, WAIT_S, eventually
 
 from edgevlm import __version__
-from edgevlm.apps.cluster.agent import HeadAway, NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.events import KEPT, MovingEvents
-from edgevlm.apps.cluster.head import Head
+from edgevlm.apps.cluster.head import Head, HeadAway
+from edgevlm.apps.cluster.needs import NOTHING, ModelNeeds
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.watches.events import WatchEvent
@@ -24,7 +24,7 @@ __all__ = ["cluster"]
 
 def test_any_node_answers_for_all_cameras(cluster):
     a, b = cluster.start("a", ["one", "two"]), cluster.start("b")
-    weights, camera, _ = a.agent._need("demo")
+    weights, camera, _ = a.agent.needs.plan("demo")
     a.agent._memory = b.agent._memory = weights + int(1.5 * camera)
     assert len(cluster.settle("a")) == 1
     where = cluster.settle()
@@ -121,10 +121,10 @@ def test_a_camera_that_is_about_to_be_opened_is_not_given_away(cluster):
 
 
 def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
-    need = NodeAgent._need  # memory and frames a second, of whatever machine this is
-    monkeypatch.setattr(NodeAgent, "_need", lambda agent, model: (*need(agent, model)[:2], 200.0))
+    plan = ModelNeeds.plan  # memory and frames a second, of whatever machine this is
+    monkeypatch.setattr(ModelNeeds, "plan", lambda needs, model: (*plan(needs, model)[:2], 200.0))
     a = cluster.start("a", ["one"])
-    a.agent._needs["demo"] = *a.agent._need("demo")[:2], 100.0  # of whatever machine this is
+    a.agent.needs.known["demo"] = *a.agent.needs.plan("demo")[:2], 100.0  # of whatever machine this is
     cluster.settle()
     refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
     assert refused.status_code == 400
@@ -140,9 +140,9 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
 
 def test_a_models_weights_are_reserved_while_a_camera_of_it_is_open(cluster, monkeypatch):
     a, held = cluster.start("a", ["one", "two"]), {}
-    a.agent.reserve, a.agent.release = held.__setitem__, lambda name: held.pop(name, None)
+    a.agent.needs.reserve, a.agent.needs.release = held.__setitem__, lambda name: held.pop(name, None)
     assert len(cluster.settle()) == 2
-    weights, camera, rate = a.agent._needs["demo"]
+    weights, camera, rate = a.agent.needs.known["demo"]
     time = int(1e4 * 20.0 / rate) / 1e4
     one = {"edgevlm_memory": camera // 1_000_000, "edgevlm_time": time}
     assert held == {"model demo": {"edgevlm_memory": weights // 1_000_000}, "one": one, "two": one}
@@ -161,7 +161,7 @@ def test_a_camera_says_no_password_of_its_models_address(cluster):
     a = cluster.start("a")
     cluster.settle()
     model = "https://me:horse@models.example/m"
-    a.agent._needs[model] = 0, 0, 0.0
+    a.agent.needs.known[model] = 0, 0, 0.0
     camera = {"settings": {"source": "demo"}, "model": model, "fps": 1.0, "only": None, "by_client": False}
     cluster.head.add("one", camera)
     a.step()
@@ -186,7 +186,7 @@ def test_an_event_that_may_be_open_is_known_whatever_else_waits_to_be_sent(tmp_p
 def test_a_reloaded_configuration_is_the_clusters(cluster):
     """Cameras and watches that one node's file names anew are the head's to place, and no node opens one by itself."""
     a, b = cluster.start("a", ["one"]), cluster.start("b")
-    weights, camera, _ = a.agent._need("demo")
+    weights, camera, _ = a.agent.needs.plan("demo")
     a.agent._memory = b.agent._memory = weights + int(1.5 * camera)
     assert cluster.settle() == {"one": "a"}
     change = {"cameras": {"one": {"source": "demo"}, "two": {"source": "demo", "fps": 2.0}}}
@@ -217,14 +217,17 @@ def test_a_reload_tries_again_what_failed_before(cluster, monkeypatch):
     assert a.service.reload(config) == []
 
 
-def test_a_model_of_the_hub_is_planned_for_without_holding_up_the_lease(cluster, monkeypatch):
-    fetched = Mock(side_effect=[UserError("the hub is away"), "demo"])
-    monkeypatch.setattr("edgevlm.apps.cluster.agent.call_in_helper", fetched)
-    a = cluster.start("a")
-    a.agent._learn("ORG/NAME")
-    eventually(lambda: a.agent._needs.get("ORG/NAME") == (0, 0, 0.0))
-    assert a.agent._need("ORG/NAME") == a.agent._need("demo")
-    assert fetched.call_args.args[1] == "ORG/NAME"
+def test_a_model_of_the_hub_is_asked_for_until_the_hub_gives_it(cluster, monkeypatch):
+    """By a thread of its own: the node goes on asking the head."""
+    fetched, is_back = Mock(side_effect=[UserError("the hub is away"), "demo"]), threading.Event()
+    monkeypatch.setattr("edgevlm.apps.cluster.needs.call_in_helper", fetched)
+    needs = cluster.start("a").agent.needs
+    monkeypatch.setattr(needs, "_done", Mock(is_set=lambda: False, wait=lambda seconds: is_back.wait(WAIT_S)))
+    needs.learn("ORG/NAME")
+    eventually(lambda: needs.known.get("ORG/NAME") == NOTHING)
+    is_back.set()
+    eventually(lambda: needs.known["ORG/NAME"][:2] == needs.plan("demo")[:2])
+    assert [call.args[1] for call in fetched.call_args_list] == ["ORG/NAME"] * 2
 
 
 @pytest.mark.parametrize("change", [b"{", b"[]", b'{"director": 1}', None])

@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 pytest.importorskip("fastapi")
 
 from edgevlm import __version__
-from edgevlm.apps.cluster.agent import HeadAway
+from edgevlm.apps.cluster.head import HeadAway
 from edgevlm.apps.cluster.member import join, redis_of
 from edgevlm.apps.cluster.ray_link import START_S, Joining, RayLink
 from edgevlm.apps.serve.config import check_config
