@@ -1,4 +1,4 @@
-"""The C++ extension, and the folders that make up the package (``edgevlm.runtime`` lives in ``runtime/``, and so on)."""
+"""Build the C++ extension and package ``edgevlm/``, whose links lead to ``runtime/``, ``engines/`` and the other folders."""
 
 import os
 import runpy
@@ -8,11 +8,6 @@ from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
-
-FOLDERS = ("runtime", "engines", "export", "calib", "apps", "bench")
-packages = ["edgevlm"]
-for folder in FOLDERS:
-    packages += [f"edgevlm.{folder}", *(f"edgevlm.{folder}.{name}" for name in find_packages(folder))]
 
 sources = sorted(str(path) for path in Path("runtime/csrc").glob("*.cpp"))
 compile_args = ["-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -39,8 +34,8 @@ class BuildExt(build_ext):
 
 ParallelCompile("EDGEVLM_BUILD_JOBS", default=2).install()
 setup(
-    packages=packages,
-    package_dir={"edgevlm": "edgevlm", **{f"edgevlm.{folder}": folder for folder in FOLDERS}},
+    packages=find_packages(include=["edgevlm", "edgevlm.*"]),
+    package_dir={"": "."},  # an editable install is then a path file, which type checkers and editors follow
     ext_modules=[
         Pybind11Extension(
             "edgevlm.runtime._native",

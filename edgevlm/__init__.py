@@ -1,6 +1,8 @@
 """edgevlm: watch a video stream within a fixed memory budget and answer questions about it."""
 
 import os
+import sys
+from glob import glob
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
     from edgevlm.runtime.session import Session
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported: else it tells its makers what it runs
+
+if not glob(f"{__path__[0]}/runtime/_native*.so"):  # Python started in a clone that was installed elsewhere: use that copy
+    built = [found for entry in sys.path if (found := glob(f"{entry}/edgevlm/runtime/_native*.so"))]
+    __path__ = [os.path.dirname(os.path.dirname(built[0][0]))] if built else __path__
 
 __version__: str
 __all__ = ["Answer", "Model", "Session", "UserError", "__version__", "open_source"]
