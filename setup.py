@@ -9,14 +9,14 @@ from pathlib import Path
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
 
-sources = sorted(str(path) for path in Path("runtime/csrc").glob("*.cpp"))
+sources = sorted(str(path) for path in Path("edgevlm/runtime/csrc").glob("*.cpp"))
 compile_args = ["-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
 link_args: list[str] = []
 if sanitizers := os.environ.get("EDGEVLM_SANITIZE"):  # e.g. address,undefined: see CONTRIBUTING.md
     compile_args += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g", "-O1"]
     link_args += [f"-fsanitize={sanitizers}"]
 
-CUDA = runpy.run_path("runtime/cuda/build.py")
+CUDA = runpy.run_path("edgevlm/runtime/cuda/build.py")
 
 
 class BuildExt(build_ext):
@@ -25,9 +25,9 @@ class BuildExt(build_ext):
     def run(self) -> None:
         super().run()
         if compiler := CUDA["nvcc"]():
-            folder = Path("runtime") if self.inplace else Path(self.build_lib, "edgevlm", "runtime")
+            folder = Path("edgevlm/runtime") if self.inplace else Path(self.build_lib, "edgevlm", "runtime")
             try:
-                CUDA["compile_kernels"](compiler, Path("runtime/csrc/kernels.cu"), folder / "cuda" / "kernels.fatbin")
+                CUDA["compile_kernels"](compiler, Path("edgevlm/runtime/csrc/kernels.cu"), folder / "cuda" / "kernels.fatbin")
             except subprocess.CalledProcessError as error:
                 sys.exit(f"nvcc failed with status {error.returncode}; EDGEVLM_CUDA=0 builds without the CUDA kernels")
 
@@ -40,8 +40,8 @@ setup(
         Pybind11Extension(
             "edgevlm.runtime._native",
             sources,
-            include_dirs=["runtime/csrc"],
-            depends=sorted(str(path) for path in Path("runtime/csrc").glob("*.[hi]*")),
+            include_dirs=["edgevlm/runtime/csrc"],
+            depends=sorted(str(path) for path in Path("edgevlm/runtime/csrc").glob("*.[hi]*")),
             cxx_std=17,
             extra_compile_args=compile_args,
             extra_link_args=link_args,
