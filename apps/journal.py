@@ -18,7 +18,7 @@ from edgevlm.apps.run.clock import clock_time
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.paths import PRIVATE, private_folder
+from edgevlm.runtime.files import PRIVATE, private_folder
 
 FILE = "journal.sqlite"
 DAYS, CAP = 365.0, 64 << 20  # that lines are kept, and bytes of the file

@@ -10,12 +10,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.atomic import atomic_directory, check_target, reason
-from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
+from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
+from edgevlm.runtime.files import atomic_directory, reason
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
 
@@ -96,13 +97,13 @@ def write_calibration(
 
     What is not given stays as it is; but older choices go where layers or scales are given: they were made on other numbers.
 
-    In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
-    weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
+    In place the new bundle is a second folder of hard links that takes the place of the old one, so that the weights are not
+    copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
     was loaded, and for every failure to write.
     """
     source = bundle.path.resolve()
     target = source if out is None else out
-    with atomic_directory(target, force=out is None) as folder:
+    with atomic_directory(target, partial(check_target, force=out is None)) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True, symlinks=True, copy_function=_link if out is None else shutil.copy2)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["files"] != {name: asdict(record) for name, record in bundle.files.items()}:

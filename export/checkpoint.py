@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from edgevlm.errors import UserError
 from edgevlm.export.safetensors import AGAIN, SafeTensor, read_safetensors
 from edgevlm.export.settings import check_settings
-from edgevlm.runtime.paths import look, open_file, refuse_address
+from edgevlm.runtime.files import look, open_file, refuse_address
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (

@@ -99,7 +99,7 @@ def write_decoder(
         for layer in range(shape.layers):
             step = f"decoder layer {layer + 1} of {shape.layers}"
             progress(step)
-            done = journal.has(step)
+            done = step in journal.records
             read = backbone.layer(checkpoint.without_reading() if done else checkpoint, shape, layer)
             w = _stored(read, layer, chosen.matrices, samples, done)
             for d in writers:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, Unread, with_defaults
 from edgevlm.packages import install
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.files import look
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _AGAIN = "give the GGUF file of this checkpoint's text half"

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgevlm.runtime.jsonlines import LineWriter, read_lines
+from edgevlm.runtime.files import JsonLines
 
 OPSET = 18
 IR_VERSION = 10  # what ONNX Runtime 1.22 reads
@@ -69,38 +69,25 @@ def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 
 
-class ExportJournal:
-    """Steps in the order in which they were finished, each with a JSON value; kept in ``path``, or nowhere.
-
-    A last line that a kill cut short is as if it had not been written.
-    """
+class ExportJournal(JsonLines):
+    """Steps in the order in which they were finished, each with a JSON value; kept in ``path``, or only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._file = None if path is None else LineWriter(path, sync=True)
-        lines = [] if path is None else read_lines(path)
-        self._steps: dict[str, tuple[str, Any]] = {step: (group, value) for step, group, value in lines}
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def has(self, step: str) -> bool:
-        return step in self._steps
+        super().__init__(path, key=lambda line: line[0], sync=True)
 
     def values(self, group: str) -> list[Any]:
-        """The values of the steps that belong to ``group``."""
-        return [value for owner, value in self._steps.values() if owner == group]
+        """Return the values of the steps that belong to ``group``."""
+        return [value for _, owner, value in self.records.values() if owner == group]
 
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """What ``work`` returned, a JSON value, when the step was done: it is called only if it was not."""
-        if step not in self._steps:
+        """Return what ``work`` returned, a JSON value; it is called only if the step is not finished."""
+        if step not in self.records:
             self.finish(step, work())
-        return self._steps[step][1]
+        return self.records[step][2]
 
     def finish(self, step: str, value: Any, group: str = "") -> None:
-        """Note a step; the files that it wrote lie on the disk already. Raises OSError."""
-        self._steps[step] = (group, value)
-        if self._file is not None:
-            self._file.append([step, group, value])
+        """Note a step; the files that it wrote are on the disk already. Raises OSError."""
+        self.add([step, group, value])
 
 
 class WeightsFile:
@@ -146,7 +133,7 @@ class WeightsFile:
 
     def finish(self, step: str) -> None:
         """Note in the journal that everything up to here is written. Raises OSError."""
-        if self.journal.has(step):
+        if step in self.journal.records:
             return
         flush(self.stream)
         tensors = [self._written[name] for name in self._new]

@@ -26,8 +26,8 @@ from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, preq
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.samples import ActivationSampler, Samples, rounded_layout
 from edgevlm.progress import Notify
-from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
-from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, hash_file, seal_manifest
+from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, check_target, hash_file, seal_manifest
+from edgevlm.runtime.files import atomic_directory, journal_of
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.positions import position_rule
@@ -83,10 +83,11 @@ def write_bundle(
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
         key = fingerprint(source, options.facts())
-        with atomic_directory(out_dir, force=force, key=key, notify=notify) as folder:
+        with atomic_directory(out_dir, partial(check_target, force=force), key=key, notify=notify) as folder:
             check_disk(out_dir, folder, bundle_bytes(model.shape, model.tower_parameters, profile.precision(precision)))
             samples = options.sampled(folder.parent)
-            _write(model, folder, ExportJournal(journal_of(folder)), progress, precision, samples)
+            with ExportJournal(journal_of(folder)) as journal:
+                _write(model, folder, journal, progress, precision, samples)
     notify(describe(memory.bytes, layer))
     return out_dir
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -23,9 +24,9 @@ from numpy.typing import DTypeLike, NDArray
 from edgevlm.errors import BundleError, UserError, first_problem
 from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
+from edgevlm.runtime.files import look, open_file
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
-from edgevlm.runtime.paths import look, open_file
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -375,6 +376,21 @@ def hash_file(path: Path) -> FileRecord:
             digest.update(memoryview(buffer)[:n])
             size += n
     return FileRecord(size, digest.hexdigest())
+
+
+def check_target(out_dir: str | Path, force: bool) -> None:
+    """Raise UserError if a bundle must not be put at ``out_dir``; cheap, so call it before long work."""
+    target = Path(os.path.abspath(out_dir))
+    found = look(target)
+    if found == "nothing" and not target.is_symlink():
+        return
+    if found != "folder":
+        raise UserError(f"{target}: is a file; choose another --out")
+    if (target / MANIFEST).exists():
+        if not force:
+            raise UserError(f"{target}: a bundle is there already; pass --force to replace it")
+    elif any(target.iterdir()):
+        raise UserError(f"{target}: is a folder with something else in it; choose another --out")
 
 
 def _bad(path: Path, what: str) -> BundleError:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
-from edgevlm.runtime.paths import refuse_address
+from edgevlm.runtime.files import refuse_address
 from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
 

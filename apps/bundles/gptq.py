@@ -15,9 +15,9 @@ from edgevlm.calib import activations
 from edgevlm.export import export_checkpoint
 from edgevlm.export.samples import ActivationSampler, Samples, rounded_layout
 from edgevlm.progress import Notify
-from edgevlm.runtime.atomic import check_target, flush
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import Bundle, check_target
 from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.runtime.files import atomic_write
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.plugins import load_class
 
@@ -64,15 +64,9 @@ def cached_samples(checkpoint: Path, folder: Path, progress: Notify, exact: Mapp
         if not plain.exists():
             export_checkpoint(checkpoint, plain, progress=progress, **exact)
         progress("running the model over text")
-        _save(file, activations.sample_activations(Bundle.load(plain, verify="size")))
+        samples = activations.sample_activations(Bundle.load(plain, verify="size"))
+        with atomic_write(file) as stream:
+            np.savez(stream, **{name: np.asarray(rows) for name, rows in samples.items()})  # type: ignore[arg-type]
     shutil.rmtree(plain, ignore_errors=True)
     with np.load(file, allow_pickle=False) as stored:
         return dict(stored)
-
-
-def _save(file: Path, samples: Samples) -> None:
-    """Whole or not at all."""
-    part = file.with_suffix(".part.npz")
-    np.savez(part, **{name: np.asarray(rows) for name, rows in samples.items()})  # type: ignore[arg-type]
-    flush(part)
-    part.rename(file)

@@ -21,7 +21,7 @@ from edgevlm.apps.bundles.cache import locked
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, hash_file
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.files import look
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # between attempts of which none brought a byte

@@ -13,8 +13,8 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.runtime.files import look, refuse_address
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
-from edgevlm.runtime.paths import look, refuse_address
 from edgevlm.runtime.plugins import load_class
 
 FETCH = "edgevlm.apps.bundles.fetch"  # run by a helper process: the hub's client is large

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, is_complete, lock_of, locked, plain_name
@@ -11,8 +12,8 @@ from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, expla
 from edgevlm.engines.inputs import check_graphs, check_numbers
 from edgevlm.errors import BundleError
 from edgevlm.progress import Notify, Report
-from edgevlm.runtime.atomic import atomic_directory
-from edgevlm.runtime.bundle import MANIFEST, Bundle
+from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target
+from edgevlm.runtime.files import atomic_directory
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.model import bundle_folder
 
@@ -61,7 +62,8 @@ def _pull(repository: Repository, target: Path, force: bool, progress: Report, n
     for name, record in records.items():
         if name not in files or files[name].bytes != record.bytes:
             raise HubError(f"{repository.name} lacks the {name} that its {MANIFEST} lists", "push the bundle again")
-    with atomic_directory(target, force=force, key=repository.commit, keep=(KeyboardInterrupt, HubError)) as folder:
+    check = partial(check_target, force=force)
+    with atomic_directory(target, check, key=repository.commit, keep=(KeyboardInterrupt, HubError)) as folder:
         shutil.copyfile(snapshot / MANIFEST, folder / MANIFEST)
         missing = {
             folder / name: HubFile(name, record.bytes, record.sha256)

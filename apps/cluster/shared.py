@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from edgevlm.runtime.atomic import flush
-from edgevlm.runtime.paths import PRIVATE
-from edgevlm.runtime.snapshots.storage import UNFINISHED, ObjectStore, as_os_error, is_address
+from edgevlm.runtime.files import UNFINISHED, atomic_write
+from edgevlm.runtime.snapshots.storage import ObjectStore, as_os_error, is_address
 
 EPOCH = "epoch-"  # begins the folder of a camera's placement
 BEGUN = "begun"  # of an epoch in a store, where no folder can be renamed: it has been copied whole
@@ -63,15 +61,9 @@ class SharedFolder:
         return (self.root / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        path = self.root / name
-        unfinished = path.with_suffix(UNFINISHED)
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(unfinished, "wb", opener=lambda path, flags: os.open(path, flags | PRIVATE, 0o600)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        flush(path.parent)
+        with atomic_write(self.root / name, private=True) as stream:
+            stream.write(content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
         found = [path.name for path in (self.root / camera).glob(f"{EPOCH}*")]

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.files import look
 from edgevlm.runtime.snapshots.capture import described
 from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.encryption import SnapshotKey

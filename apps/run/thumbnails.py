@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.paths import PRIVATE
+from edgevlm.runtime.files import PRIVATE
 
 FILE = "thumbnails.sqlite"
 CAP = 16 << 20  # bytes of pictures

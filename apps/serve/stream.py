@@ -33,8 +33,8 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.files import private_folder
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.paths import private_folder
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.encryption import SnapshotKey

@@ -12,7 +12,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State
 from edgevlm.apps.sources.gstreamer import is_pipeline
 from edgevlm.errors import SourceError
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.files import look
 from edgevlm.runtime.plugins import is_file, load_class, names, split_options
 
 __all__ = [

@@ -12,7 +12,7 @@ from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions
 from edgevlm.apps.sources.devices import ROOT, Device, devices, fourcc, probe
 from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.files import look
 
 OPEN = "cannot be opened; edgevlm cameras lists what is there, and why one cannot be used"
 

@@ -11,7 +11,7 @@ from edgevlm.apps.sources.devices import ROOT
 from edgevlm.apps.sources.gstreamer import has_element, opencv_problem, pygobject_problem
 from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.files import look
 
 COMPLETE = 0.9  # of the frames, or of the time, a container declares: below this the file was cut short
 FALLBACK_FPS = 25.0  # for a container that declares no rate

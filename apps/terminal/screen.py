@@ -36,7 +36,7 @@ from edgevlm.apps.terminal.panel import Panel, PlacedImage, clock, comparison_pa
 from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import COLORS, SHAPES
-from edgevlm.runtime.paths import private_folder
+from edgevlm.runtime.files import private_folder
 
 REFRESH_S = 0.25
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers

@@ -20,7 +20,7 @@ from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.paths import PRIVATE, private_folder
+from edgevlm.runtime.files import PRIVATE, private_folder
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgevlm.bench.output import Line
 from edgevlm.errors import UserError
-from edgevlm.runtime.jsonlines import LineWriter, read_lines
+from edgevlm.runtime.files import JsonLines, read_lines
 
 NAME = "results.jsonl"
 
@@ -142,27 +142,14 @@ def lines_of(path: Path) -> list[Line]:
     return found
 
 
-class ResultsWriter:
+class ResultsWriter(JsonLines):
     """DIR/results.jsonl open for appending, by one process at a time. Raises UserError where it cannot be written."""
 
+    path: Path
+
     def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lines = LineWriter(self.path, exclusive=True)
-        except BlockingIOError:
-            raise UserError(f"{self.path}: another bench all is writing there; wait for it, or give another --out") from None
         except OSError as error:
             raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
-
-    def append(self, line: Line) -> None:
-        try:
-            self._lines.append(line)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror}); what is there stays") from None
-
-    def __enter__(self) -> ResultsWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lines.close()
+        super().__init__(folder / NAME)

@@ -140,7 +140,7 @@ def run_all(
         earlier = [run for run in runs_of(lines_of(results.path), "") if run.header.get("quick") == quick]
         if new or not earlier:
             run = Run(f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
-            results.append({"event": "run", "id": run.id, "at": _now(), "quick": quick, **header})
+            results.add({"event": "run", "id": run.id, "at": _now(), "quick": quick, **header})
         else:
             run = earlier[-1]
             _check_same(run, header)
@@ -158,14 +158,14 @@ def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, notify:
         rest = pace * sum(other.seconds for other in left[position - 1 :])
         notify(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
         context, began = {"run": run, "entry": entry.name}, time.monotonic()
-        results.append({"event": "begin", **context, "command": entry.command, "at": _now()})
-        code, error = _process(entry, lambda line, context=context: results.append({**context, **line}), progress)  # type: ignore[misc]
+        results.add({"event": "begin", **context, "command": entry.command, "at": _now()})
+        code, error = _process(entry, lambda line, context=context: results.add({**context, **line}), progress)  # type: ignore[misc]
         took = time.monotonic() - began
         if code:
             notify(f"[{position}/{len(left)}] failed: {error}")
-            results.append({"event": "failed", **context, "code": code, "error": error})
+            results.add({"event": "failed", **context, "code": code, "error": error})
         else:
-            results.append({"event": "end", **context, "seconds": round(took, 1)})
+            results.add({"event": "end", **context, "seconds": round(took, 1)})
         spent, expected = spent + took, expected + entry.seconds
 
 

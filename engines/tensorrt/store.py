@@ -14,17 +14,17 @@ import mmap
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.atomic import flush, reason
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import CudaDevice
+from edgevlm.runtime.files import UNFINISHED, atomic_write, reason
 
-FOLDER, TIMINGS, PLAN, LOCK, NEW = "engines", "timing.cache", ".plan", ".lock", ".new"
+FOLDER, TIMINGS, PLAN, LOCK = "engines", "timing.cache", ".plan", ".lock"
 
 
 def engine_key(device: CudaDevice, tensorrt: str, bundle: Bundle) -> str:
@@ -109,24 +109,18 @@ class EngineFolder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"{self.folder}: another process is building these engines; wait for it") from None
-            for left in self.folder.glob(f"*{NEW}"):
+            for left in self.folder.glob(f"*{UNFINISHED}"):
                 left.unlink(missing_ok=True)
             yield
         finally:
             os.close(handle)
 
     def _write(self, path: Path, content: bytes | memoryview) -> None:
-        new = path.with_name(path.name + NEW)
         try:
-            with new.open("wb") as stream:
+            with atomic_write(path) as stream:
                 stream.write(content)
-            flush(new)
-            os.replace(new, path)
-            flush(self.folder)
         except OSError as error:
             why = reason(error, self.folder)
-            with suppress(OSError):
-                new.unlink()
             raise UserError(
                 f"{path}: cannot be written ({why}); make room and build again: engines that are finished stay"
             ) from None

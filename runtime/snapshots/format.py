@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.paths import open_file
+from edgevlm.runtime.files import open_file
 
 FORMAT = 2
 MAGIC = b"EDGEVLM\x1a"

@@ -13,12 +13,10 @@ from typing import Any, BinaryIO
 
 from edgevlm.errors import UserError
 from edgevlm.packages import install, needs
-from edgevlm.runtime.atomic import flush, reason
-from edgevlm.runtime.paths import PRIVATE, open_file, private_folder
+from edgevlm.runtime.files import PRIVATE, UNFINISHED, atomic_write, open_file, private_folder, reason
 
 LOCK = "lock"
 SUFFIX = ".snapshot"
-UNFINISHED = ".unfinished"
 BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # stores without folders, where a bucket is not ours to make
 PART_BYTES = 8 << 20  # of an upload
 
@@ -70,18 +68,8 @@ class Folder:
     @contextmanager
     def create(self, path: Path) -> Iterator[BinaryIO]:
         """To be written; it is there once the block has ended well. Raises OSError."""
-        unfinished = path.with_suffix(UNFINISHED)
-        try:
-            with open(unfinished, "wb", opener=_private) as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.rename(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
-        flush(self.root)
+        with atomic_write(path, private=True) as stream:
+            yield stream
 
     def remove(self, path: Path) -> None:
         path.unlink()
@@ -180,8 +168,3 @@ def as_os_error() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
-
-
-def _private(path: str, flags: int) -> int:
-    """Open for the user alone: it is what a camera has seen."""
-    return os.open(path, flags | PRIVATE, 0o600)

@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.paths import PRIVATE
+from edgevlm.runtime.files import PRIVATE
 
 TEMPORARY = "temporary"
 MAGIC = b"EVSTORE\x1a"

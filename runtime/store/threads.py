@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from edgevlm.runtime.atomic import reason
+from edgevlm.runtime.files import reason
 from edgevlm.runtime.store.block import Block, BlockRecord
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.ring import MAX_RECORDS

@@ -188,21 +188,19 @@ def test_a_timing_cache_that_is_refused_is_begun_anew(world: World, bundle: Bund
 
 
 def test_a_full_disk_leaves_what_is_finished(world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgevlm.engines.tensorrt import store
+    real = os.replace
 
-    real = store.flush
-
-    def flush(path: Path) -> None:
-        if path.name.startswith("decoder-") and ".plan" in path.name:
+    def replace(source: Path, target: Path) -> None:
+        if target.name.startswith("decoder-") and target.suffix == ".plan":
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path)
+        real(source, target)
 
-    monkeypatch.setattr(store, "flush", flush)
+    monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(UserError, match=r"decoder-.*cannot be written \(the disk is full\); make room and build again"):
         build(bundle, FakeDriver(), CAPACITY)
     assert [Path(plan).name.split("-")[0] for plan in plans(bundle.path)] == ["vision"]
-    assert list(bundle.path.rglob("*.new")) == []
-    monkeypatch.setattr(store, "flush", real)
+    assert list(bundle.path.rglob("*.unfinished")) == []
+    monkeypatch.setattr(os, "replace", real)
     built(world)
     build(bundle, FakeDriver(), CAPACITY)
     assert built(world) == GRAPHS[1:]
@@ -363,8 +361,8 @@ def test_killed_at_any_step_the_same_command_goes_on(folder: Path, how: int) -> 
     assert done.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
     assert "Traceback" not in done.stderr
     assert [Path(plan).name.split("-")[0] for plan in plans(folder)] == ["vision"]
-    (next(folder.rglob("*.plan")).parent / "decoder-half.plan.new").write_bytes(b"half")
+    (next(folder.rglob("*.plan")).parent / "decoder-half.plan.unfinished").write_bytes(b"half")
     done = edgevlm(VERSION, "--", "build", str(folder), "--json")
     assert [json.loads(line)["kept"] for line in done.stdout.splitlines()] == [True, False, False]
-    assert list(folder.rglob("*.new")) == []
+    assert list(folder.rglob("*.unfinished")) == []
     assert np.all([json.loads(line)["bytes"] > 0 for line in done.stdout.splitlines()])

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +18,9 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
-from edgevlm.runtime import atomic
-from edgevlm.runtime.atomic import atomic_directory
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime import files
+from edgevlm.runtime.bundle import Bundle, check_target
+from edgevlm.runtime.files import journal_of
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 EXPORTING = """
@@ -45,6 +47,10 @@ for size in sys.argv[3:]:
 
 def python(program: str, *arguments: Any) -> list[str]:
     return [sys.executable, "-c", program, *map(str, arguments)]
+
+
+def atomic_directory(target: Path, force: bool = False, **options: Any) -> AbstractContextManager[Path]:
+    return files.atomic_directory(target, partial(check_target, force=force), **options)
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -112,25 +118,43 @@ def test_a_name_too_long_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_replaced_bundle_that_cannot_be_deleted_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
-) -> None:
+def test_a_replaced_bundle_that_cannot_be_deleted_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "bundle"
     target.mkdir()
     (target / "bundle.json").write_text("old")
-    if not can_exchange:
-        monkeypatch.setattr(atomic, "_exchange", lambda a, b: False)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         with atomic_directory(target, force=True, key="settings") as folder:
             (folder / "bundle.json").write_text("new")
-            atomic.journal_of(folder).write_text("all of it")
+            journal_of(folder).write_text("all of it")
     assert len(leftovers(tmp_path)) == 1
     with atomic_directory(target, force=True, key="settings") as folder:
         assert list(folder.iterdir()) == []
         (folder / "bundle.json").write_text("new")
     assert (target / "bundle.json").read_text() == "new"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_bundle_whose_replacement_was_killed_is_put_back(tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    target.mkdir()
+    (target / "bundle.json").write_text("old")
+    child = os.fork()
+    if child == 0:
+        rename = os.rename
+
+        def killed(source: Path, place: Path) -> None:
+            rename(source, place)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.rename = killed  # type: ignore[assignment]
+        with atomic_directory(target, force=True) as folder:
+            (folder / "bundle.json").write_text("new")
+    os.waitpid(child, 0)
+    assert not target.exists()
+    with pytest.raises(UserError, match="pass --force"), atomic_directory(target):
+        pass
+    assert (target / "bundle.json").read_text() == "old"
     assert leftovers(tmp_path) == []
 
 

@@ -274,7 +274,7 @@ def replies(data: bytes) -> None:
 
 
 def lines(data: bytes) -> None:
-    of("runtime.jsonlines", "read_lines")(put(data, "lines.jsonl"))
+    of("runtime.files", "read_lines")(put(data, "lines.jsonl"))
 
 
 def words(data: bytes) -> None:

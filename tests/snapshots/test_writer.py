@@ -15,7 +15,7 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.paths import open_file
+from edgevlm.runtime.files import open_file
 from edgevlm.runtime.pressure import Available, Pressure
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter

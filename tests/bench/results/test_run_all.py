@@ -139,7 +139,7 @@ def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
 
 
 def test_two_at_once_are_refused(tmp_path):
-    with ResultsWriter(tmp_path / "out"), pytest.raises(UserError, match="another bench all is writing there"):
+    with ResultsWriter(tmp_path / "out"), pytest.raises(UserError, match="another process is writing there"):
         go(tmp_path)
 
 

@@ -1,0 +1,381 @@
+"""Files and folders that appear whole or not at all, JSON lines that survive a kill, and paths that users gave."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from edgevlm.errors import UserError
+from edgevlm.progress import Notify
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+UNFINISHED = ".unfinished"
+PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
+"""Flags of :func:`os.open`, with mode 0o600, for what a camera has seen: links are not followed."""
+
+Found = Literal["file", "folder", "other", "nothing"]
+
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a Path has folded the second slash
+_NO_SPACE = 1 << 20  # bytes: a disk with less is full
+_FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file grew too large",
+}
+_FOLDER, _KEY, _JOURNAL, _OLD = "bundle", "key", "journal", "old"
+
+
+# paths that users gave
+
+
+def look(path: str | Path) -> Found:
+    """Return the kind of file at ``path``, links followed. Raises UserError if that cannot be determined."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "nothing"
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give another path") from None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "file" if stat.S_ISREG(mode) else "other"
+
+
+def refuse_address(path: str | Path) -> None:
+    """Raise UserError for an address in place of a path, without repeating it: it may hold a password."""
+    if _ADDRESS.match(str(path)) and look(path) == "nothing":
+        raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
+
+
+def open_file(path: str | Path) -> BufferedReader:
+    """Open a regular file for reading, links followed. Raises OSError, also for pipes, devices and folders, without waiting."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is no file")
+    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "it is no file")
+    return stream
+
+
+def private_folder(path: Path) -> None:
+    """Make a missing folder and its parents, for the user only. Raises OSError."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+# files and folders that appear whole or not at all
+
+
+def reason(error: OSError, place: Path) -> str:
+    """Describe a failure to write. Some writers lose the errno; then the free space of ``place``'s disk tells a full one."""
+    if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
+        return _FULL[errno.ENOSPC]
+    return _FULL.get(error.errno or 0, error.strerror or str(error))
+
+
+def flush(path: Path) -> None:
+    """Write a file or folder through to the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """Yield a stream whose content replaces ``path`` when the block ends well. Raises OSError.
+
+    Only one process may write a path at a time; a killed one leaves ``path`` + UNFINISHED.
+    """
+    unfinished, flags, mode = path.with_name(path.name + UNFINISHED), PRIVATE if private else 0, 0o600 if private else 0o666
+    try:
+        with open(unfinished, "wb", opener=lambda name, wanted: os.open(name, wanted | flags, mode)) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+    flush(path.parent)
+
+
+@contextmanager
+def atomic_directory(
+    out_dir: str | Path,
+    check: Callable[[Path], object],
+    *,
+    key: str | None = None,
+    keep: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    notify: Notify = lambda _: None,
+) -> Iterator[Path]:
+    """Yield an empty folder beside ``out_dir``; when the block ends well it becomes ``out_dir``.
+
+    check: raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
+    key: with one, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key
+        yields it as it was left; :func:`journal_of` lists what is finished in it. Other leftovers are removed.
+    Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``;
+    the next call puts the old folder back.
+    """
+    target = Path(os.path.abspath(out_dir))
+    check(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work, lock = _left_behind(target, key, notify) or _new(target, key)
+    except OSError as error:
+        raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
+    folder, kept = work / _FOLDER, False
+    try:
+        check(target)  # it may have been put back
+        yield folder
+        os.chmod(folder, 0o777 & ~_umask())
+        for path in (*folder.iterdir(), folder):
+            flush(path)
+        check(target)
+        _replace(folder, target)
+    except keep:
+        kept = key is not None
+        if kept:
+            notify("stopped; the same command goes on from here")
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed"
+        ) from None
+    else:
+        try:
+            flush(target.parent)
+        except OSError as error:
+            raise UserError(f"{target}: was written, but a power cut may undo it ({reason(error, target.parent)})") from None
+    finally:
+        if not kept:
+            shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
+def journal_of(folder: Path) -> Path:
+    """Return the path of the journal beside a folder that :func:`atomic_directory` yielded; it is removed on commit."""
+    return folder.with_name(_JOURNAL)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.edgevlm-"
+
+
+def _new(target: Path, key: str | None) -> tuple[Path, int]:
+    """Make a work folder; returns it and the handle that holds its lock."""
+    work = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    lock = os.open(work, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (work / _FOLDER).mkdir()
+    if key is not None:
+        (work / _KEY).write_text(key)
+    return work, lock
+
+
+def _left_behind(target: Path, key: str | None, notify: Notify) -> tuple[Path, int] | None:
+    """Return an unlocked work folder with this key, and its lock; remove the others."""
+    found: tuple[Path, int] | None = None
+    for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
+        with suppress(OSError):
+            lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (work / _OLD).exists() and not os.path.lexists(target):
+                    os.rename(work / _OLD, target)
+                if found is None and _is_of(work, key):
+                    found, lock = (work, lock), -1
+                    continue
+                if (work / _FOLDER).is_dir() and _has_begun(work):
+                    notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
+                shutil.rmtree(work, ignore_errors=True)
+            finally:
+                if lock >= 0:
+                    os.close(lock)
+    if found is not None and _has_begun(found[0]):
+        notify("going on with what an export that was stopped has finished")
+    return found
+
+
+def _is_of(work: Path, key: str | None) -> bool:
+    with suppress(OSError):
+        return key is not None and (work / _FOLDER).is_dir() and (work / _KEY).read_text() == key
+    return False
+
+
+def _has_begun(work: Path) -> bool:
+    return any(path.name not in (_FOLDER, _KEY) for path in work.iterdir())
+
+
+def _replace(folder: Path, target: Path) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        os.rename(folder, target)
+        return
+    shutil.rmtree(old := folder.with_name(_OLD), ignore_errors=True)
+    os.rename(target, old)
+    try:
+        os.rename(folder, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# JSON lines
+
+
+class JsonLines:
+    """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
+
+    The first line is the header, if there is one. A last line that a kill cut short is dropped. ``records`` are the values by
+    key, those of earlier runs first; without ``key`` they are not kept.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        header: dict[str, Any] | None = None,
+        key: Callable[[Any], Any] | None = None,
+        *,
+        resume: bool = True,
+        sync: bool = False,
+    ) -> None:
+        """Open or create ``path``; None keeps the records in memory only.
+
+        header: names the file's kind (``journal``) and all settings that its records depend on.
+        key: of a record; LookupError and TypeError mean that it is invalid.
+        sync: each record is on the disk when :meth:`add` returns, not only written.
+        Raises UserError for a file that cannot be written, is open in another process, exists without ``resume``, is damaged,
+        or has another header. Such a file is not changed.
+        """
+        self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
+        self._file: BinaryIO | None = None
+        if path is None:
+            return
+        try:
+            self._file = open(path, "ab")  # noqa: SIM115
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._continue(path, header, resume)
+        except BlockingIOError:
+            self.close()
+            raise UserError(f"{path}: another process is writing there; wait for it, or name another file") from None
+        except OSError as error:
+            self.close()
+            raise UserError(f"{path}: cannot be written ({error.strerror}); name another file") from None
+        except UserError:
+            self.close()
+            raise
+
+    def _continue(self, path: Path, header: dict[str, Any] | None, resume: bool) -> None:
+        raw = path.read_bytes()
+        whole = raw.rfind(b"\n") + 1
+        if raw and not resume:
+            raise UserError(f"{path}: is there already; add --resume to continue it, or name another file")
+        if header is not None and _line(header).startswith(raw):
+            os.truncate(path, 0)  # a part of the header at most
+            self._write(header)
+            return
+        try:
+            lines = _parse(raw[:whole])
+            if header is not None:
+                _check_header(path, header, lines.pop(0))
+            if self._key is not None:
+                self.records = {self._key(record): record for record in lines}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            kind = header["journal"] if header else "JSON lines"
+            raise UserError(f"{path}: is not a journal of {kind}, or is damaged ({error}); name another file") from None
+        os.truncate(path, whole)
+
+    def add(self, record: Any) -> None:
+        """Append a JSON value. Raises OSError."""
+        if self._key is not None:
+            self.records[self._key(record)] = record
+        self._write(record)
+
+    def _write(self, value: Any) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(_line(value))
+            self._file.flush()
+            if self._sync:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+
+    def close(self) -> None:
+        """Let another process write the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
+    """Return the values of a file's lines; empty lines and a last line that a kill cut short are skipped.
+
+    finite: refuse NaN and infinities. Raises OSError, and ValueError naming the line that is not JSON.
+    """
+    return _parse(path.read_bytes(), finite=finite)
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def _parse(raw: bytes, *, finite: bool = False) -> list[Any]:
+    strict: Any = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    found = []
+    for number, text in enumerate(raw.split(b"\n"), start=1):
+        try:
+            if text.strip():
+                found.append(json.loads(text, **strict))
+        except (ValueError, RecursionError):
+            if number <= raw.count(b"\n"):
+                raise ValueError(f"line {number}: is not JSON") from None
+    return found
+
+
+def _check_header(path: Path, wanted: dict[str, Any], found: Any) -> None:
+    """Raises LookupError for a file of another kind, and UserError for other settings."""
+    if not isinstance(found, dict) or found.get("journal") != wanted.get("journal"):
+        raise LookupError("its first line")
+    other = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    if other:
+        differences = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)
+        raise UserError(f"{path}: was made with other settings ({differences}); name another file")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
