@@ -99,7 +99,7 @@ def build(
         path = resolve_model(bundle, step, to_stderr, "tensorrt")
         request = command.BuildRequest(path, device, wanted, workspace, probes, force)
         for line in command.build(request, to_stderr, step, json):
-            typer.echo(line)
+            print(line, flush=True)  # click would write past the progress line
 
 
 bundles = lazy_app(
@@ -141,7 +141,7 @@ def verify(
 
         for line, intact in shared.verify(bundles or [], step):
             damaged |= not intact
-            typer.echo(line)
+            print(line, flush=True)
     if damaged:
         raise typer.Exit(1)
 

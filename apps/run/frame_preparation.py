@@ -64,7 +64,7 @@ class Gate:
 
     def __call__(self, image: NDArray[np.uint8]) -> bool:
         """Whether to watch a frame, uint8 RGB ``[H, W, 3]``. The first one is, and one of another shape."""
-        cells = cell_means(image)
+        cells = cell_means(image, min(CELLS, image.shape[0]), min(CELLS, image.shape[1]))
         near = (
             self._last is not None
             and cells.shape == self._last.shape
@@ -78,21 +78,18 @@ class Gate:
         return True
 
 
-def cell_means(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """``[H, W, 3]`` to the means of CELLS x CELLS cells by colour, ``[CELLS, CELLS, 3]`` (fewer for a smaller image).
+def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]:
+    """Return the mean colours of ``rows`` x ``columns`` cells of an image ``[H, W, 3]``: ``[rows, columns, 3]``.
 
-    Of a large image each cell's mean is taken over SAMPLES x SAMPLES of its pixels, evenly spaced. Colours are apart, because a
-    light that turns from red to green may be as bright as before.
+    A mean is taken over SAMPLES x SAMPLES evenly spaced pixels of a cell at most.
     """
-    rows, columns = _samples(image.shape[0]), _samples(image.shape[1])
-    picked = image[rows.reshape(-1, 1), columns.reshape(1, -1)]
-    blocks = picked.reshape(*rows.shape, *columns.shape, 3)
+    across, down = _samples(columns, image.shape[1]), _samples(rows, image.shape[0])
+    blocks = image[down.reshape(-1, 1), across.reshape(1, -1)].reshape(*down.shape, *across.shape, 3)
     return blocks.mean(axis=(1, 3), dtype=np.float32)
 
 
-def _samples(size: int) -> NDArray[np.intp]:
+def _samples(cells: int, size: int) -> NDArray[np.intp]:
     """``[cells, samples]`` positions on an edge of ``size`` pixels."""
-    cells = min(CELLS, size)
     each = max(1, min(SAMPLES, size // cells))
     return ((np.arange(cells * each) + 0.5) * size / (cells * each)).astype(np.intp).reshape(cells, each)
 

@@ -39,7 +39,7 @@ class Commands:
         self._run, self._say = run, say
 
     def __call__(self, line: str) -> None:
-        """A slash command or a question, of a window of time or not. What the user can mend is said in one line."""
+        """Carry out a slash command or ask a question; an error is one line."""
         try:
             if line.startswith("/") and line.partition(" ")[0] != "/since":
                 self._command(line)
@@ -54,59 +54,48 @@ class Commands:
         return self._run.session.model.is_demo
 
     def questions(self) -> list[str]:
-        """Ready to be asked: those about what the model has just seen first, where the source knows them."""
-        demo = self._run.session.model.is_demo
-        scene = self._run.frame.scene if self._run.frame is not None else None
-        if not demo:
+        """Return questions ready to be asked, those about what the model has just seen first."""
+        if not self.demo:
             return list(GENERAL)
+        scene = self._run.frame.scene if self._run.frame is not None else None
         now = scene.sample(self._run.random) if scene is not None else []
         gone = [fact.question for fact in scene.departed()[:6]] if scene is not None else []
         return [*now, *gone, *(text for text in all_questions() if "<" not in text)]
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        act = {
-            "/help": self._help, "/questions": self._questions, "/policy": self._policy, "/budget": self._budget,
-            "/save": self._save, "/quit": self._quit,
-        }.get(name)  # fmt: skip
-        if act is None:
+        rest, session = rest.strip(), self._run.session
+        if name == "/help":
+            lines = [f"{name:<12} {what}" for name, what in COMMANDS.items()]
+            lines.append("anything else is a question about what has been seen so far")
+        elif name == "/questions":
+            lines = all_questions() if self.demo else ["any question in plain words, such as:", *GENERAL]
+        elif name in ("/policy", "/budget") and rest:
+            changed = (rest, None) if name == "/policy" else (None, rest)
+            self._run.submit(lambda: self._reopen(*changed))
+            return
+        elif name == "/policy":
+            basis = f"; {session.basis}" if session.basis else ""
+            lines = [f"policy {session.policy}, budget {session.budget:,} tokens a layer{basis}"]
+            lines.append(f"others: {', '.join(names('policies'))}; /policy NAME starts it with an empty memory")
+        elif name == "/budget":
+            held, size = session.stats.tokens, session.stats.cache_bytes / 1e6
+            lines = [f"{held:,} of {session.budget:,} tokens a layer, {size:.1f} MB; /budget N changes it"]
+        elif name == "/save":
+            lines = [self._save(rest)]
+        elif name == "/quit":
+            return self._run.shutdown.ask()
+        else:
             raise UserError(f"there is no command {name}; {nearest(name, list(COMMANDS))}")
-        act(rest.strip())
-
-    def _help(self, _: str) -> None:
-        for name, what in COMMANDS.items():
-            self._say(f"{name:<12} {what}")
-        self._say("anything else is a question about what has been seen so far")
-
-    def _questions(self, _: str) -> None:
-        known = all_questions() if self._run.session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
-        for question in known:
-            self._say(question)
-
-    def _policy(self, text: str) -> None:
-        session = self._run.session
-        if text:
-            self._run.submit(lambda: self._reopen(text, None))
-            return
-        self._say(
-            f"policy {session.policy}, budget {session.budget:,} tokens a layer" + (f"; {session.basis}" * bool(session.basis))
-        )
-        self._say(f"others: {', '.join(names('policies'))}; /policy NAME starts it with an empty memory")
-
-    def _budget(self, text: str) -> None:
-        if text:
-            self._run.submit(lambda: self._reopen(None, text))
-            return
-        session = self._run.session
-        held, size = session.stats.tokens, session.stats.cache_bytes / 1e6
-        self._say(f"{held:,} of {session.budget:,} tokens a layer, {size:.1f} MB; /budget N changes it")
+        for each in lines:
+            self._say(each)
 
     def _reopen(self, policy: str | None, budget: str | None) -> None:
         self._run.reopen(policy, budget)
         session = self._run.session
         self._say(f"policy {session.policy}, budget {session.budget:,} tokens a layer; memory starts empty")
 
-    def _save(self, text: str) -> None:
+    def _save(self, text: str) -> str:
         what, _, name = text.partition(" ")
         if what != "frame":
             raise UserError("/save saves a frame: /save frame [FILE]")
@@ -123,10 +112,7 @@ class Commands:
             raise UserError(
                 f"{path}: cannot be written ({getattr(error, 'strerror', None) or 'not a kind of picture'})"
             ) from None
-        self._say(f"saved {path} ({frame.image.shape[1]}x{frame.image.shape[0]}, {frame.time_s:.1f} s)")
-
-    def _quit(self, _: str) -> None:
-        self._run.shutdown.ask()
+        return f"saved {path} ({frame.image.shape[1]}x{frame.image.shape[0]}, {frame.time_s:.1f} s)"
 
 
 @contextmanager

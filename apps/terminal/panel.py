@@ -73,22 +73,22 @@ def timeline(memory: MemoryView, width: int, signs: Signs) -> str:
 
 
 def comparison_panel(view: ComparisonView, image: Image, columns: int, lines: int, able: Capabilities) -> Panel:
-    """The demo: lanes side by side from WIDE columns on, below one another under it, one line each where there are few."""
+    """Draw the demo: lanes side by side from WIDE columns on, else below one another; one line each in a low terminal."""
     signs, lines = Signs.of(able), min(lines, TALL)
     if columns >= WIDE and lines >= 8:
         wide, high = fit(image, PICTURE if columns >= 115 else 20, lines)
         return _beside(_side_by_side(view, columns - wide - 2, lines, signs), image, wide, high)
+    if lines >= 9 and columns < 70:
+        return Panel(_stacked(view, columns, lines, signs), [])
     if lines >= 9:
-        if columns < 70:
-            return Panel(_stacked(view, columns, lines, signs), [])
         wide, high = fit(image, PICTURE, lines)
         return _beside(_stacked(view, columns - wide - 2, lines, signs), image, wide, high)
     return Panel([_lane_line(lane, view, columns, signs) for lane in view.lanes][:lines], [])
 
 
 def _beside(text: list[Line], image: Image, wide: int, high: int) -> Panel:
-    blank: list[Line] = [[] for _ in range(high - len(text))]
-    return Panel([[("", " " * (wide + 2)), *line] for line in [*text, *blank]], [PlacedImage(0, 0, wide, high, image)])
+    rows = [*text, *([] for _ in range(high - len(text)))]
+    return Panel([[("", " " * (wide + 2)), *line] for line in rows], [PlacedImage(0, 0, wide, high, image)])
 
 
 def _side_by_side(view: ComparisonView, columns: int, lines: int, signs: Signs) -> list[Line]:
@@ -100,7 +100,7 @@ def _side_by_side(view: ComparisonView, columns: int, lines: int, signs: Signs) 
     bar = width - 2
     rows = [
         row("", [("bold", lane.name) for lane in view.lanes]),
-        row("memory", [(_heat(lane), gauge(_used(lane), bar, signs)) for lane in view.lanes]),
+        row("memory", [_bar(lane, bar, signs) for lane in view.lanes]),
         row("", [("class:dim", _tokens(lane, bar)) for lane in view.lanes]),
         row("still holds, frame by frame", [("class:held", timeline(lane.memory, bar, signs)) for lane in view.lanes]),
         row("what left, and where it was", [_knows(lane, view) for lane in view.lanes]),
@@ -123,11 +123,8 @@ def _stacked(view: ComparisonView, columns: int, lines: int, signs: Signs) -> li
     rows.append([("class:dim", title.ljust(label)), ("class:dim", "".join(names))])
     for fact in view.facts[: lines - len(rows)]:
         said = f"{fact.name:<16}{fact.truth}" if label > FACT - 2 else fact.name
-        line: Line = [("", said[: label - 1].ljust(label))]
-        for lane, name in zip(view.lanes, names, strict=True):
-            style, text = _mark(lane, fact, signs)
-            line.append((style, text.ljust(len(name))))
-        rows.append(line)
+        marks = ((*_mark(lane, fact, signs), len(name)) for lane, name in zip(view.lanes, names, strict=True))
+        rows.append([("", said[: label - 1].ljust(label)), *((style, text.ljust(width)) for style, text, width in marks)])
     return rows
 
 
@@ -139,27 +136,23 @@ def _lane_line(lane: LaneView, view: ComparisonView, columns: int, signs: Signs)
         return [("bold", name), ("class:wrong", _tokens(lane, columns - len(name) - len(knows) - 2)), (style, "  " + knows)]
     tokens = f" {lane.memory.tokens:,} tokens" if columns >= 60 else ""
     bar = max(4, columns - len(name) - len(tokens) - len(knows) - 3)
-    return [("bold", name), (_heat(lane), gauge(_used(lane), bar, signs)), ("class:dim", tokens), (style, "  " + knows)]
+    return [("bold", name), _bar(lane, bar, signs), ("class:dim", tokens), (style, "  " + knows)]
 
 
-def _used(lane: LaneView) -> float:
-    return 1.0 if lane.stopped_s is not None else lane.memory.tokens / lane.memory.budget
-
-
-def _heat(lane: LaneView) -> str:
-    return "class:wrong" if lane.stopped_s is not None else "class:gauge"
+def _bar(lane: LaneView, width: int, signs: Signs) -> tuple[str, str]:
+    if lane.stopped_s is not None:
+        return "class:wrong", gauge(1.0, width, signs)
+    return "class:gauge", gauge(lane.memory.tokens / lane.memory.budget, width, signs)
 
 
 def _tokens(lane: LaneView, width: int) -> str:
+    """The longest wording that fits."""
     if lane.stopped_s is not None:
         since = clock(lane.stopped_s)
-        return _longest(width, f"full since {since}: sees nothing new", f"full since {since}", f"full {since}")
-    tokens, budget = lane.memory.tokens, lane.memory.budget
-    return _longest(width, f"{tokens:,} of {budget:,} tokens", f"{tokens:,}/{budget:,}")
-
-
-def _longest(width: int, *texts: str) -> str:
-    """The first text that fits, else the last one cut."""
+        texts = [f"full since {since}: sees nothing new", f"full since {since}", f"full {since}"]
+    else:
+        tokens, budget = lane.memory.tokens, lane.memory.budget
+        texts = [f"{tokens:,} of {budget:,} tokens", f"{tokens:,}/{budget:,}"]
     return next((text for text in texts if len(text) <= width), texts[-1][: max(0, width)])
 
 

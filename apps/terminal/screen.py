@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,14 +16,10 @@ from prompt_toolkit import PromptSession, print_formatted_text
 from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.data_structures import Size
-from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.input.typeahead import store_typeahead
-from prompt_toolkit.input.vt100_parser import Vt100Parser
-from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
@@ -32,17 +28,17 @@ from edgevlm.apps.run.events import AnswerEvent, StatsEvent
 from edgevlm.apps.run.loop import RunLoop
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
-from edgevlm.apps.terminal.panel import Panel, PlacedImage, clock, comparison_panel, watching_panel
-from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
+from edgevlm.apps.terminal.panel import Panel, clock, comparison_panel, watching_panel
+from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import COLORS, SHAPES
 from edgevlm.runtime.files import private_folder
 
 REFRESH_S = 0.25
+OFFER_EVERY = 24  # drawings until another question is offered
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
 REPRINTED = 16  # newest lines that are printed again after a resize
 MENU = 6  # lines of completions
-MOST = 24  # completions at once
 DEPTHS = {2: ColorDepth.DEPTH_1_BIT, 256: ColorDepth.DEPTH_8_BIT, 2**24: ColorDepth.DEPTH_24_BIT}
 STYLE = Style.from_dict(
     {
@@ -55,6 +51,9 @@ STYLE = Style.from_dict(
 class Screen:
     """An :class:`~edgevlm.apps.run.events.Output` that draws with prompt_toolkit, in a thread of its own."""
 
+    _run: RunLoop  # both from :meth:`attached`
+    _prompt: PromptSession[None]
+
     def __init__(self, able: Capabilities | None = None, quiet: bool = False) -> None:
         self._able = able or capabilities(encoding=sys.stdout.encoding or "ascii")
         self._depth = DEPTHS[self._able.colors]
@@ -64,11 +63,9 @@ class Screen:
         self._panel = Panel([], [])
         self._offered = ""  # the question that Enter asks
         self._drawn = 0
-        self._run: RunLoop | None = None
-        self._prompt: PromptSession[None] | None = None
         self._printed: deque[FormattedText] = deque(maxlen=REPRINTED)
         self._size: Size | None = None
-        self._over = threading.Event()
+        self._over, self._is_attached = threading.Event(), False
 
     def answer(self, answer: AnswerEvent) -> None:
         self._partial = ""
@@ -82,8 +79,11 @@ class Screen:
             self._print([*head, ("bold", answer.text), *truth, *seen])
             return
         self._print([*head, *([("class:dim", f"truth: {answer.truth}")] if answer.truth else [])])
+        assert isinstance(self._run.observer, SideBySide)
+        memories, own = list(answer.others), self._run.observer.own
+        memories.insert(own, (self._run.observer.lanes[own].name, answer.text))
         said = [("", "    ")]
-        for name, text in self._in_order(answer):
+        for name, text in memories:
             judged = ("bold", text) if answer.truth is None else _judged(text, answer.truth == text)
             said += [("class:dim", f"{name}: "), judged, ("", "   ")]
         self._print(said)
@@ -113,8 +113,7 @@ class Screen:
     @contextmanager
     def attached(self, run: RunLoop) -> Iterator[None]:
         """Draw and listen while the block runs."""
-        self._run = run
-        self._prompt = self._make_prompt(Commands(run, self.say))
+        self._run, self._prompt, self._is_attached = run, self._make_prompt(Commands(run, self.say)), True
         thread = threading.Thread(target=self._listen, name="edgevlm-prompt", daemon=True)
         thread.start()
         try:
@@ -124,12 +123,14 @@ class Screen:
             app = self._prompt.app
             if app.loop is not None and app.is_running:
                 with suppress(RuntimeError):  # it has ended meanwhile
-                    app.loop.call_soon_threadsafe(self._exit)
+                    app.loop.call_soon_threadsafe(lambda: app.exit() if app.is_running and not app.is_done else None)
             thread.join(timeout=2)
 
     def _make_prompt(self, act: Commands) -> PromptSession[None]:
+        known = [*COMMANDS, *(text for question in all_questions() * act.demo for text in filled(question))]
+        words = WordCompleter(lambda: list(dict.fromkeys([*act.questions(), *known])), True, COMMANDS, sentence=True)
         prompt: PromptSession[None] = PromptSession(
-            self._message, history=history(), completer=TypedCompleter(act), complete_while_typing=False,
+            self._message, history=history(), completer=words, complete_while_typing=False,
             auto_suggest=AutoSuggestFromHistory(), placeholder=self._placeholder, bottom_toolbar=self._toolbar,
             refresh_interval=REFRESH_S, enable_suspend=True, erase_when_done=True, style=STYLE, color_depth=self._depth,
             reserve_space_for_menu=MENU,
@@ -151,15 +152,10 @@ class Screen:
         prompt.app.before_render += lambda _: self._clear_if_resized()
         prompt.app.after_render += lambda _: self._draw_images()
         self._questions = act.questions
-        keys: list[KeyPress] = []
-        Vt100Parser(keys.append).feed(self._able.typed.decode(errors="replace"))
-        store_typeahead(prompt.app.input, keys)
         return prompt
 
     def _listen(self) -> None:
         """The prompt, until ctrl-C, ctrl-D or the end of the run."""
-        assert self._prompt is not None
-        assert self._run is not None
         try:
             self._prompt.prompt(handle_sigint=False)
         except KeyboardInterrupt:
@@ -168,38 +164,23 @@ class Screen:
             if not self._over.is_set():
                 self._run.shutdown.ask()
 
-    def _exit(self) -> None:
-        assert self._prompt is not None
-        with suppress(Exception):  # it is ending already
-            self._prompt.app.exit()
-
     def _print(self, fragments: list[tuple[str, str]]) -> None:
         """A line above the panel; from any thread."""
         text = FormattedText(fragments)
-
         self._printed.append(text)
 
         def write() -> None:
             print_formatted_text(text, style=STYLE, color_depth=self._depth)
 
-        app = self._prompt.app if self._prompt is not None else None
+        app = self._prompt.app if self._is_attached else None
         if app is None or app.loop is None or not app.is_running or self._over.is_set():
             write()
         else:
             with suppress(RuntimeError):  # its loop has just ended
                 app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
 
-    def _in_order(self, answer: AnswerEvent) -> list[tuple[str, str]]:
-        """Every memory's name and answer, from the left to the right of the panel."""
-        assert self._run is not None
-        assert isinstance(self._run.observer, SideBySide)
-        said, observer = list(answer.others), self._run.observer
-        said.insert(observer.own, (observer.lanes[observer.own].name, answer.text))
-        return said
-
     def _message(self) -> FormattedText:
         """Panel, answer in progress, and prompt; made anew each time it is drawn."""
-        assert self._prompt is not None
         size, buffer = self._prompt.app.output.get_size(), self._prompt.default_buffer
         lines = size.rows - BELOW - (MENU if buffer.complete_state is not None else 0)
         self._panel = self._compose(size.columns - 1, max(0, lines))
@@ -209,7 +190,6 @@ class Screen:
         return FormattedText([*fragments, ("bold", "ask> ")])
 
     def _compose(self, columns: int, lines: int) -> Panel:
-        assert self._run is not None
         observer, frame = self._run.observer, self._run.frame
         view = observer.view if isinstance(observer, SideBySide | MemoryWatch) else None
         if view is None or frame is None or not lines:
@@ -220,26 +200,18 @@ class Screen:
 
     def _placeholder(self) -> FormattedText:
         """A question that Enter asks."""
-        with suppress(IndexError):
-            if not self._offered or self._turn():
-                self._offered = self._questions()[0]
-        assert self._prompt is not None
+        self._drawn += 1
+        if not self._offered or self._drawn % OFFER_EVERY == 0:
+            self._offered = next(iter(self._questions()), "")
         columns = self._prompt.app.output.get_size().columns
         hint = "   Enter asks this, Tab completes, /help" if columns >= 80 else ""
         return FormattedText([("class:placeholder", f"{self._offered}{hint}"[: columns - 6])])
 
-    def _turn(self) -> bool:
-        """Every few seconds another question is offered."""
-        self._drawn += 1
-        return self._drawn % int(6 / REFRESH_S) == 0
-
     def _toolbar(self) -> FormattedText:
-        assert self._prompt is not None
         return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
 
     def _clear_if_resized(self) -> None:
         """Terminals wrap lines anew when they change their width: start from an empty screen, with the newest lines on it."""
-        assert self._prompt is not None
         app = self._prompt.app
         size = app.output.get_size()
         before, self._size = self._size, size
@@ -251,47 +223,17 @@ class Screen:
 
     def _draw_images(self) -> None:
         """Write what prompt_toolkit left blank, relative to the cursor, and put the cursor back."""
-        assert self._prompt is not None
         app = self._prompt.app
         screen = app.renderer.last_rendered_screen
-        if app.is_done or screen is None or not self._panel.images:
-            return
-        if app.current_buffer.complete_state is not None:  # its menu stands over the images
-            if self._able.graphics == "kitty":
-                app.output.write_raw(KITTY_CLEAR)
-                app.output.flush()
+        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # its menu covers the images
             return
         below = screen.get_cursor_position(app.layout.current_window).y
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
             return  # the prompt is not where it is thought to be: it will be drawn again
-        for number, placed in enumerate(self._panel.images):
-            app.output.write_raw("".join(self._placed(placed, below - placed.y, number)))
+        for placed in self._panel.images:
+            for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, self._able), placed.y):
+                app.output.write_raw(f"\x1b7\x1b[{below - row}A\x1b[{placed.x + 1}G{text}\x1b8")
         app.output.flush()
-
-    def _placed(self, placed: PlacedImage, up: int, number: int) -> Iterable[str]:
-        for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, self._able, number + 1)):
-            yield f"\x1b7\x1b[{up - row}A\x1b[{placed.x + 1}G{text}\x1b8"
-
-
-class TypedCompleter(Completer):
-    """Completes slash commands and questions: those about what was just seen first, then all the model knows."""
-
-    def __init__(self, act: Commands) -> None:
-        self._act = act
-        self._known = [text for question in all_questions() for text in filled(question)]
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        typed = document.text_before_cursor.lstrip()
-        start = -len(typed)
-        if typed.startswith("/"):
-            for name, what in COMMANDS.items():
-                if name.startswith(typed):
-                    yield Completion(name, start, display_meta=what)
-            return
-        words = " ".join(typed.lower().replace("colour", "color").split())
-        known = self._known if self._act.demo else []
-        found = dict.fromkeys(text for text in [*self._act.questions(), *known] if text.lower().startswith(words))
-        yield from (Completion(text, start) for text in list(found)[:MOST])
 
 
 def filled(question: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Progress on a real terminal: lines printed meanwhile stand above it, nothing of it is left, ctrl-C ends any call."""
+"""Progress on a real terminal: lines printed meanwhile stand above it, and nothing of it is left."""
 
 import fcntl
 import os
@@ -47,14 +47,14 @@ def lines(screen):
 
 
 WRITES = """
-import sys, time, typer
+import sys, time
 from edgevlm.progress import progress
 with progress("loading") as step:
     for number in range(3):
         step("measuring", number, 3)
         time.sleep(0.2)
-        typer.echo(f"data {number} " + "x" * 60)
-        typer.echo("[red]note", err=True)
+        print(f"data {number} " + "x" * 60, flush=True)
+        print("[red]note", file=sys.stderr)
         with progress("an inner step"):
             time.sleep(0.2)
         step.print("kept [bold]")
@@ -75,14 +75,6 @@ def test_what_it_shows():
     assert "measuring" in before[0]
     assert status != 0
     assert not any("measuring" in line and "2/7" in line for line in shown)
-
-
-def test_a_call_that_never_returns_to_python_ends_too():
-    call = "hashlib.pbkdf2_hmac('sha1', b'', b'', 2**31 - 1)"
-    code = f"import hashlib\nfrom edgevlm.progress import progress\nwith progress('in C'):\n {call}"
-    shown, _, status = on_a_terminal(code, interrupt_at="in C")
-    assert status in (130, -signal.SIGINT)
-    assert shown == [] or status == -signal.SIGINT  # the interrupt came before the call, in Python
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])

@@ -1,8 +1,5 @@
 """What the terminal shows of a memory, at any size, and how pictures are written."""
 
-import base64
-import re
-
 import numpy as np
 import pytest
 
@@ -10,11 +7,11 @@ from edgevlm.apps.run.comparison import ComparisonView, LaneView
 from edgevlm.apps.run.memory_view import MemoryView, StripView
 from edgevlm.apps.sources.base import Fact
 from edgevlm.apps.terminal.panel import Signs, comparison_panel, gauge, timeline, watching_panel
-from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw, fit, sixel
+from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw, fit
 
 IMAGE = np.zeros((56, 56, 3), np.uint8)
 FACTS = tuple(Fact(f"red {shape}", f"where was the red {shape}?", "top left", 3.0) for shape in ("star", "heart", "ring"))
-PLAIN, ASCII = Capabilities(), Capabilities(unicode=False, colors=2, graphics="ascii")
+PLAIN, ASCII = Capabilities(), Capabilities(unicode=False, colors=2)
 
 
 def memory(tokens=512, watched=64, frames=range(32, 64)):
@@ -102,47 +99,20 @@ def test_half_blocks_have_the_pixels_colours():
     assert draw(image, 1, 1, ASCII) == ["-"]
 
 
-def test_kitty_is_given_the_pixels_in_pieces():
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    (text,) = draw(image, 4, 2, Capabilities(graphics="kitty", cell=(10, 20)), number=3)
-    heads = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", text)
-    assert heads[0][0] == "a=T,f=24,s=40,v=40,c=4,r=2,i=3,p=1,C=1,q=2,m=1"
-    assert [head for head, _ in heads[1:]] == ["m=1"] * (len(heads) - 2) + ["m=0"]
-    assert base64.b64decode("".join(data for _, data in heads)) == image.tobytes()
-
-
-def test_sixel_decodes_to_the_picture():
-    image = np.zeros((12, 9, 3), np.uint8)
-    image[:6, 3:] = 255
-    palette, rows = {}, []
-    text = sixel(image)
-    assert text.startswith('\x1bP0;1q"1;1;9;12')
-    for band in text.split('"1;1;9;12')[1].removesuffix("\x1b\\").split("-")[:-1]:
-        picture = np.zeros((6, 9, 3))
-        for number, red, green, blue in re.findall(r"#(\d+);2;(\d+);(\d+);(\d+)", band):
-            palette[number] = [int(level) * 2.55 for level in (red, green, blue)]
-        for number, bits in re.findall(r"#(\d+)((?:!\d+)?[?-~!\d]+)\$", re.sub(r"#\d+;2;\d+;\d+;\d+", "", band)):
-            plain = re.sub(r"!(\d+)(.)", lambda found: found[2] * int(found[1]), bits)
-            for column, sign in enumerate(plain):
-                for row in range(6):
-                    if (ord(sign) - 63) >> row & 1:
-                        picture[row, column] = palette[number]
-        rows.append(picture)
-    assert np.array_equal(np.concatenate(rows).round(), image)
+def test_a_cell_has_the_mean_colour_of_its_pixels():
+    image = np.zeros((8, 8, 3), np.uint8)
+    image[::2] = 200
+    assert draw(image, 1, 1, PLAIN) == ["\x1b[38;2;100;100;100;48;2;100;100;100m▀\x1b[0m"]
 
 
 @pytest.mark.parametrize(
     ("environment", "encoding", "able"),
     [
-        ({"TERM": "xterm-256color"}, "utf-8", (True, 256, "blocks")),
-        ({"TERM": "xterm", "COLORTERM": "truecolor"}, "utf-8", (True, 2**24, "blocks")),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, "utf-8", (True, 2, "ascii")),
-        ({"TERM": "xterm"}, "latin-1", (False, 256, "ascii")),
-        ({"TERM": "xterm-kitty", "COLORTERM": "truecolor"}, "utf-8", (True, 2**24, "kitty")),
-        ({"TERM": "xterm-kitty", "TMUX": "1"}, "utf-8", (True, 256, "blocks")),
+        ({"TERM": "xterm-256color"}, "utf-8", Capabilities(True, 256)),
+        ({"TERM": "xterm", "COLORTERM": "truecolor"}, "utf-8", Capabilities(True, 2**24)),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "utf-8", Capabilities(True, 2)),
+        ({"TERM": "xterm"}, "latin-1", Capabilities(False, 256)),
     ],
 )
 def test_what_a_terminal_can(environment, encoding, able):
-    found = capabilities(environment, encoding)
-    assert (found.unicode, found.colors, found.graphics) == able
+    assert capabilities(environment, encoding) == able
