@@ -24,15 +24,15 @@ from edgevlm.errors import UserError
 from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
-from edgevlm.runtime.auto import AUTO, FALLBACK
-from edgevlm.runtime.auto import describe as describe_choice
-from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file
 from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices, EncodeChoice, EvidenceHeads
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
+from edgevlm.runtime.opening import AUTO, FALLBACK
+from edgevlm.runtime.opening import describe as describe_choice
 from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
+from edgevlm.runtime.settings import parse_budget
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
 QUESTIONS = (  # HERMES's Tab. 9: any model can be asked these

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -28,17 +27,14 @@ from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
 from edgevlm.progress import Report, progress, to_stderr, typing_hidden
-from edgevlm.runtime.auto import check_policy
-from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL, SessionSettings, parse_budget
 from edgevlm.runtime.snapshots import SnapshotWriter
-from edgevlm.runtime.store import StoreSettings
 
 if TYPE_CHECKING:
     from edgevlm.apps.terminal.screen import Screen
@@ -107,10 +103,10 @@ def _launch(request: RunRequest, drawn: bool) -> None:
     if compares and request.realtime is None:
         options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
     budget = request.budget or (DEMO_BUDGET if compares else None)
-    if budget is not None:
-        parse_budget(budget)
-    check_policy(request.policy)
-    store = parse_store(request.store_bytes, request.host_bytes)
+    SessionSettings.checked(
+        policy=request.policy, budget=budget, chunk=request.chunk, append=request.append, encode=request.encode,
+        reindexing=request.reindexing, store_bytes=request.store_bytes, host_bytes=request.host_bytes,
+    )  # fmt: skip
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
     check_source(request.camera, request.video)
     key = state_key(request.state_key)
@@ -138,7 +134,7 @@ def _launch(request: RunRequest, drawn: bool) -> None:
             session = Session.open(
                 model, policy=policy or request.policy, budget=given,
                 chunk=request.chunk, reindexing=request.reindexing, append=append, encode=request.encode,
-                state=state, store=store,
+                state=state, store_bytes=request.store_bytes, host_bytes=request.host_bytes,
             )  # fmt: skip
             session.notify = output.notice
             return session
@@ -289,22 +285,6 @@ def make_output(request: RunRequest, drawn: bool) -> JsonOutput | TextOutput | S
     from edgevlm.apps.terminal.screen import Screen
 
     return Screen(quiet=request.quiet)
-
-
-def parse_store(file: str | None, host: str | None) -> StoreSettings | None:
-    """As typed; None where nothing was."""
-    if file is None and host is None:
-        return None
-    given = {"file_bytes": ("--store-bytes", file), "host_bytes": ("--host-bytes", host)}
-    return StoreSettings(**{name: parse_bytes(*typed) for name, typed in given.items() if typed[1] is not None})
-
-
-def parse_bytes(option: str, text: str | None) -> int:
-    """``8G`` is 8,000,000,000."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKmMgGtT]?)", (text or "").strip())
-    if not match:
-        raise UserError(f"{option} {text}: give a number of bytes, like 8G or 256M")
-    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:

@@ -20,9 +20,9 @@ from edgevlm.apps.sources.base import StageTimer
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL
 
 STAGES = ("capture", "decode", "convert", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
 QUESTION = "how many objects are there now?"  # of whatever model: the answer is not looked at

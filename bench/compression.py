@@ -22,11 +22,11 @@ from edgevlm.bench.timing import spread, timed
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime import _native, kernels
-from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KV_TYPES
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
+from edgevlm.runtime.settings import AUTO
 
 GUIDANCE_ROWS = 16  # of each guidance text
 

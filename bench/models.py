@@ -12,9 +12,9 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.packages import needed
 from edgevlm.progress import Notify
-from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Policy, create_policy
+from edgevlm.runtime.settings import AUTO
 
 SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder: 3 GB of memory, 1.5 GB of disk for a while
 SEEDED_BUDGET = 6144

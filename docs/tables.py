@@ -16,7 +16,7 @@ from pathlib import Path
 from edgevlm.bench.output import Line
 from edgevlm.bench.results.journal import Run, number, read_runs
 from edgevlm.errors import UserError
-from edgevlm.runtime.changes import ALL
+from edgevlm.runtime.settings import ALL
 
 OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
 POLICIES = ("infinipot-v", "hermes", "hermes:guidance_rows=2", "purekv", "last-seen")

@@ -39,17 +39,4 @@ def __getattr__(name: str) -> Any:
         return version("edgevlm")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in ("Model", "Session"):
-        runtime_model: Any = import_module(f"{__name__}.runtime.model")
-        runtime_model.find_model = _find_model
     return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-
-
-def _find_model(name: Any, engine: str) -> Any:
-    """The bundle that a model's name means: a checkpoint is exported into the cache, a name on the hub downloaded before."""
-    from edgevlm.progress import progress
-
-    if str(name) == "demo" or not (isinstance(name, str) or name.exists()):
-        return name
-    with progress("reading the model") as step:
-        return import_module(f"{__name__}.apps.bundles.resolve").resolve_model(str(name), step, step.print, engine)

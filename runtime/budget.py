@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +19,6 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.pressure import available
 
 DEFAULT_BUDGET = 6000  # vision tokens per layer
-
-
-def parse_budget(text: str) -> int:
-    """``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for anything else."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kK]?)", text.strip())
-    if not match:
-        raise UserError(f"budget {text!r}: give a number of tokens, like 512 or 6k")
-    return int(float(match[1]) * (1000 if match[2] else 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.changed_patches import EncodeChanged, PatchChanges
+from edgevlm.runtime.changed_patches import PatchChanges
 from edgevlm.runtime.engine import Engine, TowerBuffer
 from edgevlm.runtime.pressure import available
+from edgevlm.runtime.settings import EncodeChanged
 from edgevlm.runtime.stateful import State, Stateful
 
 Float32 = NDArray[np.float32]

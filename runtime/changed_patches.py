@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import VisionSpec
-from edgevlm.runtime.changes import AUTO, CHANGED, split_changed
+from edgevlm.runtime.settings import EncodeChanged
 from edgevlm.runtime.stateful import Stateful
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 Levels = NDArray[np.uint8]
 
-INTERVAL = 64
-THRESHOLD = 6.0
 FULL_FRAME_ABOVE = 0.7  # of the patches: where more have changed, the whole frame is encoded
 MARGIN = 1.5  # of a patch's usual noise, that a change stands out from
 LOUDEST = 12.0  # levels of noise: what is louder may be movement
@@ -29,35 +25,6 @@ MANY = 0.1  # of the patches: only what changes more of them can be the camera's
 EXPLAINED = 0.5  # of those that seem changed are not, if it was
 BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
 SHIFTED = 0.15  # pixels: less is no shift
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeChanged:
-    """interval: the whole frame is encoded every so many frames. threshold: levels of 255 by which the tenth of a patch's
-    pixels that differ most must differ on average; 0 encodes every frame whole."""
-
-    interval: int = INTERVAL
-    threshold: float = THRESHOLD
-
-    def __str__(self) -> str:
-        return f"{CHANGED}:interval={self.interval},threshold={self.threshold:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeSetting:
-    """``--encode`` as typed: ``auto``, ``all``, or ``changed`` with its settings."""
-
-    name: str = AUTO
-    changed: EncodeChanged = EncodeChanged()
-
-
-def parse_encode(text: str) -> EncodeSetting:
-    """``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Raises UserError for anything else."""
-    name, values = split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
-    interval, threshold = values.get("interval", INTERVAL), values.get("threshold", THRESHOLD)
-    if interval < 1 or interval != int(interval) or threshold > 255:
-        raise UserError(f"encode {text!r}: interval is an integer (frames), 1 or more, threshold 0 to 255 levels")
-    return EncodeSetting(name, EncodeChanged(int(interval), threshold))
 
 
 class FrameChanges(NamedTuple):

@@ -3,80 +3,15 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.settings import AppendChanged
 from edgevlm.runtime.stateful import Stateful
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
-
-AUTO, ALL, CHANGED = "auto", "all", "changed"
-TAU = 0.97
-NUMBER = re.compile(r"\d{1,9}(?:\.\d{0,9})?|\.\d{1,9}")
-
-
-@dataclass(frozen=True, slots=True)
-class AppendChanged:
-    """tau: a token is appended if the cosine of its feature to its patch's reference is below it. refresh: a patch is appended
-    again after so many frames whatever it shows; 0 never."""
-
-    tau: float = TAU
-    refresh: int = 0
-
-    def __str__(self) -> str:
-        return f"{CHANGED}:tau={self.tau:g}" + (f",refresh={self.refresh}" if self.refresh else "")
-
-
-@dataclass(frozen=True, slots=True)
-class AppendSetting:
-    """``--append`` as typed: ``auto``, ``all``, or ``changed`` with its settings. tau: None for the model's own."""
-
-    name: str = AUTO
-    tau: float | None = None
-    refresh: int = 0
-
-    def for_model(self, calibrated: float | None) -> AppendChanged | None:
-        """None for whole frames. calibrated: the model's tau; without, ``auto`` is ``all``, ``changed`` takes the preset."""
-        if self.name == ALL or (self.name == AUTO and calibrated is None):
-            return None
-        return AppendChanged(self.tau or calibrated or TAU, self.refresh)
-
-
-def split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[str, dict[str, float]]:
-    """``auto``, ``all`` or ``changed[:key=number,..]`` as name and settings, whose keys are those of ``usual``.
-
-    Raises UserError for anything else.
-    """
-    name, _, settings = text.partition(":")
-    if name not in (AUTO, ALL, CHANGED):
-        raise UserError(f"{option} {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
-    if name != CHANGED and settings:
-        raise UserError(f"{option} {text!r}: {name} has no settings")
-    values: dict[str, float] = {}
-    for setting in filter(None, settings.split(",")):
-        key, _, value = setting.partition("=")
-        if key not in usual or not NUMBER.fullmatch(value):
-            example = ",".join(f"{key}={value:g}" for key, value in usual.items())
-            raise UserError(f"{option} {text!r}: give {CHANGED}:{example}")
-        values[key] = float(value)
-    return name, values
-
-
-def parse_append(text: str) -> AppendSetting:
-    """``auto``, ``all`` or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else."""
-    name, values = split_changed("append", text, {"tau": TAU, "refresh": 0})
-    tau, refresh = values.get("tau"), values.get("refresh", 0)
-    if tau is not None and not 0 < tau <= 1:
-        raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
-    if refresh != int(refresh):
-        raise UserError(f"append {text!r}: refresh is an integer (frames)")
-    return AppendSetting(name, tau, int(refresh))
 
 
 class References(Stateful):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -14,9 +13,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgevlm.errors import BundleError, UserError
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.progress import progress
+from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.files import refuse_address
+from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
 
@@ -60,14 +61,14 @@ class Model:
     def load(
         cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None, positions: str | None = None
     ) -> Model:
-        """Load ``demo`` or a bundle directory; from the package ``edgevlm`` also a checkpoint's, or ``ORG/NAME`` of the hub.
+        """Load ``demo``, a bundle's or a checkpoint's directory, or ``ORG/NAME[@revision]`` of the hub.
 
         engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. positions: ``trained``
         or ``transformers``, as the bundle was exported unless given.
         Raises BundleError for a bundle that is missing, truncated or of another version; UserError for an engine that is
         unknown or not installed, or that refuses the bundle or the number of threads.
         """
-        bundle = Bundle.load(bundle_folder(find_model(name, engine)), verify="size")
+        bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
             vision = bundle.vision
             bundle = replace(bundle, vision=replace(vision, positions=position_rule(vision.positions, positions)))
@@ -113,11 +114,16 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     return tokenizer
 
 
-def _as_given(name: str | Path, engine: str) -> str | Path:
-    return name
+def find_bundle(name: str | Path, engine: str) -> Path:
+    """The bundle's folder that ``name`` stands for: a checkpoint is exported, a model of the hub downloaded first.
 
-
-find_model: Callable[[str | Path, str], str | Path] = _as_given  # the facade puts one here that knows checkpoints and the hub
+    That is the work of ``edgevlm.models``, an entry point above this layer. Raises UserError as :meth:`Model.load` does.
+    """
+    folder = bundle_folder(name)
+    if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):
+        return folder
+    with progress("reading the model") as step:
+        return Path(load_class("models", "hub")(str(name), step, step.print, engine))
 
 
 def bundle_folder(name: str | Path) -> Path:

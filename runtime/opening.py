@@ -1,23 +1,20 @@
-"""From a session's settings to its stream."""
+"""From a session's settings to its stream: the policy that ``auto`` stands for, its budget, store and encoder."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
-from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget, present_rows
+from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, present_rows
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.calibration import Choice, Choices
 from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changed_patches import EncodeSetting, parse_encode
-from edgevlm.runtime.changes import CHANGED, AppendChanged, AppendSetting, parse_append
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import blamed
-from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.policies import Policy, as_policy, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
-from edgevlm.runtime.positions import Reindexing
+from edgevlm.runtime.settings import AUTO, CHANGED, AppendChanged, SessionSettings, parse_append, parse_encode
 from edgevlm.runtime.snapshots.capture import model_hash, policy_text
 from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
@@ -25,147 +22,137 @@ from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY
 from edgevlm.runtime.stream import Stream
 
+FALLBACK = "infinipot-v"  # of a model on which no policy was measured to be better
+FAR = 2.0  # budgets whose ratio is larger are far apart
 STORE = "store.bin"  # in the directory of snapshots
-RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
-
-
 LATEST_S = 1e12  # of a timestamp: 30,000 years
 
 
 def check_int(**numbers: object) -> None:
-    """Refuse settings that are neither None nor integers."""
+    """Raise UserError for settings that are neither None nor integers."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name} is an integer, not {number!r}")
 
 
 def check_time(timestamp: object) -> None:
-    """Refuse what is no number of seconds, or one that no clock shows."""
+    """Raise UserError for anything but a number of seconds that a clock can show."""
     number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
     if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
         raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """The settings of a stream, checked as far as that needs no model. auto: ``policy`` makes way for the model's best."""
+def open_encoder(settings: SessionSettings, model: Model, snapshots: bool) -> ChangedEncoder | None:
+    """Make what encodes only the changes; None where whole frames are encoded.
 
-    policy: Policy
-    auto: bool
-    budget: int | None
-    chunk: int
-    reindexing: Reindexing
-    store: StoreSettings | None
-    append: AppendSetting
-    encode: EncodeSetting
-
-    @classmethod
-    def checked(
-        cls,
-        policy: str | Policy | type[Policy],
-        budget: int | str | None,
-        chunk: int,
-        reindexing: Reindexing,
-        store: StoreSettings | None,
-        append: str = AUTO,
-        encode: str = AUTO,
-    ) -> StreamSettings:
-        """What ``Session.open`` was given. Raises UserError for what is wrong whatever the model."""
-        budget = parse_budget(budget) if isinstance(budget, str) else budget
-        check_int(budget=budget, chunk=chunk)
-        if chunk < 1:
-            raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
-        if reindexing not in RULES:
-            raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
-        budget = None if budget is None else int(budget)
-        auto = isinstance(policy, str) and policy == AUTO
-        settings = cls(
-            as_policy(policy), auto, budget, int(chunk), reindexing, store, parse_append(append), parse_encode(encode)
-        )
-        if not settings.auto:
-            check_store(settings.policy, store)
-        return settings
-
-    def encoder(self, model: Model, snapshots: bool) -> ChangedEncoder | None:
-        """What encodes the changes alone; None where whole frames are encoded.
-
-        ``auto`` is what calibration found, if the engine, the frames' size and the free memory allow it. Raises UserError where
-        ``changed`` was asked for and they do not.
-        """
-        copies = 2 if snapshots else 1
-        if self.encode.name == CHANGED:
-            return ChangedEncoder(model.engine, model.bundle, self.encode.changed, copies)
-        choices = model.bundle.choices() if self.encode.name == AUTO else None
-        if not choices or not choices.encode or not choices.encode.setting:
-            return None
-        try:
-            return ChangedEncoder(model.engine, model.bundle, parse_encode(choices.encode.setting).changed, copies)
-        except UserError:
-            return None
-
-    def open(self, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None) -> tuple[Stream, str]:
-        """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy and what to append.
-
-        writer: of snapshots, in whose directory a store lies too. Raises UserError as ``Session.open`` does.
-        """
-        append = self._append(model, self.policy)
-        prefix, rows, budget = model.encode(chat.prefix), text.rows(model), self.budget
-        if budget is None:
-            ahead = frames_ahead(model, self.chunk) if self.policy.appends_first else 0
-            ahead += present_rows(model) if append is not None else 0
-            budget = default_budget(model, self.policy, model.bundle.limit - len(prefix) - rows - ahead)
-        policy, why = chosen_policy(model.bundle, budget) if self.auto else (self.policy, "")
-        append = self._append(model, policy)
-        if why and append is not None and self.append.name == AUTO:
-            why += f"; append: {append}"
-        check_store(policy, self.store)
-        store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
-        try:
-            with blamed(f"policy {policy.name}", policy):
-                stream = Stream(
-                    model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append
-                )
-            return stream, why
-        except BaseException:
-            if store is not None:
-                store.close()
-            raise
-
-    def _append(self, model: Model, policy: Policy) -> AppendChanged | None:
-        """What enters the memory; of ``auto`` what calibration found, unless the policy takes whole frames."""
-        choices = model.bundle.choices()
-        tau = choices.append.tau if choices and choices.append else None
-        return self.append.for_model(None if self.append.name == AUTO and policy.needs_whole_frames else tau)
+    ``auto`` is what calibration found, if the engine, the frames' size and the free memory allow it. Raises UserError where
+    ``changed`` was asked for and they do not.
+    """
+    wanted, copies = parse_encode(settings.encode), 2 if snapshots else 1
+    if wanted.name == CHANGED:
+        return ChangedEncoder(model.engine, model.bundle, wanted.changed, copies)
+    choices = model.bundle.choices() if wanted.name == AUTO else None
+    if not choices or not choices.encode or not choices.encode.setting:
+        return None
+    try:
+        return ChangedEncoder(model.engine, model.bundle, parse_encode(choices.encode.setting).changed, copies)
+    except UserError:
+        return None
 
 
-def as_policy(policy: str | Policy | type[Policy]) -> Policy:
-    """A policy of its name, its class, or itself. Raises UserError for anything else."""
-    if isinstance(policy, str):
-        return create_policy(FALLBACK if policy == AUTO else policy)
-    if isinstance(policy, type) and issubclass(policy, Policy):
-        made = policy
-        try:
-            policy = made()
-        except (TypeError, ValueError) as error:  # abstract, or with settings that have no default
-            raise UserError(f"policy {made.__name__}: {error}; give one that is made already") from None
-    if not isinstance(policy, Policy):
-        raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")
-    return policy
+def open_stream(
+    settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
+) -> tuple[Stream, str]:
+    """Allocate the memory and append the prefix; also returns why, where ``auto`` chose the policy and what to append.
+
+    writer: of snapshots; a store's file is in its directory. Raises UserError as ``Session.open`` does.
+    """
+    policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
+    prefix, rows, budget, why = model.encode(chat.prefix), text.rows(model), settings.budget, ""
+    if budget is None:
+        ahead = frames_ahead(model, settings.chunk) if policy.appends_first else 0
+        ahead += present_rows(model) if _append(settings, model, policy) is not None else 0
+        budget = default_budget(model, policy, model.bundle.limit - len(prefix) - rows - ahead)
+    assert isinstance(budget, int), "settings are checked"
+    if settings.policy == AUTO:
+        policy, why = chosen_policy(model.bundle, budget)
+    append = _append(settings, model, policy)
+    if why and append is not None and settings.append == AUTO:
+        why += f"; append: {append}"
+    store = open_store(model, policy, writer, settings)
+    try:
+        with blamed(f"policy {policy.name}", policy):
+            stream = Stream(
+                model, policy, budget, prefix, rows, settings.reindexing, settings.chunk, writer is not None, store, append
+            )
+        return stream, why
+    except BaseException:
+        if store is not None:
+            store.close()
+        raise
 
 
-def check_store(policy: Policy, store: StoreSettings | None) -> None:
-    """Refuse settings of a store for a policy that has none."""
-    if store is not None and not isinstance(policy, Retrieval):
-        raise UserError(f"{policy.name} retrieves nothing that it has evicted: leave out --store-bytes and --host-bytes")
+def _append(settings: SessionSettings, model: Model, policy: Policy) -> AppendChanged | None:
+    """What enters the memory; ``auto`` is what calibration found, unless the policy takes whole frames."""
+    choices, wanted = model.bundle.choices(), parse_append(settings.append)
+    tau = choices.append.tau if choices and choices.append else None
+    return wanted.for_model(None if wanted.name == AUTO and policy.needs_whole_frames else tau)
 
 
-def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: StoreSettings) -> Store:
-    """In the writer's directory, or a temporary file. A file that no snapshot tells the blocks of is begun anew."""
+def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
+    """Open a retrieval policy's store, in the writer's directory or a temporary file; None for other policies.
+
+    A file whose blocks no snapshot describes is deleted first. Raises UserError for settings of a store that there is not.
+    """
+    given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
+    limits = {name: value for name, value in given.items() if isinstance(value, int)}
+    if not isinstance(policy, Retrieval):
+        if limits:
+            raise UserError(f"{policy.name} retrieves nothing that it has evicted: leave out --store-bytes and --host-bytes")
+        return None
     if writer is None:
-        return Store(TEMPORARY, settings=settings)
+        return Store(TEMPORARY, settings=StoreSettings(**limits))
     if writer.folder is None:
         raise UserError(f"{policy.name} keeps a file beside its snapshots: with it, --state is a folder and no address")
     path = writer.folder / STORE
     if not snapshots(writer.folder):
         path.unlink(missing_ok=True)
-    return Store(path, f"{model_hash(model.bundle)} {policy_text(policy)}", settings)
+    return Store(path, f"{model_hash(model.bundle)} {policy_text(policy)}", StoreSettings(**limits))
+
+
+def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
+    """Return the policy that ``auto`` is for this model at a budget of |M| tokens, and why, in one line.
+
+    The choice at the nearest measured budget; FALLBACK where there is none, where no policy is clearly better than it, or where
+    the chosen one is not installed. Raises BundleError for choices that cannot be used.
+    """
+    choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
+    if not choices:
+        return create_policy(FALLBACK), f"auto: {FALLBACK}, as the policies were not compared on this model ({again})"
+    choice = choices.nearest(budget)
+    missing = [name for name in evicting() if name not in choices.known]
+    newer = f"; not compared: {', '.join(missing)}, newer than that ({again})" if missing else ""
+    if choice.chosen is None:
+        return create_policy(FALLBACK), f"auto: {describe(choices, choice, budget, again)}{newer}"
+    try:
+        policy = create_policy(choice.chosen)
+    except UserError:
+        gone = f"{choice.chosen}, chosen at budget {choice.budget}, is not installed"
+        return create_policy(FALLBACK), f"auto: {FALLBACK}, as {gone}; compare again ({again})"
+    return policy, f"auto: chose {describe(choices, choice, budget, again)}{newer}"
+
+
+def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
+    """Name the policy that runs, its numbers, the measured budget if that is not ``budget``, and warn if it is far from it."""
+    best = choice.best
+    at = f"at budget {choice.budget}" + ("" if choice.budget == budget else f", the measured budget nearest to {budget}")
+    if budget > FAR * choice.budget or choice.budget > FAR * budget:
+        at += f", which is far from it; compare there ({again} --budget {budget})"
+    if best is None:
+        return f"{FALLBACK}, as no policy was clearly better {at}"
+    if choices.measure == "kl":
+        numbers = f"KL from full KV {best.value:.3f} nats [{best.ci_low:.3f}, {best.ci_high:.3f}]"
+    else:
+        value, low, high = (100 * fraction for fraction in (best.value, best.ci_low, best.ci_high))
+        numbers = f"{value:.1f} % of the demo's questions right [{low:.1f}, {high:.1f}]"
+    return f"{best.policy} ({numbers}) {at}"

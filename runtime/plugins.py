@@ -1,7 +1,7 @@
 """Classes found by name: edgevlm's own, those of installed packages, and those in a user's file.
 
-A name is looked up in a *group*: ``policies``, ``sources``, ``engines``, ``families`` (or any other that a package declares).
-Group ``policies`` reads the entry points ``edgevlm.policies``; edgevlm declares its own in pyproject.toml the same way::
+A name is looked up in a group of :data:`GROUPS`, what can be extended. Group ``policies`` reads the entry points
+``edgevlm.policies``; edgevlm declares its own in pyproject.toml the same way::
 
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
@@ -37,7 +37,15 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.packages import needs
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^:]*))?(?::(?P<options>.*))?", re.DOTALL)
-_SINGULAR = {"policies": "policy", "families": "family"}
+GROUPS = {
+    "engines": "Run a bundle's graphs on a backend.",
+    "families": "Read a model family's checkpoints.",
+    "models": "Find the bundle that a model's name stands for.",
+    "policies": "Choose which tokens stay in the KV cache.",
+    "precisions": "Write a decoder's weights.",
+    "sinks": "Deliver the events of watches.",
+    "sources": "Open cameras and recordings.",
+}
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
@@ -54,7 +62,7 @@ def load_class(group: str, name: str) -> Any:
     if is_file(name):
         return _from_file(name)
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
-    kind = _SINGULAR.get(group, group.removesuffix("s"))
+    kind = f"{group[:-3]}y" if group.endswith("ies") else group[:-1]
     if point is None:
         raise UserError(f"there is no {kind} {name!r}; {nearest(name, names(group))}")
     with needs(f"{kind} {name}", "".join(point.extras)):

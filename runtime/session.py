@@ -19,27 +19,24 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer, CallerError, FinishReason, LogitsProcessor, Request, Sampler, generate
-from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat, Conversations, Turn
 from edgevlm.runtime.choices import Classified, OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.opening import StreamSettings, check_int, check_time
+from edgevlm.runtime.opening import check_int, check_time, open_encoder, open_stream
 from edgevlm.runtime.plugins import blamed
-from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
 from edgevlm.runtime.scheduler import PERIOD_S
+from edgevlm.runtime.settings import AUTO, SessionSettings
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stateful import strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
-from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
@@ -72,7 +69,7 @@ class Session:
 
     @classmethod
     def _opened(
-        cls, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
+        cls, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
     ) -> Session:
         """On the model's thread. Instead of an ``__init__``, as users open sessions and need not read of these types."""
         session = cls()
@@ -80,7 +77,7 @@ class Session:
         return session
 
     def _allocate(
-        self, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
+        self, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
     ) -> None:
         self.model, self.text_budget = model, text
         self.notify: Notify = logging.getLogger("edgevlm").warning
@@ -110,9 +107,9 @@ class Session:
     def _begin(self) -> None:
         """A new stream, of which nothing has been watched."""
         settings, model = self._settings, self.model
-        encoder = settings.encoder(model, self._writer is not None)
-        self._stream, self._why = settings.open(model, self._chat, self.text_budget, self._writer)
-        if self._why and encoder is not None and settings.encode.name == AUTO:
+        encoder = open_encoder(settings, model, self._writer is not None)
+        self._stream, self._why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
+        if self._why and encoder is not None and settings.encode == AUTO:
             self._why += f"; encode: {encoder.settings}"
         self.cache, self.store = self._stream.cache, self._stream.store
         self._chunk = Chunk(model.engine, model.bundle.vision, self._stream.chunk, encoder)
@@ -136,49 +133,46 @@ class Session:
     def open(
         cls,
         model: Model | str | Path = "demo",
+        settings: SessionSettings | None = None,
         *,
-        policy: str | Policy | type[Policy] = AUTO,
-        budget: int | str | None = None,
-        chunk: int = 8,
-        reindexing: Reindexing = "lazy",
+        state: SnapshotWriter | str | Path | None = None,
+        bgr: bool = False,
+        engine: str = DEFAULT_ENGINE,
         system: str | None = None,
         text_budget: TextBudget | None = None,
-        bgr: bool = False,
-        state: SnapshotWriter | str | Path | None = None,
-        store: StoreSettings | None = None,
-        append: str = AUTO,
-        encode: str = AUTO,
         frame_size: tuple[int, int] | None = None,
-        engine: str = DEFAULT_ENGINE,
+        **fields: Any,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
-        model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session; from the package
-        ``edgevlm`` also a checkpoint's directory, exported once, or ``ORG/NAME[@revision]`` of the hub, downloaded once.
-        policy: ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, a class or an instance of your own, for this session
-        alone, or ``auto`` for the one that was found best on this model.
-        budget: vision tokens per layer (|M|), a number or text like ``"6k"``; for ``full`` the declared capacity.
-        chunk: frames encoded and appended at once.
-        reindexing: when kept positions are made dense, ``lazy`` or ``eager``.
-        system: the system prompt, else the chat template's own.
-        text_budget: tokens for conversation, question and answer.
-        bgr: frames are BGR, as OpenCV reads them, and not RGB.
-        state: a directory to keep snapshots in and to go on from, or its SnapshotWriter, which is closed with the session.
-        store: how much a policy that retrieves may keep in host memory and in one file, which lies in that directory or is a
-        temporary one.
-        append: ``all`` tokens of each frame, or only those that ``changed`` since they were last appended at their patch,
-        ``changed:tau=T,refresh=N``; the newest frame is then seen whole by every question. ``auto`` is what calibration found.
-        encode: ``all`` patches of each frame, or only those that ``changed`` since they were last encoded,
-        ``changed:interval=K,threshold=T``; every K frames the whole frame. ``auto`` is what calibration found.
-        frame_size: (height, width) of the frames to come, ``frame.shape[:2]``, for a model that keeps their aspect (Qwen's);
-        frames of another size are resized to it, and the model's own is that of its export.
-        engine: the backend that loads a model given by name.
+        model: ``demo``, a bundle's or a checkpoint's directory, ``ORG/NAME[@revision]`` of the hub, or a loaded model, which is
+        not closed with the session. A checkpoint is exported and a model of the hub downloaded once.
+        settings, fields: :class:`~edgevlm.runtime.settings.SessionSettings`, or keywords in place of its fields::
 
-        Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
-        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, for a
-        state that is of another session, in use, or cannot be written, and for a store with a policy that retrieves nothing.
+            policy       ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, your own class or instance (for this
+                         session only), or ``auto``, the best one measured on this model
+            budget       vision tokens per layer (|M|), a number or text like "6k"; for ``full`` the declared capacity
+            chunk        frames encoded and appended at once, 8
+            reindexing   when kept positions are made dense, ``lazy`` or ``eager``
+            append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N]`` since they were last
+                         appended at their patch; every question then sees the newest frame whole. ``auto``: as calibrated
+            encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
+                         last encoded; every K frames the whole frame. ``auto``: as calibrated
+            store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
+
+        state: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
+        bgr: frames are BGR, as OpenCV reads them, not RGB.
+        engine: the backend that loads a model given by name.
+        system: the system prompt, instead of the chat template's own.
+        text_budget: tokens for conversation, question and answer.
+        frame_size: (height, width) of the coming frames, ``frame.shape[:2]``, for a model that keeps their aspect (Qwen's);
+        frames of another size are resized to it. By default the size of the export.
+
+        Raises BundleError for a model that cannot be loaded; UserError for invalid settings or prompt, for a budget or chunk
+        that is less than a frame, passes the model's positions or does not fit in the free memory, for a state of another
+        session, in use, or not writable, and for store limits with a policy that retrieves nothing.
         """
-        settings = StreamSettings.checked(policy, budget, chunk, reindexing, store, append, encode)
+        settings = SessionSettings.checked(settings, **fields)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
         loaded: Model | str | Path = model
         opening: Future[Session] | None = None

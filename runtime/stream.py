@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead, present_rows
 from edgevlm.runtime.cache import Kind, Rows
-from edgevlm.runtime.changes import AppendChanged, References, unit_features
+from edgevlm.runtime.changes import References, unit_features
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult, arrays_of
 from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, seen_rows
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
@@ -24,6 +24,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
+from edgevlm.runtime.settings import AppendChanged
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import Store, StoreUse

@@ -3,7 +3,10 @@ two classes."""
 
 import ast
 from collections import Counter
+from importlib.metadata import entry_points
 from pathlib import Path
+
+from edgevlm.runtime.plugins import GROUPS
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (("bench",), ("apps",), ("calib", "export"), ("engines",), ("runtime",))
@@ -32,3 +35,28 @@ def test_a_class_name_stands_for_one_class():
     nodes = [node for path in [*files, *(ROOT / "edgevlm").glob("*.py")] for node in ast.walk(ast.parse(path.read_text()))]
     count = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, times in count.items() if times > 1] == []
+
+
+def assigned_in_modules(tree):
+    """Lines that assign an attribute of an imported module."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            owner = target
+            while isinstance(owner, ast.Attribute):
+                owner = owner.value
+            if isinstance(target, ast.Attribute) and isinstance(owner, ast.Name) and owner.id in modules and owner.id.islower():
+                yield node.lineno
+
+
+def test_no_module_assigns_the_names_of_another():
+    files = [path for packages in LAYERS for package in packages for path in (ROOT / package).rglob("*.py")]
+    files += (ROOT / "edgevlm").glob("*.py")
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in assigned_in_modules(ast.parse(path.read_text()))]
+    assert found == []
+
+
+def test_what_can_be_extended_is_one_table():
+    declared = entry_points().groups
+    assert {group.removeprefix("edgevlm.") for group in declared if group.startswith("edgevlm.")} == set(GROUPS)

@@ -29,7 +29,7 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.auto import AUTO, check_policy
+from edgevlm.runtime.settings import AUTO, check_policy
 
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move

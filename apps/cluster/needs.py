@@ -15,7 +15,7 @@ from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.budget import parse_budget
+from edgevlm.runtime.settings import parse_budget
 
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1
 HUB_S = 30.0  # until the hub is asked again for a model that it did not give

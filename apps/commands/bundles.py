@@ -93,7 +93,7 @@ def build(
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
         from edgevlm.apps.bundles.resolve import resolve_model
-        from edgevlm.runtime.budget import parse_budget
+        from edgevlm.runtime.settings import parse_budget
 
         wanted = None if budget is None else parse_budget(budget)
         path = resolve_model(bundle, step, to_stderr, "tensorrt")

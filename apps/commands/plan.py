@@ -47,7 +47,7 @@ def plan(
     with progress("planning") as step:
         from edgevlm.apps.bundles.fetch import resolve_config
         from edgevlm.apps.planning import plan as command
-        from edgevlm.runtime.budget import parse_budget
+        from edgevlm.runtime.settings import parse_budget
 
         if published:
             lines = list(command.show_published(json))

@@ -11,7 +11,7 @@ import typer
 
 from edgevlm.apps.commands.cli_options import Json
 from edgevlm.apps.schemas import json_line
-from edgevlm.runtime.auto import AUTO, FALLBACK
+from edgevlm.runtime.opening import AUTO, FALLBACK
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 from edgevlm.runtime.policies.description import Description, describe

@@ -35,9 +35,9 @@ def run(name: str, budget: int, chunk: int, frames: int) -> dict[str, int]:
     import numpy as np
 
     from edgevlm.engines import onnxruntime_cpu  # noqa: F401  what is imported counts before
-    from edgevlm.runtime.changes import ALL
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
+    from edgevlm.runtime.settings import ALL
 
     before = _status("VmRSS")
     model = Model.load(name, threads=1)

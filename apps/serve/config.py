@@ -20,8 +20,8 @@ from edgevlm.apps.watches.events import CAP, DAYS
 from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest, reason
-from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.runtime.settings import parse_budget
 from edgevlm.runtime.snapshots.storage import is_address
 
 if sys.version_info >= (3, 11):

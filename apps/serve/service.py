@@ -40,10 +40,10 @@ from edgevlm.engines.power import find_meter
 from edgevlm.engines.power.energy import Energy
 from edgevlm.errors import FieldError, UserError, nearest
 from edgevlm.progress import Notify, progress
-from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import is_file, names
 from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.settings import AUTO, check_policy
 
 MAX_STREAMS = 256
 TEST_S = 10.0  # that a source which is tested may take to give its first picture

@@ -22,7 +22,7 @@ from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
-from edgevlm.runtime.changes import ALL
+from edgevlm.runtime.settings import ALL
 
 USUAL = "infinipot-v"  # what paired differences are to, if it is there
 

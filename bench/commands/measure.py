@@ -332,7 +332,7 @@ def _option(name: str) -> str:
 def _read(name: str, typed: Any, wanted: str) -> Any:
     """What was typed, as a measurement's annotation wants it: commas part a list. Raises UserError."""
     if name == "budget":
-        from edgevlm.runtime.budget import parse_budget
+        from edgevlm.runtime.settings import parse_budget
 
         return parse_budget(typed)
     if wanted == "Sequence[str]":

@@ -25,13 +25,11 @@ from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
 from edgevlm.calib.demo.world import COLORS, SHAPES
 from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.changed_patches import parse_encode
-from edgevlm.runtime.changes import ALL, parse_append
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.store import StoreSettings
+from edgevlm.runtime.settings import ALL, parse_append, parse_encode
 
 MODULE = "edgevlm.bench.memory.longrun"
 TEXT_BUDGET = TextBudget(80, 80, 80)
@@ -97,7 +95,9 @@ def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
     """``{"frames_done": n}`` now and then, and a line a mark. Raises UserError for a policy or budget that is not one."""
     policy, rng = create_policy(work.policy), np.random.default_rng([work.seed, 2])
     world, visits = plan(work.seed, work.marks)
-    store = StoreSettings(work.file_bytes, work.host_bytes) if isinstance(policy, Retrieval) else None
+    limits: dict[str, Any] = (
+        {"store_bytes": work.file_bytes, "host_bytes": work.host_bytes} if isinstance(policy, Retrieval) else {}
+    )
     with (
         closing(Model.load(work.model, threads=work.threads)) as model,
         Session.open(
@@ -105,9 +105,9 @@ def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
             policy=policy,
             budget=work.budget,
             text_budget=TEXT_BUDGET,
-            store=store,
             append=work.append,
             encode=work.encode,
+            **limits,
         ) as session,
     ):
         done = 0

@@ -21,9 +21,9 @@ from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.progress import Notify
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL
 
 ASKED = 10  # questions a round, about evidence, of a model that ends its answers
 LONGEST = 32  # tokens of the answer of one that does not

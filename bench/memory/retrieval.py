@@ -23,13 +23,12 @@ from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.progress import Notify
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.retrieval.stats import PHASES, Phase, RetrievalStats
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.store import StoreSettings
+from edgevlm.runtime.settings import ALL
 
 WINDOW = "sliding-window"
 QUESTIONS = [text for text in all_questions() if "<" not in text]
@@ -54,8 +53,8 @@ class WatchSettings:
 
     def open(self, model: Model, policy: str) -> Session:
         retrieves = isinstance(create_policy(policy), Retrieval)
-        store = StoreSettings(host_bytes=self.host_bytes) if retrieves and self.host_bytes else None
-        return Session.open(model, policy=policy, budget=self.budget, chunk=self.chunk, store=store, append=ALL)
+        limit = self.host_bytes if retrieves and self.host_bytes else None
+        return Session.open(model, policy=policy, budget=self.budget, chunk=self.chunk, host_bytes=limit, append=ALL)
 
 
 @dataclass(frozen=True, slots=True)

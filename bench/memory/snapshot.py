@@ -20,9 +20,9 @@ from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.progress import Notify
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 

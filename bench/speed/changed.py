@@ -21,10 +21,10 @@ from edgevlm.export.vision import check_precision
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changed_patches import EncodeChanged, parse_encode
-from edgevlm.runtime.changes import CHANGED, unit_features
+from edgevlm.runtime.changes import unit_features
 from edgevlm.runtime.engine import Engine, Int32, TowerBuffer
 from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.settings import CHANGED, EncodeChanged, parse_encode
 
 
 def changed(

@@ -15,8 +15,9 @@ from edgevlm.bench.timing import Job, figures, time_job, timed
 from edgevlm.progress import Notify
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import VisionSpec
-from edgevlm.runtime.changed_patches import EncodeChanged, Float32, PatchChanges
+from edgevlm.runtime.changed_patches import Float32, PatchChanges
 from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.settings import EncodeChanged
 
 SIDE, GRID = 384, (27, 27)  # SigLIP-400M's
 SHAKEN = 2.0  # pixels, standard deviation of the clip's frames

@@ -24,10 +24,10 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly
 from edgevlm.progress import Notify
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL
 
 OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v:official=head"

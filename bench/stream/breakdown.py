@@ -24,10 +24,10 @@ from edgevlm.calib.demo.world import World
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.threads import default_threads
 from edgevlm.progress import Notify
-from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.opening import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stats import MemoryStats

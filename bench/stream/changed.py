@@ -20,10 +20,9 @@ from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.progress import Notify
-from edgevlm.runtime.changed_patches import parse_encode
-from edgevlm.runtime.changes import parse_append
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import parse_append, parse_encode
 
 POLICY = "infinipot-v"
 BUDGET = 8  # frames, unless one is given

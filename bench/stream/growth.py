@@ -26,15 +26,14 @@ from edgevlm.engines.power.energy import Energy, idle_watts
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, to_stderr
-from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.pressure import available
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL, AUTO
 
 POLICIES = ("full", "auto", "infinipot-v", "hermes", "purekv")
 QUESTION = "what has happened so far?"

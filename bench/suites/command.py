@@ -22,7 +22,7 @@ from edgevlm.calib.accuracy.pools import Processes, RayActors
 from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
-from edgevlm.runtime.budget import parse_budget
+from edgevlm.runtime.settings import parse_budget
 
 WIDE = 10  # characters of a head that still goes on top of a table
 NAMED = 5  # of a list that is longer, on the report for people

@@ -17,8 +17,8 @@ from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant,
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
 from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.progress import Report
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.settings import ALL
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
 

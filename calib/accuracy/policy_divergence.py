@@ -18,14 +18,14 @@ from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget, present_rows
 from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changed_patches import EncodeChanged
-from edgevlm.runtime.changes import AppendChanged, unit_features
+from edgevlm.runtime.changes import unit_features
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 from edgevlm.runtime.stream import Stream
 
 QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")

@@ -20,9 +20,9 @@ from edgevlm.calib.trace import Float32
 from edgevlm.errors import UserError
 from edgevlm.progress import Report
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, EncodeChoice, EncodeTrial, Measure
-from edgevlm.runtime.changed_patches import EncodeChanged
-from edgevlm.runtime.changes import ALL, AppendChanged, References, unit_features
+from edgevlm.runtime.changes import References, unit_features
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.settings import ALL, AppendChanged, EncodeChanged
 
 TAUS = (0.999, 0.99, 0.97, 0.95)  # of --append
 REFRESH = 16  # frames, of the refresh whose cost is told

@@ -18,10 +18,10 @@ from edgevlm.calib.accuracy.cases import Case, CaseQuestion, EvidenceScore, make
 from edgevlm.calib.write import as_calibrated
 from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import EvidenceHeads
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.evidence import QuestionAttention
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL
 
 HEADS = 2  # that are looked at
 FRAMES = 128

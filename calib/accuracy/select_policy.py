@@ -33,13 +33,13 @@ from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_ap
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
-from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice, Measure
-from edgevlm.runtime.changes import AppendChanged
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.opening import FALLBACK
 from edgevlm.runtime.policies import create_policy, evicting
+from edgevlm.runtime.settings import AppendChanged
 
 SEED = "11"  # of the demo's streams, among those for development
 STREAM = 64  # frames of each

@@ -9,11 +9,9 @@ from functools import partial
 
 from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
 from edgevlm.errors import UserError
-from edgevlm.runtime.auto import AUTO
-from edgevlm.runtime.changed_patches import parse_encode
-from edgevlm.runtime.changes import ALL, CHANGED, parse_append
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
+from edgevlm.runtime.settings import ALL, AUTO, CHANGED, parse_append, parse_encode
 
 FULL = "full"
 ORACLE = "oracle"

@@ -31,17 +31,17 @@ from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FAC
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
 from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.errors import UserError
-from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.cache import Kind, KVCache
-from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.opening import AUTO, chosen_policy
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import ALL
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
 TEXT_BUDGET = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs

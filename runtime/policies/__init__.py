@@ -25,7 +25,7 @@ POLICIES: dict[str, type[Policy]] = {name: load_class("policies", name) for name
 
 __all__ = [
     "POLICIES", "Appended", "Context", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape",
-    "create_policy", "evicting", "find_policy", "setting", "setting_fields",
+    "as_policy", "create_policy", "evicting", "find_policy", "setting", "setting_fields",
 ]  # fmt: skip
 
 
@@ -63,6 +63,21 @@ def create_policy(text: str) -> Policy:
         return policy(**values)
     except (TypeError, ValueError) as error:
         raise UserError(f"policy {name}: {error}") from None
+
+
+def as_policy(policy: str | Policy | type[Policy]) -> Policy:
+    """Return the policy of a name or class, or ``policy`` itself. Raises UserError for anything else."""
+    if isinstance(policy, str):
+        return create_policy(policy)
+    if isinstance(policy, type) and issubclass(policy, Policy):
+        made = policy
+        try:
+            policy = made()
+        except (TypeError, ValueError) as error:  # abstract, or with settings that have no default
+            raise UserError(f"policy {made.__name__}: {error}; give an instance of it") from None
+    if not isinstance(policy, Policy):
+        raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")
+    return policy
 
 
 def _convert(text: str, kind: type) -> object:

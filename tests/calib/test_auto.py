@@ -8,13 +8,14 @@ import pytest
 
 from edgevlm.calib import write_calibration
 from edgevlm.errors import BundleError, UserError
-from edgevlm.runtime.auto import check_policy, chosen_policy
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CHOICES as FILE
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Candidate, Choice, Choices
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.opening import chosen_policy
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import check_policy
 
 KNOWN = tuple(name for name, policy in POLICIES.items() if policy.bounded)
 HERMES = Candidate("hermes", 60, 0.25, 0.2, 0.3, 9.5, 1000, 0.75)

@@ -17,8 +17,9 @@ from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import AppendTrial, Choices
-from edgevlm.runtime.changes import AppendChanged, References
+from edgevlm.runtime.changes import References
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import AppendChanged
 
 CLUSTERS, EACH = 40, 25
 

@@ -5,8 +5,8 @@ import pytest
 
 from edgevlm.calib.accuracy.select_policy import MeasuredCandidate, select_policy
 from edgevlm.calib.intervals import mean, mean_difference
-from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.calibration import Candidate
+from edgevlm.runtime.opening import FALLBACK
 
 CLUSTERS, EACH = 40, 6
 

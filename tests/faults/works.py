@@ -58,11 +58,10 @@ QUESTION = "how many objects are there now?"
 def opened(folder: Path, policy: str, notify: Callable[[str], Any]) -> Any:
     from edgevlm.runtime.session import Session
     from edgevlm.runtime.snapshots import SnapshotWriter
-    from edgevlm.runtime.store import StoreSettings
 
-    store = None if policy == "last-seen" else StoreSettings(4_000_000, 1_000_000)
+    limits = {} if policy == "last-seen" else {"store_bytes": 4_000_000, "host_bytes": 1_000_000}
     state = SnapshotWriter(folder, every=3600, notify=notify)
-    session = Session.open("demo", policy=policy, budget=128, chunk=CHUNK, state=state, store=store, append="all", encode="all")
+    session = Session.open("demo", policy=policy, budget=128, chunk=CHUNK, state=state, append="all", encode="all", **limits)
     session.notify = notify
     return session
 

@@ -281,7 +281,7 @@ def words(data: bytes) -> None:
     """Options and addresses: what is typed, and what programs send as text."""
     text = data.decode("utf-8", "replace")
     readers = [
-        ("runtime.budget", "parse_budget"), ("apps.run.clock", "moment"),
+        ("runtime.settings", "parse_budget"), ("apps.run.clock", "moment"),
         ("apps.run.clock", "split_window"), ("apps.sources.network", "split_address"), ("apps.serve.chat", "stream_of"),
         ("apps.sources.gstreamer", "is_pipeline"), ("apps.sources.folder", "natural"),
     ]  # fmt: skip

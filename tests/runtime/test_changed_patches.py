@@ -12,8 +12,9 @@ from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import ChangedTowerSpec, VisionSpec
 from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changed_patches import EncodeChanged, PatchChanges, parse_encode, phase_shift
+from edgevlm.runtime.changed_patches import PatchChanges, phase_shift
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.settings import EncodeChanged, parse_encode
 
 GRID = (12, 12)
 SIZE = (168, 168)

@@ -9,8 +9,9 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.changes import AppendChanged, References, parse_append
+from edgevlm.runtime.changes import References
 from edgevlm.runtime.session import Session, TextBudget
+from edgevlm.runtime.settings import AppendChanged, parse_append
 
 QUESTION = "what color was the square?"
 TEXT_BUDGET = TextBudget(32, 64, 32)

@@ -81,12 +81,12 @@ def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says)
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"budget": 512.5}, "budget is an integer, not 512.5"),
-        ({"budget": True}, "budget is an integer"),
-        ({"chunk": 2.0}, "chunk is an integer, not 2.0"),
+        ({"budget": 512.5}, "budget: Input should be a valid integer"),
+        ({"budget": True}, "budget: Input should be a valid integer"),
+        ({"chunk": 2.0}, "chunk: Input should be a valid integer"),
         ({"chunk": 10**9}, "a chunk of frames .* GB and .* GB are free; give a lower --chunk"),
-        ({"reindexing": "eagr"}, "reindexing is lazy or eager, not 'eagr'"),
-        ({"reindexing": "never"}, "reindexing is lazy or eager"),
+        ({"reindexing": "eagr"}, "reindexing: Input should be .lazy. or .eager."),
+        ({"policcy": "full"}, "did you mean .policy."),
         ({"system": "caf\udce9"}, "is no character"),
     ],
 )

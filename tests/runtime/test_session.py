@@ -260,7 +260,7 @@ def test_what_cannot_work_is_refused_in_one_line(model):
         ({"budget": 10**6, "policy": "full"}, "passes the model's limit"),
         ({"budget": 10 * per_frame, "policy": "infinipot"}, "did you mean 'infinipot-v'"),
         ({"budget": 10 * per_frame, "policy": "infinipot-v:alhpa=1"}, "did you mean 'alpha'"),
-        ({"budget": 10 * per_frame, "chunk": 0}, "1 or more"),
+        ({"budget": 10 * per_frame, "chunk": 0}, "greater than or equal to 1"),
     ]:
         with pytest.raises(UserError, match=says) as caught:
             Session.open(model, **settings)

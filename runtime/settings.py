@@ -1,0 +1,205 @@
+"""The settings of a session, declared once: ``Session.open``, the command line, edgevlm.toml and HTTP read this model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.json_schema import SkipJsonSchema
+
+from edgevlm.errors import UserError, nearest, reason
+
+AUTO, ALL, CHANGED = "auto", "all", "changed"
+TAU = 0.97
+INTERVAL = 64
+THRESHOLD = 6.0
+
+
+class Metavar(NamedTuple):
+    """How help shows a field's value; found in ``model_fields[name].metadata``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendChanged:
+    """tau: a token is appended if the cosine of its feature to its patch's reference is below it. refresh: a patch is appended
+    again after this many frames whatever it shows; 0 never."""
+
+    tau: float = TAU
+    refresh: int = 0
+
+    def __str__(self) -> str:
+        return f"{CHANGED}:tau={self.tau:g}" + (f",refresh={self.refresh}" if self.refresh else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSetting:
+    """A parsed ``append``: ``auto``, ``all``, or ``changed`` with its settings. tau: None for the model's own."""
+
+    name: str = AUTO
+    tau: float | None = None
+    refresh: int = 0
+
+    def for_model(self, calibrated: float | None) -> AppendChanged | None:
+        """None for whole frames. calibrated: the model's tau; without it, ``auto`` is ``all``, ``changed`` takes the preset."""
+        if self.name == ALL or (self.name == AUTO and calibrated is None):
+            return None
+        return AppendChanged(self.tau or calibrated or TAU, self.refresh)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeChanged:
+    """interval: the whole frame is encoded every ``interval`` frames. threshold: levels of 255 by which the tenth of a patch's
+    pixels that differ most must differ on average; 0 encodes every frame whole."""
+
+    interval: int = INTERVAL
+    threshold: float = THRESHOLD
+
+    def __str__(self) -> str:
+        return f"{CHANGED}:interval={self.interval},threshold={self.threshold:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSetting:
+    """A parsed ``encode``: ``auto``, ``all``, or ``changed`` with its settings."""
+
+    name: str = AUTO
+    changed: EncodeChanged = EncodeChanged()
+
+
+def parse_append(text: str) -> AppendSetting:
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else."""
+    name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0})
+    tau, refresh = values.get("tau"), values.get("refresh", 0)
+    if tau is not None and not 0 < tau <= 1:
+        raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
+    if refresh != int(refresh):
+        raise UserError(f"append {text!r}: refresh is an integer (frames)")
+    return AppendSetting(name, tau, int(refresh))
+
+
+def parse_encode(text: str) -> EncodeSetting:
+    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Raises UserError for anything else."""
+    name, values = _split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
+    interval, threshold = values.get("interval", INTERVAL), values.get("threshold", THRESHOLD)
+    if interval < 1 or interval != int(interval) or threshold > 255:
+        raise UserError(f"encode {text!r}: interval is an integer (frames), 1 or more, threshold 0 to 255 levels")
+    return EncodeSetting(name, EncodeChanged(int(interval), threshold))
+
+
+def _split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[str, dict[str, float]]:
+    name, _, settings = text.partition(":")
+    if name not in (AUTO, ALL, CHANGED):
+        raise UserError(f"{option} {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
+    if name != CHANGED and settings:
+        raise UserError(f"{option} {text!r}: {name} has no settings")
+    values: dict[str, float] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        if key not in usual or not re.fullmatch(r"\d{1,9}(?:\.\d{0,9})?|\.\d{1,9}", value):
+            example = ",".join(f"{key}={value:g}" for key, value in usual.items())
+            raise UserError(f"{option} {text!r}: give {CHANGED}:{example}")
+        values[key] = float(value)
+    return name, values
+
+
+def parse_budget(text: str) -> int:
+    """Parse ``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for anything else."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kK]?)", text.strip())
+    if not match:
+        raise UserError(f"budget {text!r}: give a number of tokens, like 512 or 6k")
+    return int(float(match[1]) * (1000 if match[2] else 1))
+
+
+def parse_bytes(text: str) -> int:
+    """Parse ``8G`` (8,000,000,000) or ``256M`` as a number of bytes. Raises UserError for anything else."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKmMgGtT]?)", text.strip())
+    if not match:
+        raise UserError(f"{text!r} is not a number of bytes, like 8G or 256M")
+    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+
+
+def check_policy(policy: Any) -> Any:
+    """Return ``policy`` unchanged. Raises UserError unless it is a policy's name, class or instance, or ``auto``."""
+    if isinstance(policy, str) and policy.startswith(f"{AUTO}:"):
+        raise UserError(f"policy {policy}: auto takes no settings; a setting goes with the policy's own name")
+    if policy != AUTO:
+        from edgevlm.runtime.policies import as_policy  # numpy, for commands that only show their help
+
+        as_policy(policy)
+    return policy
+
+
+def _integer(value: Any) -> Any:
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
+    """Validate text with ``parse``; ``keep`` the text itself."""
+
+    def check(value: Any) -> Any:
+        try:
+            parsed = parse(value) if keep or isinstance(value, str) else value
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return value if keep else parsed
+
+    return AfterValidator(check)
+
+
+# types of fields, for other models of settings to use: edgevlm.toml, bodies of HTTP requests
+PolicyName = Annotated[str, Field(max_length=4096), _by(check_policy, keep=True)]
+Tokens = Annotated[Annotated[int, Field(strict=True)] | str, BeforeValidator(_integer), _by(parse_budget)]
+Frames = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1)]
+Bytes = Annotated[Annotated[int, Field(strict=True, ge=0)] | str, BeforeValidator(_integer), _by(parse_bytes)]
+Append = Annotated[str, _by(parse_append, keep=True)]
+Encode = Annotated[str, _by(parse_encode, keep=True)]
+AnyPolicy = Annotated[str | SkipJsonSchema[Any], _by(check_policy, keep=True)]
+
+
+class SessionSettings(BaseModel):
+    """What ``Session.open`` needs to know of a stream's memory, beside the model. Values are checked; ``budget="6k"`` is 6000.
+
+    ``model_fields[name]`` has a field's help (``description``), default, bounds, and a :class:`Metavar` in its metadata.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    policy: Annotated[AnyPolicy, Metavar("NAME[:K=V,..]")] = Field(
+        AUTO, description="KV-cache eviction policy (see `edgevlm policies`)."
+    )
+    budget: Annotated[Tokens | None, Metavar("N|6k")] = Field(None, description="Keep this many vision tokens per layer.")
+    chunk: Annotated[Frames, Metavar("N")] = Field(8, description="Encode this many frames at once.")
+    reindexing: Annotated[Literal["lazy", "eager"], Metavar("lazy|eager")] = Field(
+        "lazy", description="Re-index positions late, or at every compression."
+    )
+    append: Annotated[Append, Metavar("auto|all|changed")] = Field(
+        AUTO, description="Append all tokens of a frame, or only those that changed."
+    )
+    encode: Annotated[Encode, Metavar("auto|all|changed")] = Field(
+        AUTO, description="Encode all patches of a frame, or only those that changed."
+    )
+    store_bytes: Annotated[Bytes | None, Metavar("8G")] = Field(
+        None, description="Maximum file size for KV blocks that a retrieval policy offloads (8G)."
+    )
+    host_bytes: Annotated[Bytes | None, Metavar("256M")] = Field(
+        None, description="Maximum host RAM for offloaded KV blocks (256M)."
+    )
+
+    @classmethod
+    def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:
+        """Return ``settings``, with ``fields`` in place of its own. Raises UserError, one line that names the field."""
+        given = {} if settings is None else {name: getattr(settings, name) for name in SessionSettings.model_fields}
+        if unknown := [name for name in fields if name not in cls.model_fields]:
+            raise UserError(f"a session has no setting {unknown[0]!r}; {nearest(unknown[0], cls.model_fields)}")
+        try:
+            return cls(**{**given, **fields})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            field, why = str(first["loc"][0]), reason(first["msg"])
+            raise UserError(why if field in why else f"{field}: {why}") from None
