@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgevlm.calib.accuracy.pools import Processes, RayActors
 
 TEXT_FACTS = "text-facts"
-DEMO = ("streamqa", "streamqa-hard", "streamqa-photo", "longstream", TEXT_FACTS)
+DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "turns", "journal", "plot")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
@@ -27,7 +27,6 @@ EPILOG = f"""
 Suites of the demo world, and their usual budgets:
   streamqa       ask after the last frame ({BUDGETS["demo"]})
   streamqa-hard  the same; scenes move, are cut, and more happens
-  streamqa-photo the same, of photographs; --model BUNDLE of one trained on them
   longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
   text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
 

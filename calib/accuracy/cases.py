@@ -1,7 +1,6 @@
 """The demo world's suites: streams, the questions asked after their last frame, and the tokens that show each answer.
 
 streamqa asks one question of each kind; the background of streamqa-hard moves and is cut, and nearly twice as much happens;
-streamqa-photo shows another world, made of photographs, to a model that was trained on it.
 longstream asks what was last shown tens, hundreds or thousands of frames ago. Full KV cannot hold such a stream, nor has the
 model positions for it: what it can answer is what an oracle makes of the evidence at a generous budget.
 
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.long_world import LongWorld, Visit, plan_visits
-from edgevlm.calib.demo.photo_world import PhotoWorld
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.runtime.evidence import Evidence, Moment
 
@@ -33,7 +31,7 @@ Words = tuple[int, int]
 
 Drawn = tuple[demo.Question, str]  # and its right answer
 
-LONGSTREAM, PHOTO = "longstream", "streamqa-photo"
+LONGSTREAM = "longstream"
 
 OF_A_VISIT = ("past_color", "past_where", "past_seen")
 OF_THE_FIRST = ("first_color", "first_shape")
@@ -42,7 +40,6 @@ OF_NOW = ("now_count", "now_color", "now_where")
 SUITES: dict[str, Callable[[list[int]], World]] = {
     "streamqa": World,
     "streamqa-hard": partial(World, hard=True),
-    PHOTO: partial(PhotoWorld, unseen=True),
 }
 
 

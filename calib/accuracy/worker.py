@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import (
     LONGSTREAM,
-    PHOTO,
     SUITES,
     Case,
     CaseQuestion,
@@ -171,8 +170,6 @@ class Worker:
                 f"{settings.suite} shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
                 "give --model demo, or a bundle trained on the demo world"
             )
-        if settings.suite == PHOTO and model.bundle.vision.size != self._case.frames.shape[1:3]:
-            raise UserError(f"--suite {PHOTO}: give --model BUNDLE of a model trained on its world; {settings.model} was not")
 
     @property
     def identity(self) -> str:

@@ -1,16 +1,19 @@
-"""Train the demo model on one core: `python -m edgevlm.calib.demo.train --out DIR [--minutes 90] [--resume]`."""
+"""Train the demo model on one core: `python examples/train_demo --out DIR [--minutes 90] [--resume]`."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 
-from .batch import MAX_FRAMES
-from .trainer import WORLDS, TrainSettings, train
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from train_demo.batch import MAX_FRAMES
+from train_demo.trainer import WORLDS, TrainSettings, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m edgevlm.calib.demo.train", description="Train the demo model on one core.")
+    parser = argparse.ArgumentParser(prog="python examples/train_demo", description="Train the demo model on one core.")
     parser.add_argument("--out", type=Path, required=True, help="gets state.pt and checkpoint/")
     parser.add_argument("--minutes", type=float, default=90, help="processor time of the whole run")
     parser.add_argument("--seed", type=int, default=0)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from edgevlm.calib.demo.photo_world import PhotoWorld
 from edgevlm.calib.demo.world import World
 
 from .batch import MAX_FRAMES, make_batch, plan_batch
 from .decoder import FactHeads, evaluate, loss, table
 from .model import build_model, build_tokenizer, save_model
 from .muon import Muon
+from .photo_world import PhotoWorld
 from .vision import pretrain_vision
 
 MUON_RATE, ADAM_RATE = 4e-3, 2e-3

@@ -1,6 +1,6 @@
 """Cut the photo world's atlas, photos.jpg, out of photographs of scikit-image's wheel; photos.txt says whose they are.
 
-python -m edgevlm.calib.demo.train.atlas FOLDER, which is skimage/data of scikit-image 0.26's wheel, unpacked.
+python -m train_demo.atlas FOLDER, in examples/, which is skimage/data of scikit-image 0.26's wheel, unpacked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from edgevlm.calib.demo.photo_world import ATLAS, GROUND, THING
+from .photo_world import ATLAS, GROUND, THING
 
 # One row per ground: photograph, its scale, and (left, top) of the crop that training sees and of the one held out.
 GROUNDS = (

@@ -3,29 +3,22 @@
 import itertools
 import re
 
-import numpy as np
 import pytest
 import torch
 import transformers
-
-from edgevlm.calib.demo.questions import ANSWERS, KINDS, ask
-from edgevlm.calib.demo.train.batch import (
-    FACTS,
+from train_demo.batch import (
     MAX_FRAMES,
-    OF_OBJECTS,
-    TEXT_ROOM,
     UNKNOWN,
     BatchPlan,
     make_batch,
     make_stream,
-    place,
-    plan_batch,
 )
-from edgevlm.calib.demo.train.decoder import evaluate, forward, held_out_batch, right_answers
-from edgevlm.calib.demo.train.model import PATCHES, TRAINED_LENGTH, build_tokenizer, pixels, save_model
-from edgevlm.calib.demo.train.muon import Muon
-from edgevlm.calib.demo.train.trainer import WORLDS, Trainer, TrainSettings
-from edgevlm.calib.demo.train.vision import EMPTY, make_frames
+from train_demo.decoder import forward, held_out_batch
+from train_demo.model import PATCHES, TRAINED_LENGTH, build_tokenizer, pixels, save_model
+from train_demo.muon import Muon
+from train_demo.trainer import WORLDS, Trainer
+
+from edgevlm.calib.demo.questions import ANSWERS, KINDS, ask
 from edgevlm.calib.demo.world import COLORS
 
 PLANS = [
@@ -133,79 +126,6 @@ def test_batches_keep_their_promises(plan, tokenizer):
             assert re.fullmatch(r"(\w+( \w+)? <eos> ?){1,3}", answers), answers
 
 
-def test_evidence_is_where_the_object_was_shown(tokenizer):
-    seed, frames = [8, 2], 20
-    batch = make_batch(seed, BatchPlan(1, frames, 3), tokenizer)
-    facts = torch.full((batch.vision_length, len(FACTS)), UNKNOWN)
-    facts[batch.places] = batch.facts
-    quadrants = {f"{a} {b}": 2 * i + j for i, a in enumerate(("top", "bottom")) for j, b in enumerate(("left", "right"))}
-    looked = 0
-    for block, kind in enumerate(batch.kinds[0]):
-        rows = torch.nonzero((batch.blocks[0] == block) & batch.evidence[0].any(1))[:, 0]
-        if kind.endswith("_where"):
-            last = batch.evidence[0, rows[-1]]
-            assert set(facts[last, list(FACTS).index("quadrant")].tolist()) == {
-                quadrants[tokenizer.decode(batch.labels[0, rows[-2:]])]
-            }
-            looked += 1
-    assert looked
-
-
-def test_batches_depend_on_the_seed_alone(tokenizer):
-    one, same, other = (make_batch(seed, PLANS[2], tokenizer) for seed in ([1], [1], [2]))
-    torch.testing.assert_close(one.questions, same.questions)
-    torch.testing.assert_close(one.patches, same.patches)
-    assert one.patches.shape != other.patches.shape or not torch.equal(one.patches, other.patches)
-
-
-def test_plans_reach_the_trained_length():
-    rng = np.random.default_rng(0)
-    plans = [plan_batch(rng, progress) for progress in np.linspace(0, 1, 300)]
-    assert max(plan.frames for plan in plans if not plan.remnant) == MAX_FRAMES
-    shorter = [plan_batch(rng, progress, most=72) for progress in np.linspace(0, 1, 300)]
-    assert max(plan.frames for plan in shorter if not plan.remnant) == 72
-    assert not any(plan_batch(rng, progress, thin=False).thinned for progress in np.linspace(0, 1, 100))
-    assert all(any(getattr(plan, flag) for plan in plans) for flag in ("thinned", "reindexed", "remnant", "far"))
-    whole = np.ones((8, PATCHES), dtype=bool)
-    reached = max(int(place(whole, BatchPlan(1, 8, 1, far=True), rng)[-1]) for _ in range(200))
-    assert TRAINED_LENGTH - 100 < reached + TEXT_ROOM <= TRAINED_LENGTH
-
-
-def test_facts_are_about_the_object_in_the_patch():
-    stream = make_stream([4], 64, [63])
-    history = stream.asked[63]
-    assert history.complete
-    names = list(FACTS)
-    for time, patch in zip(*np.nonzero(stream.occupied), strict=True):
-        fact = dict(zip(names, stream.facts[time, patch].tolist(), strict=True))
-        thing = history.things[stream.owners[time, patch]]
-        prior = history.things[thing.number - 1] if thing.number else None
-        assert fact["quadrant"] == thing.quadrant
-        assert fact["entering"] == (thing.entered == time)
-        assert fact["prior_color"] == (prior.color if prior else 8)
-        assert fact["prior_shape"] == (prior.shape if prior else 8)
-        assert fact["entries"] == sum(other.entered <= time for other in history.things)
-        assert fact["alike"] == min(3, sum(other.color == thing.color for other in history.things[: thing.number]))
-    assert (stream.facts[~stream.occupied][:, : len(OF_OBJECTS)] == UNKNOWN).all()
-    np.testing.assert_array_equal(stream.facts[:, -1, names.index("present")], stream.occupied.sum(1))
-    for time in range(64):
-        left = [thing for thing in history.things if thing.left is not None and thing.left <= time]
-        last = max(left, key=lambda thing: thing.left, default=None)
-        told = stream.facts[time, -1, names.index("gone_color") :].tolist()
-        assert told == ([last.color, last.shape] if last else [8, 8])
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_vision_labels_match_the_frames(world):
-    frames, labels = make_frames([0], WORLDS[world][0])
-    assert frames.shape[0] == labels.shape[0] == 128
-    assert ((labels[..., 0] == EMPTY) == (labels[..., 1] == EMPTY)).all()
-    patches, things = (labels[..., 0] != EMPTY).sum(1), labels[:, -1, 3]
-    assert (patches >= things).all()
-    assert world == "photo" or (patches == things).all(), "one patch each"
-    assert ((patches > 0) == (things > 0)).all()
-
-
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_resumed_run_goes_on_with_the_same_data_and_weights(world, tmp_path):
     straight = Trainer(seed=1, world=world)
@@ -233,16 +153,3 @@ def test_muon_is_torchs():
     for one, other in zip(ours, theirs, strict=True):
         assert (one - 1).abs().max() > 0.01
         torch.testing.assert_close(one, other, atol=1e-3, rtol=0)
-
-
-def test_evaluation_counts_blocks_and_clusters(checkpoint):
-    model = Trainer(seed=0).model
-    results = evaluate(model, streams=2, frames=16)
-    assert set(results) <= set(KINDS)
-    assert results["now_count"].count == 4
-    assert len(right_answers(model, held_out_batch([[9]], 8))) == len(held_out_batch([[9]], 8).kinds[0])
-
-
-def test_settings_leave_time_for_the_decoder(tmp_path):
-    with pytest.raises(ValueError, match="leave none for the decoder"):
-        TrainSettings(tmp_path, minutes=2)

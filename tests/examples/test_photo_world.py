@@ -7,12 +7,9 @@ import pytest
 
 pytest.importorskip("cv2")
 
-from edgevlm.calib.accuracy.cases import PHOTO, make_case
-from edgevlm.calib.accuracy.worker import AccuracySettings, Worker
-from edgevlm.calib.demo.photo_world import CELL, GROUND, GROUNDS, SIZE, PhotoWorld
-from edgevlm.calib.demo.train import atlas
+from train_demo.photo_world import CELL, SIZE, PhotoWorld
+
 from edgevlm.calib.demo.world import GRID, MAX_PRESENT
-from edgevlm.errors import UserError
 
 
 def test_same_seed_same_frames():
@@ -62,17 +59,3 @@ def test_what_is_shown_is_what_is_told():
             differing.append(int(pixels.sum()))
     assert len(differing) > 12
     assert min(differing) > 25
-
-
-def test_held_out_backgrounds_are_other_parts_of_the_photographs():
-    assert len(atlas.GROUNDS) == GROUNDS
-    for name, _, training, held_out in atlas.GROUNDS:
-        assert max(abs(np.subtract(training, held_out))) >= GROUND, name
-
-
-def test_the_suite_asks_of_held_out_streams_and_refuses_another_worlds_model():
-    case, world = make_case((5, 0), 3, 8, PHOTO), PhotoWorld([5, 0, 3], unseen=True)
-    np.testing.assert_array_equal(case.frames, [world.step() for _ in range(8)])
-    assert case.questions
-    with pytest.raises(UserError, match="trained on its world; demo was not"):
-        Worker(AccuracySettings(suite=PHOTO))
