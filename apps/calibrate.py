@@ -103,7 +103,7 @@ def parse_comparison(
 def _policies(text: str) -> list[str]:
     if text == "all":
         return evicting()
-    variants = parse_variants([text])[0]
+    variants = parse_variants([text])
     if not variants or any(variant.is_oracle or variant.label == AUTO or "@" in variant.label for variant in variants):
         raise UserError(f"--policies {text}: name policies that have a budget, parted by commas, or all, or none")
     return [variant.label for variant in variants]

@@ -41,7 +41,7 @@ def scaling(
         raise UserError(f"--workers {workers}: give rising numbers that begin with 1, like 1,2") from None
     progress("budgets of equal bytes")
     worker = Worker(AccuracySettings(frames=frames))
-    variants, _ = parse_variants(list(policy))
+    variants = parse_variants(list(policy))
     found = [worker.ceiling(), *(run for each in parse_budgets(budget) for run in worker.runs(variants, each))]
     tasks = [CaseTask(run, stream) for stream in range(streams) for run in found if isinstance(run, VariantRun)]
     start_s, pieces, alone = 0.0, [0.0] * len(tasks), 0.0

@@ -11,14 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edgevlm.bench.accuracy.report import describe, describe_turns, make_report, turn_rows
+from edgevlm.bench.accuracy.report import describe, make_report
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_tokens, parse_variants, split
-from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
+from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
@@ -44,7 +44,7 @@ def run_demo_suite(
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
     check(settings, plot)
     budgets = parse_tokens(budget) if settings.suite == LONGSTREAM else parse_budgets(budget)
-    variants = variants_of(policies, bool(settings.turns))
+    variants = parse_variants(policies)
     against = reference(against, variants)
     appends, encodes = (list(dict.fromkeys(split(ways))) for ways in (append, encode))
     for way, look in product(appends, encodes):
@@ -55,9 +55,6 @@ def run_demo_suite(
             settings, variants, budgets, streams, out=out, resume=resume, pool=pool, progress=step, append=appends,
             encode=encodes,
         )  # fmt: skip
-    if settings.turns:
-        rows = list(turn_rows(comparison))
-        return _json_lines([row.line(comparison) for row in rows]) if as_json else describe_turns(comparison, rows)
     report = make_report(comparison, against)
     if plot is not None:
         from edgevlm.bench.accuracy.plot import plot as draw
@@ -84,33 +81,17 @@ def check(settings: AccuracySettings, plot: Path | None) -> None:
         seed_words(settings.seed)
     except ValueError:
         raise UserError(f"--seed {settings.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
-    if settings.suite == LONGSTREAM and (plot or settings.turns):
-        raise UserError(f"--suite {LONGSTREAM} asks one way and has no plot; leave out --plot and --turns")
-    if settings.suite == TEXT_FACTS and (plot or settings.turns or not settings.model.endswith(".gguf")):
-        raise UserError(
-            f"--suite {TEXT_FACTS} asks a language model's --model FILE.gguf, one way; leave out --plot and --turns"
-        )
-    if plot is not None and settings.turns:
-        raise UserError("--plot draws one question each; leave out --turns")
+    if settings.suite == LONGSTREAM and plot:
+        raise UserError(f"--suite {LONGSTREAM} has no plot; leave out --plot")
+    if settings.suite == TEXT_FACTS and (plot or not settings.model.endswith(".gguf")):
+        raise UserError(f"--suite {TEXT_FACTS} asks a language model's --model FILE.gguf and has no plot; leave out --plot")
     if plot is not None:
         check_plot(plot)
 
 
-def variants_of(policies: list[str], turns: bool) -> list[Variant]:
-    """What to compare; what the installed policies do not have is named on stderr. Raises UserError."""
-    variants, missing = parse_variants(policies)
-    if turns and Variant(GUIDED).exists:
-        variants = list(dict.fromkeys([*variants, Variant(GUIDED)]))
-    elif turns:
-        missing.append(GUIDED)
-    for label in missing:
-        print(f"left out: {label}, which the installed policies have no setting for", file=sys.stderr)
-    return variants
-
-
 def reference(against: str | None, variants: list[Variant]) -> str:
     """The policy that differences are to. Raises UserError for one that is not compared."""
-    labels = [variant.label for variant in variants if not variant.is_oracle and variant.label != GUIDED]
+    labels = [variant.label for variant in variants if not variant.is_oracle]
     if against is not None and against not in labels:
         raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
     return against or next((label for label in labels if label == USUAL), labels[0] if labels else USUAL)

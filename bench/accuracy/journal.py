@@ -15,12 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgevlm.apps.journal import FILE, Journal, Line
-from edgevlm.bench.accuracy.command import variants_of
 from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion
 from edgevlm.calib.accuracy.memory_accounting import bytes_per_token
-from edgevlm.calib.accuracy.variants import Budget, SkippedRun, Variant, VariantRun, parse_tokens
+from edgevlm.calib.accuracy.variants import Budget, SkippedRun, Variant, VariantRun, parse_tokens, parse_variants
 from edgevlm.calib.accuracy.worker import TEXT_BUDGET, AccuracySettings, Worker, policy_of
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.world import COLORS, SHAPES
@@ -57,9 +56,9 @@ class JournalScores:
 
 def run_journal(settings: AccuracySettings, policies: list[str], budget: str, streams: int, as_json: bool) -> str:
     """The table, or JSON lines. Raises UserError."""
-    if settings.suite != LONGSTREAM or settings.turns:
-        raise UserError(f"--journal: give --suite {LONGSTREAM}, and no --turns")
-    variants = [variant for variant in variants_of(policies, turns=False) if not variant.is_oracle]
+    if settings.suite != LONGSTREAM:
+        raise UserError(f"--journal: give --suite {LONGSTREAM}")
+    variants = [variant for variant in parse_variants(policies) if not variant.is_oracle]
     with progress("loading the model") as step:
         lines = list(measure_journal(settings, variants, parse_tokens(budget), streams, step))
     return "\n".join(map(bench_line if as_json else describe, lines))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
-DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "turns", "journal", "plot")
+DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "journal", "plot")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
@@ -49,9 +49,7 @@ def check_suite(name: str) -> str:
 def accuracy(
     context: typer.Context,
     suite: Annotated[str, option("NAME", "Ask the questions of this suite; listed below.", callback=check_suite)],
-    policy: Annotated[
-        list[str] | None, option("all|ablations|NAME,..", "Compare these; NAME@eager re-indexes eagerly.", "all")
-    ] = None,
+    policy: Annotated[list[str] | None, option("all|NAME,..", "Compare these; NAME@eager re-indexes eagerly.", "all")] = None,
     budget: Annotated[
         str | None, option("P%,..|6k,..", "Compare at these budgets: fractions of a stream, or tokens.", "the suite's, below")
     ] = None,
@@ -74,7 +72,6 @@ def accuracy(
     against: Annotated[
         str | None, option("NAME", "Report paired differences to this policy.", "infinipot-v", panel=WORLD)
     ] = None,
-    turns: Annotated[int, option("N", "Ask one memory this many questions; 0: one.", panel=WORLD, min=0)] = 0,
     journal: Annotated[bool, flag("--journal", "Compare with a journal's lines; longstream.", panel=WORLD)] = False,
     plot: Annotated[Path | None, option("FILE", "Draw accuracy against budget (.svg, .png).", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
@@ -106,7 +103,7 @@ def accuracy(
 
     with progress("reading the model") as step:
         folder = model if suite == TEXT_FACTS else resolve_model(model, step, to_stderr)
-    settings = AccuracySettings(folder, frames, seed, turns, suite)
+    settings = AccuracySettings(folder, frames, seed, suite)
     if suite == TEXT_FACTS and encode != "all":
         raise UserError(f"--encode: is not for --suite {suite}, which shows text; leave it out")
     if journal:

@@ -53,12 +53,10 @@ def job_of(
         raise UserError(f"--data {data}: is not a folder; give the one that the benchmark was downloaded to")
     if not SLOWEST_FPS <= fps <= 1000:
         raise UserError(f"--fps {fps:g}: give frames a second, from {SLOWEST_FPS:g} to 1000")
-    variants, missing = parse_variants(policies)
+    variants = parse_variants(policies)
     named = [name for text in policies for name in split(text)]
     if any(variant.is_oracle for variant in variants) and "all" not in named:
         raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
-    for label in missing:
-        to_stderr(f"left out: {label}, which the installed policies have no setting for")
     return SuiteJob(
         suite=suite, data=data, model=resolve_model(model, lambda *told: None, to_stderr), fps=fps,
         variants=[variant for variant in variants if not variant.is_oracle], budgets=parse_token_budgets(budget),

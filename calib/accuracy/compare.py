@@ -1,4 +1,4 @@
-"""Every variant at every budget on the same streams and questions."""
+"""Compares every variant at every budget on the same streams and questions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edgevlm.progress import Report
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL
 
-ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
+ENTERS = 0.9  # fraction of a kind's answers that full KV must have right for the kind to count
 
 Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """runs: the ceiling first, ``full`` as a rule, then by budget; records: of each run, stream by stream."""
+    """runs: the ceiling (usually ``full``), then by budget; records: of each run, stream by stream."""
 
     settings: AccuracySettings
     runs: list[VariantRun]
@@ -36,11 +36,11 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """How often full KV must answer a kind right, or it is left out; kinds of text always enter."""
+        """The least accuracy of the ceiling on a kind for it to count; kinds of text always count."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
-        """Of each kind of question how often the ceiling is right."""
+        """The ceiling's accuracy on each kind of question."""
         records = self.records[self.runs[0]]
         names = dict.fromkeys(result["kind"] for record in records for result in record["results"])
         return {name: fraction_right(clusters(records, of_kinds({name}))) for name in names}
@@ -60,10 +60,9 @@ def compare(
     append: Sequence[str] = (ALL,),
     encode: Sequence[str] = (ALL,),
 ) -> Comparison:
-    """Run every case, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError.
+    """Run every case, or with ``out`` and ``resume`` those missing in the journal. Raises UserError.
 
-    model: one that is loaded already, for this process alone. append, encode: what enters the memory, and what goes through the
-    vision tower; each variant runs under each pair.
+    model: a loaded one, for this process only. append, encode: each variant runs under each pair of these.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
@@ -89,7 +88,7 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """``oracle`` is a row for each of the oracles, of which the report names the best; on text they hardly differ: one."""
+    """Replace ``oracle`` by all oracles, of which the report names the best; on text they hardly differ, so by one."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
@@ -100,11 +99,11 @@ def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
 
 
 def of_kinds(kinds: Collection[str]) -> Pick:
-    """Picks questions of these kinds."""
+    """Pick questions of these kinds."""
     return lambda result: result["kind"] in kinds
 
 
 def correct_answers(comparison: Comparison, run: VariantRun) -> list[list[bool]]:
-    """Whether each answer of a run is right, a list a stream; kinds that full KV answers too seldom are left out."""
+    """Whether each answer of a run is right, a list a stream, for the kinds that count."""
     entered = {kind for kind, of in comparison.kinds().items() if of.value >= comparison.enters}
     return clusters(comparison.records[run], of_kinds(entered))

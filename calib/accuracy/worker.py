@@ -1,4 +1,4 @@
-"""A worker has one model watch the cases one by one under each run's policy; several work side by side in a pool."""
+"""A worker shows one model the cases one by one under each run's policy; several work side by side in a pool."""
 
 from __future__ import annotations
 
@@ -43,22 +43,20 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-TEXT_BUDGET = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
-MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays are there by then
+TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for the questions and answers here, and leaves the stream its positions
+MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays exist by then
 MEASURED_TEXT = 16  # likewise, of a stream of text, whose budget is a few frames
-GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
-"""What stands in for full KV where a stream is too long for it: the evidence is kept, and half of the positions are free."""
+"""Stands in for full KV where a stream is too long for it: keeps the evidence and leaves half of the positions free."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """What results depend on beside policy, budget and stream. seed: a number, or ``test``; turns: 0 for one question each."""
+    """What results depend on beside policy, budget and stream. seed: a number, or ``test``."""
 
     model: str = "demo"
     frames: int = 64
     seed: str = "0"
-    turns: int = 0
     suite: str = "streamqa"
 
 
@@ -70,11 +68,10 @@ class CaseTask:
 
 @dataclass(frozen=True, slots=True)
 class QuestionResult:
-    """One answer. quarter: of the stream, in which its evidence was last seen, 1 the oldest; gap: how many frames ago.
+    """One answer. quarter, gap: where its evidence was last seen, see :class:`Case`; None without evidence.
 
-    held: fraction of the evidence tokens still in the memory; any: whether one of them is, 0 or 1; both averaged over layers
-    and KV heads, None without evidence. moved: bytes that retrieval brought up for it. seen: what the answer's own
-    evidence is worth, None without a truth.
+    held: fraction of the evidence tokens in the memory; any: whether one of them is, 0 or 1; means over layers and KV heads.
+    moved: bytes that retrieval fetched for it. seen: the score of the answer's own evidence, None without a truth.
     """
 
     kind: str
@@ -92,11 +89,9 @@ class QuestionResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """``kept``: per token of the stream the fraction of layers and KV heads that hold it. tokens: |M|, or what the policy
-    uses of it. bytes: of cache and policy at most.
+    """kept: the fraction of layers and KV heads that hold each token of the stream. bytes: peak of cache and policy.
 
-    appended, encoded: of the frames watched, the fractions of tokens that entered the memory and of patches that were encoded.
-    tower_bytes: what the tower keeps; not in ``bytes``.
+    appended, encoded: fractions of tokens that entered the memory, of patches encoded. tower_bytes: of the tower, not in ``bytes``.
     """
 
     results: list[QuestionResult]
@@ -110,7 +105,7 @@ class CaseResult:
     tower_bytes: int
 
     def record(self, with_kept: bool) -> Record:
-        """What the journal keeps; ``kept`` in hundredths, if at all."""
+        """The journal's line; ``kept`` in hundredths, if at all."""
         fields = {
             "tokens": self.tokens,
             "bytes": self.bytes,
@@ -124,8 +119,12 @@ class CaseResult:
         return fields | {"kept": np.rint(100 * self.kept).astype(int).tolist()} if with_kept else fields
 
 
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
+
+
 class FeatureCache:
-    """An engine that encodes each chunk of a stream once, for all the sessions that watch it."""
+    """An engine that encodes each chunk of a stream once, for all sessions that watch it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -138,7 +137,7 @@ class FeatureCache:
         return self._known[key]
 
     def clear(self) -> None:
-        """Another stream begins."""
+        """Forget the stream."""
         self._known.clear()
 
     def __getattr__(self, name: str) -> Any:
@@ -146,9 +145,9 @@ class FeatureCache:
 
 
 class Worker:
-    """Makes cases and runs policies on them. model: one that is loaded already.
+    """Makes cases and runs policies on them. model: a loaded one, else loads the settings'.
 
-    Raises UserError for a model that does not see the world's patches.
+    Raises UserError for a model whose frames are not made of the world's patches.
     """
 
     def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
@@ -173,7 +172,6 @@ class Worker:
 
     @property
     def identity(self) -> str:
-        """What a journal's header says of this model: the hash of its manifest, which lists the hashes of its files."""
         return model_identity(self.model)
 
     @property
@@ -193,48 +191,36 @@ class Worker:
         return make_case(self.words, stream, frames, self.settings.suite)
 
     def perform(self, task: CaseTask) -> Record:
-        """One policy at one budget on one stream."""
-        run, case = task.run, self.case(task.stream)
-        policy, tokens = self._policy_factory(run, case)
-        variant = Variant(run.label)
-        reindexing, append, encode = variant.reindexing, variant.append, variant.encode
-        key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
-        if self.settings.turns:
-            order = [*self.words, task.stream, 2]
-            return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order, append, encode)
+        """Run one policy at one budget on one stream."""
+        run, case, variant = task.run, self.case(task.stream), Variant(task.run.label)
+        if variant.is_oracle:
+            policy: Policy = make_oracle(variant.policy.removeprefix(f"{ORACLE}/"), case)
+        else:
+            policy = policy_of(variant, self.model, run.tokens)
         result = run_case(
-            self.model, case, policy(), tokens, reindexing, text_budget=self._text_budget, append=append, encode=encode
+            self.model, case, policy, run.tokens, variant.reindexing, self._text_budget, variant.append, variant.encode
         )
         if run.allowed and result.bytes > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
+        key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
         return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
 
-    def _policy_factory(self, run: VariantRun, case: Case) -> tuple[Callable[[], Policy], int]:
-        """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the run's."""
-        variant = Variant(run.label)
-        if variant.policy == GUIDED:
-            stream_tokens = case.owners.size
-            return partial(create_policy, f"{GUIDED}:target={run.tokens / stream_tokens}"), stream_tokens
-        if variant.is_oracle:
-            return partial(make_oracle, variant.policy.removeprefix(f"{ORACLE}/"), case), run.tokens
-        return partial(policy_of, variant, self.model, run.tokens), run.tokens
-
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
-        """Each variant at the budget at which it takes no more bytes than a sliding window does, or why it cannot run."""
+        """Yield each variant at the budget at which it takes no more bytes than a sliding window, or why it cannot run."""
         tokens = budget.tokens(self.settings.frames * self.per_frame)
         per_token = bytes_per_token(self.model.bundle)
-        unlimited = [variant for variant in variants if variant.is_oracle or variant.policy == GUIDED]
-        yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, unlimited)
+        oracles = [variant for variant in variants if variant.is_oracle]
+        yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
     def ceiling(self) -> VariantRun:
-        """What decides which kinds of question enter: full KV, or on long streams what an oracle keeps.
+        """Return the run that decides which kinds of question enter: full KV, or an oracle's on long streams.
 
-        Raises UserError when the model has no positions for all of a stream that is not a long one.
+        Raises UserError when the model has no positions for a whole stream of another suite.
         """
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, text_budget=self._text_budget, append=ALL).close()  # with all it can have
+        Session.open(self.model, policy=full, text_budget=self._text_budget, append=ALL).close()  # attaches the largest budget
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(
@@ -244,47 +230,49 @@ class Worker:
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Bytes that cache and policy take at most, watching one stream."""
+        """The most bytes that cache and policy take in one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
             prefix = self.model.encode(Chat(self.model.bundle.chat).prefix)
             rows = self._text_budget.rows(self.model)
             return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
-        if self._long:
-            case = replace(case, frames=case.frames[:MEASURED])
-        with Session.open(
-            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=TEXT_BUDGET,
-            append=variant.append, encode=variant.encode,
-        ) as session:  # fmt: skip
-            if variant == PLAIN:
-                peak = PeakBytes()
-                peak.measure(session.cache, policy)
-            else:
-                peak = watch(session, policy, case)
-        return peak.bytes
+        frames = case.frames[:MEASURED] if self._long else case.frames
+        with _open(self.model, policy, tokens, variant.reindexing, TEXT_BUDGET, variant.append, variant.encode) as session:
+            return watch(session, policy, frames[:0] if variant == PLAIN else frames).bytes
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
-    """A fresh policy of this variant; of ``auto`` the one selected for the model at this budget."""
+    """Create this variant's policy; for ``auto``, the one chosen for the model at this budget."""
     return chosen_policy(model.bundle, tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
 
 
 def model_identity(model: Model) -> str:
+    """The hash of the model's manifest, which lists the hashes of its files."""
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
+
+
+def check_same_model(model: Model, identity: str) -> None:
+    """Raise UserError if ``model``, on this machine, is not the model of ``identity``."""
+    if model_identity(model) != identity:
+        raise UserError(f"{model.bundle.path}: is another model on {os.uname().nodename} than on the machine that asks")
+
+
+def _open(
+    model: Model, policy: Policy, tokens: int, reindexing: Reindexing, text_budget: TextBudget, append: str, encode: str
+) -> Session:
+    return Session.open(
+        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=CHUNK, text_budget=text_budget,
+        append=append, encode=encode,
+    )  # fmt: skip
 
 
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy",
-    text_budget: TextBudget = TEXT_BUDGET,
-    append: str = ALL,
-    encode: str = ALL,
+    text_budget: TextBudget = TEXT_BUDGET, append: str = ALL, encode: str = ALL,
 ) -> CaseResult:  # fmt: skip
-    """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
-    with Session.open(
-        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=CHUNK, text_budget=text_budget,
-        append=append, encode=encode,
-    ) as session:  # fmt: skip
-        peak = watch(session, policy, case)
+    """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is no budget for this policy."""
+    with _open(model, policy, tokens, reindexing, text_budget, append, encode) as session:
+        peak = watch(session, policy, case.frames)
         held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
         stats, memory = session.stats, session.stats.memory
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
@@ -293,12 +281,12 @@ def run_case(
     return CaseResult(results, held.mean((0, 1)), policy.budget, peak.bytes, memory.compressions, compress_ms, *more)
 
 
-def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:
-    """The whole stream; what cache and policy take is measured after each chunk."""
+def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]]) -> PeakBytes:
+    """Show all frames, uint8 ``[H, W, 3]``, and measure what cache and policy take after each chunk."""
     peak = PeakBytes()
-    for number, frame in enumerate(case.frames):
+    for number, frame in enumerate(frames, 1):
         session.watch(frame)
-        if (number + 1) % session.chunk == 0:
+        if number % session.chunk == 0:
             peak.measure(session.cache, policy, session.stats.present_bytes)
     session.flush()
     peak.measure(session.cache, policy, session.stats.present_bytes)
@@ -341,7 +329,7 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
 
 
 def moved_bytes(session: Session) -> int:
-    """Bytes that retrieval has brought up from host memory and disk until now; 0 for policies that do not retrieve."""
+    """Bytes that retrieval has fetched from host memory and disk until now; 0 for policies that do not retrieve."""
     store = session.store
     return store.stats.bytes_host + store.stats.bytes_disk if store is not None else 0
 
@@ -354,64 +342,13 @@ def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float
     return float(there.mean()), float(there.any(2).mean())
 
 
-def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
-
-
-def take_turns(
-    model: Model, case: Case, policy: Callable[[], Policy], tokens: int, reindexing: Reindexing, count: int, order: list[int],
-    append: str = ALL, encode: str = ALL,
-) -> Record:  # fmt: skip
-    """Ask ``count`` questions one after another, and each again of a session of its own that watched the same stream.
-
-    No answer may depend on the questions before it (InfiniPot-V, App. C). policy: makes a fresh one; order: the seed of which
-    questions and in which order. Per turn: kind, right, fresh (right when asked alone), same (the answers are the same tokens).
-    """
-    asked = draw_turns(case, count, order)
-
-    def session() -> Session:
-        opened = Session.open(
-            model, policy=policy(), budget=tokens, reindexing=reindexing, text_budget=TEXT_BUDGET, append=append, encode=encode
-        )
-        for frame in case.frames:
-            opened.watch(frame)
-        return opened
-
-    with session() as one:
-        answers = [_text_and_ids(one, question) for question in asked]
-    results = []
-    for question, (text, ids) in zip(asked, answers, strict=True):
-        with session() as fresh:
-            alone, alone_ids = _text_and_ids(fresh, question)
-        right, fresh_right = text == question.answer, alone == question.answer
-        results.append({"kind": question.kind, "right": right, "fresh": fresh_right, "same": ids == alone_ids})
-    return {"turns": results}
-
-
-def draw_turns(case: Case, count: int, order: list[int]) -> list[CaseQuestion]:
-    """``count`` questions in a random order, those about before first: the others hardly depend on what is kept."""
-    shuffled = [case.questions[place] for place in np.random.default_rng(order).permutation(len(case.questions))]
-    return sorted(shuffled, key=lambda question: question.is_about_now)[:count]
-
-
-def _text_and_ids(session: Session, question: CaseQuestion) -> tuple[str, list[int]]:
-    answer = session.ask(question.text)
-    return answer.text.strip(), answer.token_ids
-
-
 def run_all(worker: Worker, tasks: Iterable[CaseTask], pool: Pool) -> Iterator[Record]:
-    """Records as they are done, see :meth:`Pool.map`."""
+    """Yield records as they are done, see :meth:`Pool.map`."""
     yield from pool.map(worker.perform, partial(make_worker, worker.settings, worker.identity), tasks)
 
 
 def make_worker(settings: AccuracySettings, identity: str) -> Callable[[CaseTask], Record]:
-    """What performs tasks in another process, maybe on another machine. Raises UserError where the model is another one."""
+    """Return a new worker's ``perform``, in another process or machine. Raises UserError if its model is another one."""
     worker = Worker(settings)
     check_same_model(worker.model, identity)
     return worker.perform
-
-
-def check_same_model(model: Model, identity: str) -> None:
-    """Raises UserError for another model than the one asked about: another machine may have another by that name."""
-    if model_identity(model) != identity:
-        raise UserError(f"{model.bundle.path}: is another model on {os.uname().nodename} than on the machine that asks")

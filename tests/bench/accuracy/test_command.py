@@ -82,16 +82,6 @@ def test_what_changed_is_a_row_beside_whole_frames():
             assert line["difference"] is not None
             assert line["against"].startswith(policy), "with its own whole frames"
             assert "@" not in line["against"]
-    lines = invoke("--policy", "uniform", "--encode", "changed", "--turns", "2", "--json").stdout.splitlines()
-    assert "uniform@encode:changed" in {json.loads(line)["policy"] for line in lines}
-
-
-def test_turns():
-    done = invoke("--policy", "uniform", "--turns", "2", "--json")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {line["kind"] for line in lines} <= {"turn1", "turn2"}
-    assert {line["policy"] for line in lines} >= {"full", "uniform"}
-    assert all(line["changed"] == 0 for line in lines if line["policy"] in ("full", "uniform"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +94,6 @@ def test_turns():
         (["--budget", "512"], "like 12.5%"),
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--plot", "p.gif"], "ends in .svg"),
-        (["--plot", "p.svg", "--turns", "2"], "leave out --turns"),
         (["--encode", "chnaged", "--out", "never.jsonl"], "did you mean 'changed'"),
         (["--suite", "text-facts", "--encode", "changed"], "shows text; leave it out"),
         (["--frames", "2000"], "this model has positions for"),

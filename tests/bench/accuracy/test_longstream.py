@@ -117,7 +117,7 @@ def test_the_command_goes_on_with_its_journal_and_gives_equal_bytes(tmp_path):
 
 
 def test_what_the_suite_does_not_have_is_refused():
-    for typed in (["--turns", "2"], ["--plot", "x.svg"], ["--budget", "12.5%"]):
+    for typed in (["--plot", "x.svg"], ["--budget", "12.5%"]):
         done = CliRunner().invoke(app, ["bench", "accuracy", "--suite", "longstream", *typed])
         assert isinstance(done.exception, UserError) or done.exit_code == 2
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from edgevlm.calib.accuracy.variants import ABLATIONS, Budget, Variant, parse_budgets, parse_variants, split
+from edgevlm.calib.accuracy.variants import Budget, Variant, parse_budgets, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES
 
 
 def labels(*texts):
-    return [variant.label for variant in parse_variants(list(texts))[0]]
+    return [variant.label for variant in parse_variants(list(texts))]
 
 
 def test_commas_part_policies_and_settings():
@@ -19,15 +19,6 @@ def test_commas_part_policies_and_settings():
 
 def test_all_is_the_oracle_and_every_bounded_policy():
     assert labels("all") == ["oracle", *(name for name, kind in POLICIES.items() if kind.bounded)]
-
-
-def test_ablations_are_rows_once_each_and_what_does_not_exist_is_named():
-    found, missing = parse_variants(["ablations"])
-    assert len(set(ABLATIONS)) == len(ABLATIONS)
-    assert {variant.label for variant in found} | set(missing) == set(ABLATIONS)
-    assert {"infinipot-v:alpha=1", "hermes:smoothing=off", "purekv:values=off", "hermes@eager"} <= set(labels("ablations"))
-    assert all(variant.exists for variant in found)
-    assert not any(Variant(label).exists for label in missing)
 
 
 def test_eager():
