@@ -91,7 +91,7 @@ class QuestionResult:
 class CaseResult:
     """kept: the fraction of layers and KV heads that hold each token of the stream. bytes: peak of cache and policy.
 
-    appended, encoded: fractions of tokens that entered the memory, of patches encoded. tower_bytes: of the tower, not in ``bytes``.
+    appended, encoded: fractions of tokens that entered the memory, of patches encoded. tower_bytes: of the tower, extra.
     """
 
     results: list[QuestionResult]
