@@ -195,7 +195,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
     settings, journal = AccuracySettings(str(model.bundle.path), frames, SEED), given.folder / "streamqa.jsonl"
     found = compare(
         settings,
-        parse_variants([",".join(request.policies)])[0],
+        parse_variants([",".join(request.policies)]),
         [Budget(str(budget), budget / stream_tokens) for budget in budgets],
         request.streams,
         out=journal,
