@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.bundles.helper_process import call_in_helper
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
@@ -21,6 +20,7 @@ from edgevlm.packages import needed
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
+from edgevlm.runtime.helper_process import call_in_helper
 
 GPTQ, NEAREST = "edgevlm.apps.bundles.gptq:export_by_gptq", "edgevlm.export:export_checkpoint"
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options

@@ -7,7 +7,6 @@ from typing import Any
 
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, cached_bundle, cached_path, description, is_complete
 from edgevlm.apps.bundles.choice import ExportChoice, bundle_bytes
-from edgevlm.apps.bundles.helper_process import call_in_helper
 from edgevlm.apps.bundles.hub import hub_id, remember
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
@@ -15,6 +14,7 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.files import look, refuse_address
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.plugins import load_class
 
 FETCH = "edgevlm.apps.bundles.fetch"  # run by a helper process: the hub's client is large

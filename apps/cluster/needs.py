@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from edgevlm.apps.bundles.helper_process import call_in_helper
 from edgevlm.apps.bundles.hub import hub_id
 from edgevlm.apps.cluster.head import HeadAway
 from edgevlm.apps.credentials import mask_credentials
@@ -15,6 +14,7 @@ from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
+from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.settings import parse_budget
 
 MEMORY, TIME = "edgevlm_memory", "edgevlm_time"  # resources of a node: megabytes, and all its time is 1

@@ -1,7 +1,10 @@
-"""Exports by a helper process: what is said comes through, and ctrl-C ends both."""
+"""Helper processes: their limits and their ends, and exports by one."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from edgevlm.apps.bundles.cache import export_apart
 from edgevlm.errors import UserError
+from edgevlm.runtime.helper_process import Helper, HelperEnded, call_in_helper
 
 
 @pytest.fixture
@@ -63,3 +67,42 @@ def test_an_export_that_is_killed_says_so(checkpoint, tmp_path):
 
     with pytest.raises(UserError, match=r"the helper process was ended by signal 9; end other programs and run"):
         apart(checkpoint, tmp_path / "out", killed)
+
+
+@pytest.mark.parametrize(
+    ("limits", "function", "arguments", "code"),
+    [
+        ({"wait_s": 1}, "time:sleep", [60], -15),
+        ({"memory": 1 << 26}, "builtins:bytearray", [1 << 28], 1),
+        ({"cpu_s": 0.5}, "math:factorial", [10**7], -27),
+        ({}, "os:_exit", [3], 3),
+    ],
+)
+def test_a_call_that_takes_too_much_or_crashes_is_one_line_and_the_next_one_works(limits, function, arguments, code):
+    with Helper(**limits) as helper:
+        began = time.monotonic()
+        with pytest.raises(HelperEnded, match="the helper process was ended by") as error:
+            helper.call(function, *arguments)
+        assert error.value.code == code
+        assert time.monotonic() < began + 30
+        assert helper.call("os.path:basename", "/a/b") == "b"
+
+
+def test_lines_come_one_by_one_and_leaving_ends_the_process():
+    with Helper() as helper:
+        for number in helper.lines("itertools:count"):
+            process = helper.process
+            if number == 5:
+                break
+        assert process is not None
+        assert process.poll() is not None
+        assert list(helper.lines("itertools:repeat", "x", 3)) == ["x"] * 3
+
+
+def test_the_current_folder_hides_nothing(tmp_path, monkeypatch):
+    """As in the root of a clone whose folder ``edgevlm`` is not the whole package."""
+    (tmp_path / "edgevlm").mkdir()
+    (tmp_path / "edgevlm" / "__init__.py").write_text("raise SystemExit('imported from the current folder')")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert call_in_helper("os:getppid") == os.getpid()

@@ -27,6 +27,7 @@ from edgevlm.export.families import load_family
 from edgevlm.runtime import sandbox
 from edgevlm.runtime.bundle import Bundle, ChatSpec
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.helper_process import Helper
 from edgevlm.runtime.model import demo_bundle
 from edgevlm.runtime.session import Session, TextBudget
 
@@ -134,26 +135,26 @@ def test_smolvlm_s_default_template(exported: Any) -> None:
 @pytest.fixture
 def helper(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The process that renders, in place of the program's own."""
-    made = sandbox.Helper()
-    monkeypatch.setattr(sandbox, "_helper", made)
+    made = Helper(memory=sandbox.MEMORY, cpu_s=sandbox.CPU_S, imports=["jinja2.sandbox", "jinja2.ext"])
+    monkeypatch.setattr(sandbox, "helper", made)
     yield made
-    made._end()
+    made.close()
 
 
 def test_known_templates_start_no_process(helper: Any) -> None:
     for template in (Bundle.load(demo_bundle(), verify="size").chat.template, load_family("smolvlm", "").template):
         sandbox.render(template, messages=[])
-    assert helper._process is None
+    assert helper.process is None
 
 
 def test_a_template_that_is_too_much_ends_its_process_alone(helper: Any) -> None:
     assert sandbox.render("{{ a }}", a="\U0001f600\n") == "\U0001f600\n"
-    first = helper._process
+    first = helper.process
     with pytest.raises(UserError, match="takes more than"):
         sandbox.render("{% for a in range(9999) %}{% for b in range(99999) %}{{ 'b' * 999 }}{% endfor %}{% endfor %}")
     assert first.poll() is not None
     assert sandbox.render("{{ a }}", a=1) == "1"
-    assert helper._process is not first
+    assert helper.process is not first
 
 
 def test_the_helper_starts_while_another_thread_imports_opencv(helper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +178,7 @@ import os, sys
 sys.path.remove("")
 from edgevlm.runtime import sandbox
 sandbox.render("x")
-print(sandbox._helper._process.pid, flush=True)
+print(sandbox.helper.process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     (tmp_path / "jinja2.py").write_text("raise SystemExit('the current folder was imported from')")

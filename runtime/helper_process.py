@@ -1,0 +1,219 @@
+"""Functions called in a helper process, which may crash, hang or fill its memory without harm to this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+from edgevlm.errors import UserError
+
+LONGEST = 1 << 23  # bytes of a line
+END_S = 5.0  # that a process may take to end before it is killed
+
+
+class HelperEnded(UserError):
+    """A helper process ended within a call. ``code``: its exit status, negative for a signal (-9: out of memory, usually)."""
+
+    def __init__(self, code: int) -> None:
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        super().__init__(f"the helper process was ended by {how}; end other programs and run the command again")
+        self.code = code
+
+
+class Helper:
+    """A process that runs ``module:function`` calls, one at a time, started by the first; threads wait for each other.
+
+    Arguments and results are JSON (paths become text). A process that ends within a call is replaced by the next call.
+    It imports from where this process does, not from the current folder; ctrl-C reaches this process only, which ends it.
+
+    memory: bytes that it may map after its ``imports``. cpu_s: processor seconds of a call. wait_s: seconds to wait for a line.
+    """
+
+    def __init__(
+        self, *, memory: int | None = None, cpu_s: float = 0, wait_s: float | None = None, imports: Iterable[str] = ()
+    ) -> None:
+        self._settings: dict[str, Any] = {"memory": memory, "cpu_s": cpu_s, "imports": list(imports)}
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        _helpers.add(self)
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, function: str, *arguments: Any, **options: Any) -> Any:
+        """Return what ``module:function`` returns. Options that are callables are called here, with what it passes them.
+
+        Raises UserError as the function does, and HelperEnded where the process ends, takes too much or does not answer.
+        """
+        result = None
+        callbacks = {name: options.pop(name) for name in list(options) if callable(options[name])}
+        for kind, *values in self._lines([function, arguments, options, list(callbacks)]):
+            if kind == "result":
+                (result,) = values
+            else:
+                callbacks[kind](*values)
+        return result
+
+    def lines(self, function: str, *arguments: Any, **options: Any) -> Iterator[Any]:
+        """Yield what the generator ``module:function`` yields, and raise like :meth:`call`. Leaving early ends the process."""
+        for kind, *values in self._lines([function, arguments, options, []]):
+            if kind == "line":
+                yield values[0]
+
+    def close(self) -> None:
+        """End the process; a later call starts another."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+    def _lines(self, request: list[Any]) -> Generator[list[Any], None, None]:
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None
+            reader = self._read(process)
+            try:
+                process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+                process.stdin.flush()
+                while (line := json.loads(next(reader)))[0] not in ("result", "error"):
+                    yield line
+            except (OSError, ValueError, StopIteration):
+                self.close()
+                raise HelperEnded(process.returncode) from None
+            except BaseException:  # an interrupt: the rest of the answer must not be taken for the next one's
+                self.close()
+                raise
+        if line[0] == "error":
+            raise UserError(line[1])
+        yield line
+
+    def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        """Yield lines until the process ends, writes too long a one, or none in time."""
+        assert process.stdout is not None
+        rest = b""
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        while len(rest) < LONGEST and poll.poll(self._wait_s and self._wait_s * 1000):
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                process.wait()
+                return
+            *lines, rest = (rest + part).split(b"\n")
+            yield from lines
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self.process is None or self.process.poll() is not None:
+            self.close()
+            # a folder that is itself a package is there only while OpenCV is being imported: its ``typing`` hides Python's
+            paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
+            code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import serve; serve(**{self._settings!r})"
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                )
+            except OSError as error:
+                raise UserError(f"a helper process cannot be started ({error.strerror})") from None
+        return self.process
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked: the helper belongs to the other one."""
+        self._lock = threading.Lock()
+        process, self.process = self.process, None
+        if process is not None:
+            process.returncode = 0
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                os.dup2(nowhere, pipe.fileno())
+            os.close(nowhere)
+
+
+_helpers: weakref.WeakSet[Helper] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for helper in list(_helpers):
+        helper._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
+    """:meth:`Helper.call` in a process that ends before this returns, so that nothing it imports stays in memory.
+
+    Raises UserError that begins with the first argument where the process is killed.
+    """
+    with Helper() as helper:
+        try:
+            return helper.call(function, *arguments, **options)
+        except HelperEnded as error:
+            raise UserError(f"{arguments[0]}: {error}") from None
+
+
+def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
+    """Answer the calls on stdin, in the helper process; what functions print goes to stderr, or nowhere if there are limits."""
+    import resource
+    import signal
+
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    for module in imports:
+        import_module(module)
+    if memory is not None:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+        os.dup2(2, 1)
+        with open("/proc/self/statm") as file:
+            mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory,) * 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills, also within one long call
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        try:
+            _answer(answers, *json.loads(line))
+        except BrokenPipeError:
+            sys.exit(1)  # nobody waits any more
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _answer(answers: int, function: str, arguments: list[Any], options: dict[str, Any], callbacks: list[str]) -> None:
+    last: tuple[Any, ...] = ()
+
+    def send(*values: Any) -> None:
+        nonlocal last
+        if values != last or values[0] == "line":  # a download reports each block, in whole MB
+            raw = json.dumps(values, default=str).encode() + b"\n"
+            while raw:
+                raw = raw[os.write(answers, raw) :]
+            last = values
+
+    def callback(name: str) -> Callable[..., None]:
+        return lambda *values: send(name, *values)
+
+    module, _, name = function.partition(":")
+    try:
+        result = getattr(import_module(module), name)(*arguments, **options, **{name: callback(name) for name in callbacks})
+        if isinstance(result, Iterator):
+            for line in result:
+                send("line", line)
+            result = None
+        send("result", result)
+    except UserError as error:
+        send("error", str(error))
