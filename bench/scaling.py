@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from edgevlm.bench.output import Line
-from edgevlm.calib.accuracy.pools import LOCAL, RayActors
+from edgevlm.calib.accuracy.pools import LOCAL, RayTasks
 from edgevlm.calib.accuracy.variants import VariantRun, parse_budgets, parse_variants
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
 from edgevlm.errors import UserError
@@ -49,7 +49,7 @@ def scaling(
         wall_s = None
         if count in counts:
             progress(f"{len(tasks)} pieces on {count} workers")
-            wall_s, first_s, taken = timed(RayActors(cluster, count), worker, tasks)
+            wall_s, first_s, taken = timed(RayTasks(cluster, count), worker, tasks)
         if count == 1 and wall_s is not None:
             between = (wall_s - first_s - sum(taken)) / len(tasks)
             start_s, pieces, alone = first_s, [seconds + between for seconds in taken], wall_s
@@ -62,7 +62,7 @@ def scaling(
         }  # fmt: skip
 
 
-def timed(pool: RayActors, worker: Worker, tasks: Sequence[CaseTask]) -> tuple[float, float, list[float]]:
+def timed(pool: RayTasks, worker: Worker, tasks: Sequence[CaseTask]) -> tuple[float, float, list[float]]:
     """Seconds of all, until the first piece began, and of each piece, in the order of ``tasks``."""
     began = time.time()
     make = partial(_timed, partial(make_worker, worker.settings, worker.identity))

@@ -26,12 +26,12 @@ from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Sink
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.calib.accuracy.cases import seed_words
-from edgevlm.calib.accuracy.journal import RunJournal
 from edgevlm.calib.accuracy.pools import Processes
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.calib.intervals import fraction_right
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
+from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -133,13 +133,13 @@ def quality(
     watched, batch, pool = make(), 1 if workers == 1 else BATCH * workers, Processes(workers)
     header = {"journal": "edgevlm bench watch", "edgevlm": __version__, **settings}
     records: list[dict[str, Any]] = []
-    with RunJournal(out, header, resume=True, key=lambda record: (record["stream"],)) as journal:
+    with JsonLines(out, header, lambda record: record["stream"]) as journal:
         while sum(record["events"] for record in records) < events:
             streams = range(len(records), len(records) + batch)
-            for record in pool.map(watched, make, [each for each in streams if (each,) not in journal.records]):
+            for record in pool.map(watched, make, [each for each in streams if each not in journal.records]):
                 journal.add(record)
                 progress(f"stream {len(journal.records)}")
-            records += [journal.records[stream,] for stream in streams]
+            records += [journal.records[stream] for stream in streams]
     for key in records[0]["scores"]:
         if not any(any(record["scores"][key].values()) for record in records):
             continue  # nothing was asked

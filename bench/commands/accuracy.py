@@ -14,7 +14,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 
 if TYPE_CHECKING:
-    from edgevlm.calib.accuracy.pools import Processes, RayActors
+    from edgevlm.calib.accuracy.pools import Processes, RayTasks
 
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
@@ -114,18 +114,18 @@ def accuracy(
     typer.echo(run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, plot, as_json))
 
 
-def _pool(workers: int | None, cluster: str | None, key_file: Path | None) -> Processes | RayActors:
+def _pool(workers: int | None, cluster: str | None, key_file: Path | None) -> Processes | RayTasks:
     """Who does the work. key_file: of the ``edgevlm serve`` whose cluster it is. Raises UserError."""
     from edgevlm.apps.cluster.ray_link import PORT, token_of
     from edgevlm.apps.credentials import secret
-    from edgevlm.calib.accuracy.pools import LOCAL, Processes, RayActors
+    from edgevlm.calib.accuracy.pools import LOCAL, Processes, RayTasks
 
     if cluster is None and key_file is None:
         return Processes(workers or 1)
     if cluster is None:
         raise UserError("--key-file: is for --cluster HOST; leave it out")
     address = cluster if cluster == LOCAL or ":" in cluster else f"{cluster}:{PORT}"
-    return RayActors(address, workers, environment={} if key_file is None else token_of(secret(f"file:{key_file}")))
+    return RayTasks(address, workers, environment={} if key_file is None else token_of(secret(f"file:{key_file}")))
 
 
 def _refuse(context: typer.Context, suite: str, names: tuple[str, ...]) -> None:

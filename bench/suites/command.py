@@ -18,7 +18,7 @@ from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
 from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, SuiteScores, marks_of
-from edgevlm.calib.accuracy.pools import Processes, RayActors
+from edgevlm.calib.accuracy.pools import Processes, RayTasks
 from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
@@ -44,7 +44,7 @@ def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> str:
 
 def job_of(
     suite: str, data: Path | None, model: str, policies: list[str], budget: str, fps: float, out: Path | None, resume: bool,
-    pool: Processes | RayActors,
+    pool: Processes | RayTasks,
 ) -> SuiteJob:  # fmt: skip
     """What to run, from what was typed. Raises UserError for what cannot be."""
     if data is None:

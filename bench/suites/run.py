@@ -18,15 +18,17 @@ from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
-from edgevlm.calib.accuracy.journal import Key, RunJournal
-from edgevlm.calib.accuracy.pools import HERE, Processes, RayActors
+from edgevlm.calib.accuracy.pools import HERE, Processes, RayTasks
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, reason_of
 from edgevlm.calib.accuracy.worker import check_same_model, model_identity
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
+
+Key = tuple[Any, ...]  # of a journal's record
 
 VERDICT = "verdict"  # the kind of record that a judge's verdict is
 ALL_TOKENS = "all"  # the budget of full KV
@@ -46,7 +48,7 @@ class SuiteJob:
     full: bool = False
     out: Path | None = None
     resume: bool = False
-    pool: Processes | RayActors = HERE
+    pool: Processes | RayTasks = HERE
     threads: int | None = 1
 
 
@@ -92,10 +94,10 @@ def evaluate(job: SuiteJob, progress: Report, notify: Notify, judge: Judge | Non
     settings = VideoSettings(job.model, job.data, job.fps, text_budget_for(model, questions), job.threads)
     worker = VideoWorker(settings, model)
     header = {
-        "edgevlm": __version__, "suite": job.suite, "model": model_identity(model), "fps": job.fps,
-        "questions": _digest(questions), "text_budget": asdict(settings.text_budget),
+        "journal": "edgevlm bench accuracy", "edgevlm": __version__, "suite": job.suite, "model": model_identity(model),
+        "fps": job.fps, "questions": _digest(questions), "text_budget": asdict(settings.text_budget),
     }  # fmt: skip
-    with RunJournal(job.out, header, job.resume, key_of) as journal:
+    with JsonLines(job.out, header, key_of, resume=job.resume) as journal:
         found = list(_runs(job, worker, progress))
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
@@ -136,7 +138,7 @@ def _runs(job: SuiteJob, worker: VideoWorker, progress: Report) -> Iterator[Vari
 
 
 def _answer(
-    job: SuiteJob, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal,
+    job: SuiteJob, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: JsonLines,
     progress: Report, notify: Notify,
 ) -> None:  # fmt: skip
     tasks = tasks_of(asked, runs, journal.records)
@@ -145,7 +147,7 @@ def _answer(
     if pool != HERE:
         files = sum(path.stat().st_size for path in worker.model.bundle.path.iterdir() if path.is_file())
         of_a_worker = 2 * files + sum(run.allowed for run in runs)  # a model, mapped and packed, and sessions
-        if isinstance(pool, RayActors):
+        if isinstance(pool, RayTasks):
             pool = replace(pool, memory=of_a_worker)
         elif (workers := workers_that_fit(wanted := pool.workers, of_a_worker)) < wanted:
             pool = Processes(workers)
@@ -189,7 +191,7 @@ def is_answered(record: Record | None) -> bool:
 
 
 def _judge(
-    judge: Judge, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal, progress: Report
+    judge: Judge, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: JsonLines, progress: Report
 ) -> None:
     """Have each open answer judged that has no verdict by this judge yet."""
     answers = [journal.records[answer_key(run, question)] for run in runs for question in asked]
@@ -209,7 +211,7 @@ def _verdict_key(record: Record, judge: Judge) -> Key:
     return key_of({**record, "kind": VERDICT, "judge": judge.model})
 
 
-def _judged(journal: RunJournal, run: VariantRun, question: SuiteQuestion, judge: Judge | None) -> Record:
+def _judged(journal: JsonLines, run: VariantRun, question: SuiteQuestion, judge: Judge | None) -> Record:
     """An answer with its options and, where there is one, its verdict: ``verdict`` and ``rating``."""
     record = {**journal.records[answer_key(run, question)], "options": question.options}
     verdict = journal.records.get(_verdict_key(record, judge)) if judge else None

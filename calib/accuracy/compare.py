@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
-from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
-from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
+from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
 from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.progress import Report
+from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL
 
@@ -66,8 +66,14 @@ def compare(
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
-    header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
-    with RunJournal(out, header, resume) as journal:
+    header = {
+        "journal": "edgevlm bench accuracy",
+        "edgevlm": __version__,
+        **asdict(settings),
+        "model": worker.identity,
+        "kinds": worker.kinds,
+    }
+    with JsonLines(out, header, key_of, resume=resume) as journal:
         full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
         found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))
         for number, budget in enumerate(budgets):

@@ -11,9 +11,8 @@ from itertools import islice
 import numpy as np
 import psutil
 
-from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, equal_byte_budget, peak_bytes
-from edgevlm.calib.accuracy.variants import PLAIN
+from edgevlm.calib.accuracy.variants import PLAIN, Record
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget, present_rows

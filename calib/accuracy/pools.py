@@ -1,10 +1,10 @@
-"""Pieces of work that many processes do: of this machine, or of a Ray cluster's machines."""
+"""Pools that do pieces of work in several processes, on this machine or on a Ray cluster's."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,22 +19,22 @@ from edgevlm.packages import needs
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
+MakePerform = Callable[[], Callable[[Work], Done]]
 
 LOCAL = "local"  # in place of a cluster's address: start one on this machine
-TRIES = 3  # workers that a piece of work may take with it, before it is given up
-WAIT_S = 120.0  # for the first worker of a cluster
+TRIES = 3  # workers that may die of a piece of work before it is given up
+WAIT_S = 120.0  # for the first free processor of a cluster
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 OBJECTS = 80_000_000  # bytes of Ray's object store, about the least it takes
 
 
 class Pool(Protocol):
-    """What does pieces of work."""
-
     def map(
-        self, perform: Callable[[Work], Done], make_perform: Callable[[], Callable[[Work], Done]], tasks: Iterable[Work]
+        self, perform: Callable[[Work], Done], make_perform: MakePerform[Work, Done], tasks: Iterable[Work]
     ) -> Iterator[Done]:
-        """Results as they are done, each task once, in any order: by ``perform`` where this process does them, else by
-        workers, each with its own ``make_perform()``. Raises UserError where they cannot be done.
+        """Yield each task's result as it is done, in any order. Raises UserError where tasks cannot be done.
+
+        perform: used in this process; make_perform: called once by each worker process.
         """
 
 
@@ -45,7 +45,7 @@ class Processes:
     workers: int = 1
 
     def map(
-        self, perform: Callable[[Work], Done], make_perform: Callable[[], Callable[[Work], Done]], tasks: Iterable[Work]
+        self, perform: Callable[[Work], Done], make_perform: MakePerform[Work, Done], tasks: Iterable[Work]
     ) -> Iterator[Done]:
         if self.workers == 1:
             yield from map(perform, tasks)
@@ -59,7 +59,7 @@ class Processes:
                 "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
             ) from None
         except BaseException:
-            for process in active_children():  # a piece of work takes longer than anybody who pressed ctrl-C waits
+            for process in active_children():  # ctrl-C does not wait for work in progress
                 process.terminate()
             raise
         finally:
@@ -68,26 +68,26 @@ class Processes:
 
 HERE = Processes()
 
-_perform: Callable[[Any], Any]
+_perform: Callable[[Any], Any] | None = None
 
 
-def _start_process(make_perform: Callable[[], Callable[[Any], Any]]) -> None:
-    """In a worker, once: ctrl-C is the parent's business."""
+def _start_process(make_perform: MakePerform[Any, Any]) -> None:
     global _perform
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     _perform = make_perform()
 
 
 def _perform_in_process(task: Any) -> Any:
+    assert _perform is not None
     return _perform(task)
 
 
 @dataclass(frozen=True, slots=True)
-class RayActors:
-    """Workers on a Ray cluster's machines, one a processor. What a worker that dies had at hand is given to another.
+class RayTasks:
+    """Tasks on a Ray cluster, one a processor at a time; Ray gives the task of a worker that dies to another worker.
 
-    address: HOST:PORT, or ``local``. workers: as many as the cluster has processors unless given; those that find none free
-    begin when there is one. memory: bytes that each is to find on its machine. environment: variables that Ray reads.
+    address: HOST:PORT, or ``local``. workers: by default as many as the cluster has processors. memory: bytes of each.
+    environment: variables for Ray.
     """
 
     address: str
@@ -96,57 +96,35 @@ class RayActors:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def map(
-        self, perform: Callable[[Work], Done], make_perform: Callable[[], Callable[[Work], Done]], tasks: Iterable[Work]
+        self, perform: Callable[[Work], Done], make_perform: MakePerform[Work, Done], tasks: Iterable[Work]
     ) -> Iterator[Done]:
-        todo = deque(enumerate(tasks))
+        todo = deque(tasks)
         if not todo:
             return
         with self._connected() as ray:
-            kind = ray.remote(WorkerActor).options(num_cpus=1, memory=self.memory or None)
-            busy: dict[Any, tuple[Any, tuple[int, Work] | None]] = {}  # by what a worker will answer: it, and its task
-
-            def begin() -> None:
-                worker = kind.remote()
-                busy[worker.begin.remote(__version__, make_perform)] = worker, None
-
-            for _ in range(min(self.workers or int(ray.cluster_resources().get("CPU", 1)), len(todo))):
-                begin()
-            deaths: Counter[int | None] = Counter()  # by task; of workers that died as they began, under None
-            while todo or any(task is not None for _, task in busy.values()):
-                is_waiting = all(task is None for _, task in busy.values())
-                answers, _ = ray.wait(list(busy), timeout=WAIT_S if is_waiting else None)
-                if not answers:
-                    raise UserError(f"--cluster {self.address}: no processor was free for {WAIT_S:g} s; see ray status")
-                (answer,) = answers
-                worker, task = busy.pop(answer)
-                try:
-                    done = ray.get(answer)
-                except UserError as error:  # Ray's error is one of the cause's kind too
-                    raise UserError(str(getattr(error, "cause", error))) from None
-                except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
-                    number = None if task is None else task[0]
-                    deaths[number] += 1
-                    if deaths[number] == TRIES:
-                        which = "as they began" if task is None else "of the same piece of work"
-                        raise UserError(
-                            f"--cluster {self.address}: {TRIES} workers died {which}, perhaps for want of memory; "
-                            "give fewer --workers, and --resume with --out"
-                        ) from None
-                    if task is not None:
-                        todo.appendleft(task)
-                    begin()
-                    continue
-                deaths[None] = 0
-                if todo:
-                    following = todo.popleft()
-                    busy[worker.perform.remote(following[1])] = worker, following
-                del worker  # else it would hold its processor when there is nothing left for it
-                if task is not None:
-                    yield done
+            needed = {"num_cpus": 1, "memory": self.memory or None, "max_retries": TRIES - 1}
+            on_node = ray.remote(_perform_on_node).options(**needed)
+            try:
+                ray.get(ray.remote(_begin).options(**needed).remote(__version__), timeout=WAIT_S)
+                most, busy = self.workers or int(ray.cluster_resources().get("CPU", 1)), []
+                while todo or busy:
+                    while todo and len(busy) < most:
+                        busy.append(on_node.remote(__version__, make_perform, todo.popleft()))
+                    (done,), busy = ray.wait(busy)
+                    yield ray.get(done)
+            except UserError as error:  # Ray's error is of the cause's class too
+                raise UserError(str(getattr(error, "cause", error))) from None
+            except ray.exceptions.GetTimeoutError:
+                raise UserError(f"--cluster {self.address}: no processor was free for {WAIT_S:g} s; see ray status") from None
+            except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError):
+                raise UserError(
+                    f"--cluster {self.address}: {TRIES} workers died of the same piece of work, perhaps for want of memory; "
+                    "give fewer --workers, and --resume with --out"
+                ) from None
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        """Ray, until the end of the block. Raises UserError where there is none."""
+        """Yield Ray, connected. Raises UserError where there is none."""
         os.environ |= {**QUIET, **self.environment}
         with needs("--cluster", "cluster"):
             import ray
@@ -166,14 +144,16 @@ class RayActors:
             ray.shutdown()
 
 
-class WorkerActor:
-    """A worker as a Ray actor."""
+def _begin(version: str) -> None:
+    """Raise UserError for another edgevlm than the caller's, whose results may differ."""
+    if version != __version__:
+        raise UserError(f"--cluster: {os.uname().nodename} has edgevlm {__version__}, and this machine {version}")
 
-    def begin(self, version: str, make_perform: Callable[[], Callable[[Any], Any]]) -> None:
-        """Raises UserError for another edgevlm than the one that asks: its results may be others."""
-        if version != __version__:
-            raise UserError(f"--cluster: {os.uname().nodename} has edgevlm {__version__}, and this machine {version}")
-        self._perform = make_perform()
 
-    def perform(self, task: Any) -> Any:
-        return self._perform(task)
+def _perform_on_node(version: str, make_perform: MakePerform[Any, Any], task: Any) -> Any:
+    """Perform a task; a worker process, which serves one :meth:`RayTasks.map`, makes its ``perform`` with its first."""
+    global _perform
+    if _perform is None:
+        _begin(version)
+        _perform = make_perform()
+    return _perform(task)

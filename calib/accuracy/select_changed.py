@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from edgevlm.calib.accuracy.compare import clusters, compare, correct_answers, of_kinds
-from edgevlm.calib.accuracy.journal import Record
-from edgevlm.calib.accuracy.variants import FULL
+from edgevlm.calib.accuracy.variants import FULL, Record
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Values, half_width, mean

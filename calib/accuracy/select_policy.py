@@ -13,7 +13,6 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
-from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
 from edgevlm.calib.accuracy.select_changed import (
     REFRESH,
@@ -27,7 +26,7 @@ from edgevlm.calib.accuracy.select_changed import (
     encode_by_questions,
     encode_label,
 )
-from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
+from edgevlm.calib.accuracy.variants import PLAIN, Budget, Record, key_of, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
 from edgevlm.calib.trace import Clip
@@ -36,6 +35,7 @@ from edgevlm.progress import Notify, Report
 from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice, Measure
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import FALLBACK
 from edgevlm.runtime.policies import create_policy, evicting
@@ -268,7 +268,7 @@ def compare_by_divergence(
                 comparisons[budget].skipped.append((policy, reason_of(error)))
     settings = SETTINGS if meter.model.bundle.vision.changed is not None else ()
     least = budgets[0]
-    with RunJournal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
+    with JsonLines(journal, {"journal": "edgevlm calibrate"}, key_of) as saved:
         for number, clip in enumerate(clips):
             todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
             taus = [tau for tau in TAUS if (append_label(tau), str(least), number) not in saved.records]

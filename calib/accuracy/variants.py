@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.settings import ALL, AUTO, CHANGED, parse_append, parse_encode
+
+Record = dict[str, Any]  # a journal's line
 
 FULL = "full"
 ORACLE = "oracle"
@@ -98,6 +101,11 @@ class SkippedRun:
     label: str
     budget: str
     reason: str
+
+
+def key_of(record: Record) -> tuple[str, str, int]:
+    """The policy, budget and stream of a journal's record."""
+    return record["policy"], record["budget"], record["stream"]
 
 
 PLAIN = Variant("sliding-window")  # holds nothing beside the cache: every policy gets its bytes

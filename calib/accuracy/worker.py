@@ -22,12 +22,21 @@ from edgevlm.calib.accuracy.cases import (
     score_evidence,
     seed_words,
 )
-from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
 from edgevlm.calib.accuracy.pools import Pool
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
-from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
+from edgevlm.calib.accuracy.variants import (
+    FULL,
+    ORACLE,
+    PLAIN,
+    Budget,
+    Record,
+    SkippedRun,
+    Variant,
+    VariantRun,
+    equal_byte_runs,
+)
 from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget

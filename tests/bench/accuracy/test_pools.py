@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("ray")
 
-from edgevlm.calib.accuracy.pools import TRIES, RayActors
+from edgevlm.calib.accuracy.pools import TRIES, RayTasks
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -107,14 +107,14 @@ def kills_itself(marks: Path, times: int):
 
 
 def test_a_worker_that_dies_has_its_piece_done_by_another(two_nodes, tmp_path):
-    assert sorted(RayActors(two_nodes).map(print, kills_itself(tmp_path, 1), range(6))) == [0, 10, 20, 30, 40, 50]
+    assert sorted(RayTasks(two_nodes).map(print, kills_itself(tmp_path, 1), range(6))) == [0, 10, 20, 30, 40, 50]
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.slow
 def test_a_piece_that_ends_all_its_workers_is_given_up(two_nodes, tmp_path):
     with pytest.raises(UserError, match=f"{TRIES} workers died of the same piece of work"):
-        list(RayActors(two_nodes).map(print, kills_itself(tmp_path, 100), range(6)))
+        list(RayTasks(two_nodes).map(print, kills_itself(tmp_path, 100), range(6)))
     assert len(list(tmp_path.iterdir())) == TRIES
 
 
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said_in_one_line(two_nodes, monkeypatch):
         raise UserError("no such model here")
 
     with pytest.raises(UserError, match=r"^no such model here$"):
-        list(RayActors(two_nodes).map(print, make, range(2)))
+        list(RayTasks(two_nodes).map(print, make, range(2)))
     monkeypatch.setattr("edgevlm.calib.accuracy.pools.__version__", "0.0.1")
     with pytest.raises(UserError, match=r"has edgevlm .*, and this machine 0\.0\.1"):
-        list(RayActors(two_nodes).map(print, make, range(2)))
+        list(RayTasks(two_nodes).map(print, make, range(2)))
