@@ -106,7 +106,8 @@ class RayTasks:
             on_node = ray.remote(_perform_on_node).options(**needed)
             try:
                 ray.get(ray.remote(_begin).options(**needed).remote(__version__), timeout=WAIT_S)
-                most, busy = self.workers or int(ray.cluster_resources().get("CPU", 1)), []
+                most = self.workers or int(ray.cluster_resources().get("CPU", 1))
+                busy: list[Any] = []
                 while todo or busy:
                     while todo and len(busy) < most:
                         busy.append(on_node.remote(__version__, make_perform, todo.popleft()))
