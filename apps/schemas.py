@@ -1,431 +1,448 @@
-"""The objects that commands print with ``--json``, one a line: their schemas, and :func:`json_line`, which writes them.
-
-``docs/reference.py`` makes docs/reference/json.md from SCHEMAS. A field's name ends in ``?`` where it may be missing; its type
-is one of JSON Schema's, or several joined by ``|``. The lines of ``edgevlm bench`` are in :mod:`edgevlm.bench.schemas`.
-"""
+"""The lines that commands print with ``--json``: models, from which their JSON Schema and the reference are made."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
 
-Fields = Mapping[str, tuple[str, str]]  # name: type and meaning
-
 
 def json_line(event: str, fields: Mapping[str, object]) -> str:
-    """One line in ASCII: ``event`` and the schema's version before ``fields``."""
+    """Return one line in ASCII: ``event`` and the schema's version before ``fields``."""
     return json.dumps({"event": event, "schema": SCHEMA, **fields})
 
 
-def schema_of(kind: str, fields: Fields, name: str = "event") -> dict[str, Any]:
-    """JSON Schema 2020-12 of one kind of line; ``name``: the field that says the kind."""
-    common = {
-        name: {"const": kind},
-        "schema": {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."},
-    }
-    schema = object_schema(fields)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "properties": {**common, **schema["properties"]},
-        "required": [*common, *schema["required"]],
-        "additionalProperties": False,
-    }
+def field(text: str, **given: Any) -> Any:
+    """Describe a field that is always present."""
+    return Field(description=text, **given)
 
 
-def object_schema(fields: Fields) -> dict[str, Any]:
-    """JSON Schema of an object that has these fields, and may have more."""
-    described = {
-        field.rstrip("?"): {"type": types if len(types := kinds.split("|")) > 1 else kinds, "description": text}
-        for field, (kinds, text) in fields.items()
-    }
-    return {"type": "object", "properties": described, "required": [field for field in fields if not field.endswith("?")]}
+def maybe(text: str, **given: Any) -> Any:
+    """Describe a field that may be missing."""
+    return Field(default_factory=lambda: None, description=text, **given)
 
 
-_TIME: Fields = {"time": ("string", "Wall-clock time of the line: RFC 3339, UTC.")}
-_STATS: Fields = {
-    **_TIME,
-    "frames": ("integer", "Frames watched."),
-    "dropped": ("integer", "Frames that were due and were lost."),
-    "drops": ("object", "Dropped frames by cause: replaced, corrupt, keyframe, late."),
-    "gated": ("integer", "Still frames that the gate held back; not in frames."),
-    "fps": ("number", "Frames watched per second since the last line; in a summary, over the whole run."),
-    "policy": ("string", "The policy in use; under auto, the one it chose."),
-    "cache_tokens": ("integer", "Vision tokens held in the fullest layer."),
-    "cache_bytes": ("integer", "Size of the KV cache, which is allocated once."),
-    "appended": ("number", "Fraction of the frames' tokens that entered the memory; 1 with --append all."),
-    "encoded": ("number", "Fraction of the frames' patches that were encoded; 1 with --encode all."),
-    "compressions": ("integer", "How often the policy has compressed the cache."),
-    "compress_ms": ("number", "Milliseconds spent on compression in all."),
-    "rss_bytes": ("integer", "Resident memory of the process."),
-    "source_state": ("string", "initialising, running, stalled, reconnecting, ended or failed."),
-    "source_problem": ("string|null", "Why the source is not running, without credentials."),
-    "reconnects": ("integer", "How often the source delivered frames again after a lost connection."),
-    "store?": ("object", "Bytes a retrieval policy keeps off the device, and its counters; only with such a policy."),
+class Record(BaseModel):
+    model_config = ConfigDict(defer_build=True)
+
+
+class Timed(Record):
+    time: str = field("Wall-clock time of the line: RFC 3339, UTC.")
+
+
+class Moment(Record):
+    """A span of frames that an answer was read from."""
+
+    time: str | None = field("Wall clock of its first frame; null in recordings.")
+    frame: int = field("Number of its first frame.")
+    last_frame: int = field("Number of its last frame.")
+    time_s: float | None = field("Stream time of the first frame, in seconds.")
+    until_s: float | None = field("Stream time of the last frame.")
+    weight: float | None = field("Its share of the attention, from 0 to 1.")
+    box: list[float] = field("Left, top, right and bottom of the region, as fractions of the picture.")
+    jpeg_url: str | None = maybe("The server's path of its picture; null where there is none.")
+
+
+class Chosen(Timed):
+    device: str = field("What --model CHECKPOINT was chosen for. Such a run prints this line first.")
+    precision: str = field("Precision of the decoder's weights.")
+    vision_precision: str = field("Precision of the vision tower.")
+    kv: str = field("Precision of keys and values.")
+    frame_size: list[int] = field("Width and height of the frames the model sees.")
+    budget: int = field("Vision tokens kept per layer.")
+    fps: float = field("Frames per second asked for.")
+    predicted_fps: float = field("Most frames per second, as edgevlm plan predicts.")
+    total_mb: float = field("Memory a run takes, as edgevlm plan predicts, in 10^6 bytes.")
+    usable_mb: float = field("What the device has beside the system.")
+    fits: bool = field("Whether total_mb fits in usable_mb.")
+    keeps_up: bool = field("Whether it fits and predicted_fps reaches fps.")
+    remedy: str | None = field("What would help where it does not; else null.")
+
+
+class Answer(Timed):
+    time_s: float = field("Stream time of the newest frame the answer takes into account, in seconds.")
+    question: str = field("The question as asked.")
+    text: str = field("The answer.")
+    token_ids: list[int] = field("Token ids of the answer.")
+    ttft_ms: float = field("Time to first token, in milliseconds.")
+    tpot_ms: float = field("Mean time of each further token, in milliseconds.")
+    evidence: list[Moment] = field("Frames the answer was read from, best first; none where evidence_held is false.")
+    evidence_held: bool | None = field("False where what would answer is no longer in memory; null where nobody knows.")
+    truth: str = maybe("The right answer; only for a question about the demo world that has one.")
+
+
+class Stats(Timed):
+    frames: int = field("Frames watched.")
+    dropped: int = field("Frames that were due and were lost.")
+    drops: dict[str, Any] = field("Dropped frames by cause: replaced, corrupt, keyframe, late.")
+    gated: int = field("Still frames that the gate held back; not in frames.")
+    fps: float = field("Frames watched per second since the last line; in a summary, over the whole run.")
+    policy: str = field("The policy in use; under auto, the one it chose.")
+    cache_tokens: int = field("Vision tokens held in the fullest layer.")
+    cache_bytes: int = field("Size of the KV cache, which is allocated once.")
+    appended: float = field("Fraction of the frames' tokens that entered the memory; 1 with --append all.")
+    encoded: float = field("Fraction of the frames' patches that were encoded; 1 with --encode all.")
+    compressions: int = field("How often the policy has compressed the cache.")
+    compress_ms: float = field("Milliseconds spent on compression in all.")
+    rss_bytes: int = field("Resident memory of the process.")
+    source_state: str = field("initialising, running, stalled, reconnecting, ended or failed.")
+    source_problem: str | None = field("Why the source is not running, without credentials.")
+    reconnects: int = field("How often the source delivered frames again after a lost connection.")
+    store: dict[str, Any] = maybe("Bytes a retrieval policy keeps off the device, and its counters; only with such a policy.")
+
+
+class Summary(Stats):
+    """The stats of a whole run."""
+
+
+class Serving(Timed):
+    url: str = field("Where the server answers. It prints this line first, once it does.")
+
+
+class Config(Timed):
+    path: str = field("The file, in which nothing is wrong; of others stderr has the line.")
+    cameras: list[str] = field("Names of its cameras.")
+
+
+class Completion(Timed):
+    question: str = field("The question as asked.")
+    text: str = field("The answer.")
+    stream: str | None = field("The stream that was asked about.")
+    time_s: float | None = field("Stream time of the newest frame the answer takes into account, in seconds.")
+    ttft_ms: float | None = field("Time to first token, in milliseconds, in the server.")
+    evidence: list[Moment] = field("Frames the answer was read from, as in run.")
+    evidence_held: bool | None = field("False where what would answer is no longer in memory; null where nobody knows.")
+
+
+class Line(Record):
+    time: str = field("When it was seen: RFC 3339, UTC.")
+    camera: str = field("The stream's name.")
+    text: str = field("What the model said it saw.")
+    evidence: list[Moment] = field("Frames it was read from, as in an answer.")
+
+
+class Forgotten(Record):
+    stream: str = field("The camera; empty for events of all.")
+    rows: int = maybe("Rows of the memory deleted, of the layer that lost most.")
+    thumbnails: int = maybe("Thumbnails deleted.")
+    snapshots: int = maybe("Snapshots deleted, with --all in a folder.")
+    events: int = maybe("Events of watches deleted.")
+    journal: int = maybe("Lines of the journal deleted.")
+
+
+class Opening(Record):
+    camera: str = field("The stream's name.")
+    watch: str = field("The watch's name.")
+    question: str = field("What it asks.")
+    opened: str = field("When it opened: RFC 3339, UTC.")
+    closed: str | None = field("When it closed; null where it was still open.")
+    seconds: float | None = field("How long it was open.")
+    probability: float = field("Of the answer, when it opened.")
+    evidence: list[Moment] = field("Frames it was read from, as in an answer.")
+
+
+class Plan(Record):
+    weights_mb: float = field("Weights, in 10^6 bytes.")
+    kv_mb: float = field("The KV cache, in 10^6 bytes.")
+    policy_mb: float = field("What a policy keeps beside it, in 10^6 bytes.")
+    activations_mb: float = field("The decoder's working memory, in 10^6 bytes.")
+    vision_mb: float = field("The tower's working memory, in 10^6 bytes.")
+    runtime_mb: float = field("Libraries, graphs and sessions, in 10^6 bytes.")
+    snapshots_mb: float = field("Copies that a server's snapshots are written from; 0 without --cameras, in 10^6 bytes.")
+    total_mb: float = field("All of these, in 10^6 bytes.")
+    usable_mb: float = field("What the device has beside the system, in 10^6 bytes.")
+    export_peak_mb: float = field("What edgevlm export takes, in 10^6 bytes.")
+    build_peak_mb: float = field("What edgevlm build takes; 0 where there is no such step, in 10^6 bytes.")
+    present_mb: float = field(
+        "With --append changed, the newest frame and the references of a camera, beside total_mb, in 10^6 bytes."
+    )
+    tower_cache_mb: float = field("With --encode changed, what the tower keeps of a camera, beside total_mb, in 10^6 bytes.")
+    fits: bool = field("Whether total_mb fits in usable_mb.")
+    prefill_fps: float = field("Most frames per second, with the cache full.")
+    ttft_ms: float = field("Time to first token, in milliseconds.")
+    tokens_per_s: float = field("Tokens of an answer per second.")
+    j_per_frame: float | None = field("Upper bound of the energy of a frame, in joules; null if the power is not known.")
+    bound_by: str = field("What limits it: vision, compute, memory bandwidth or memory size.")
+    model: str = field("The model's name.")
+    family: str = field("Model family.")
+    device: str = field("What it was planned for; this machine unless --device names another.")
+    precision: str = field("Precision of the decoder's weights.")
+    vision_precision: str = field("Precision of the vision tower on a CPU.")
+    kv: str = field("Precision of keys and values.")
+    budget: int = field("Vision tokens kept per layer.")
+    fps: float = field("Frames per second asked for.")
+    keeps_up: bool = field("Whether camera_fps reaches fps.")
+    largest_budget: int = field("Largest budget that fits and keeps up; 0 if none does.")
+    largest_fps: float = field("prefill_fps where it fits, else 0.")
+    tokens_per_frame: float = field("Rows of the cache a frame takes, text around it included.")
+    vision_ms: float = field("Tower's time per frame, in milliseconds.")
+    prefill_ms: float = field("Decoder's time per frame, in milliseconds.")
+    compression_ms: float = field("Compression's time per frame, in milliseconds.")
+    changed: float = field("Fraction of a frame taken to change.")
+    changed_fps: float = field("prefill_fps where only that is encoded and appended.")
+    cameras: int = field("Cameras on the model; above 1 the sizes and prefill_fps are of all of them.")
+    camera_mb: float = field("What one more camera takes of edgevlm serve, in 10^6 bytes.")
+    camera_fps: float = field("prefill_fps for each camera.")
+    largest_cameras: int = field("Most cameras of edgevlm serve that fit and keep up, 256 at most.")
+
+
+class Measured(Record):
+    planned_mb: float = field("total_mb of the plan; with --measure only.")
+    measured_mb: float = field("How much a process's memory grew, in 10^6 bytes.")
+    error: float = field("planned / measured - 1.")
+
+
+class Published(Record):
+    device: str = field("What was measured on; with --published only.")
+    model: str = field("The model.")
+    figure: str = field("What was measured, and its unit.")
+    published: float = field("The published figure.")
+    planned: float = field("The plan's.")
+    error: float = field("planned / published - 1.")
+
+
+class Model(Record):
+    model: str = field("Its name on the Hugging Face Hub.")
+    family: str = field("Model family.")
+    licence: str = field("Licence of its weights.")
+    checked: list[str] = field("What was looked up: licence, geometry. The rest is from memory.")
+    parameters: int = field("Weights that a stream uses.")
+    measured: bool = field("Whether we have run its real weights. If not, what follows is predicted, as by plan.")
+    device: str = field("What it was planned for.")
+    precision: str = field("Precision chosen for the decoder's weights.")
+    kv: str = field("Precision of keys and values.")
+    budget: int = field("Vision tokens kept per layer.")
+    total_mb: float = field("Memory of a stream, in 10^6 bytes.")
+    fits: bool = field("Whether it fits beside the system.")
+    fps: float = field("Most frames per second.")
+    keeps_up: bool = field("Whether it fits and keeps up with --fps.")
+
+
+class Finding(Record):
+    check: str = field("What was checked.")
+    status: str = field("ok, warn or fail.")
+    found: str = field("What was found.")
+    fix: str = field("How to fix it; empty where nothing is wrong.")
+
+
+class Camera(Record):
+    camera: str = field("What to give run --camera.")
+    kind: str = field("demo, usb, csi or another bus.")
+    name: str = field("The camera's own name.")
+    usable: bool = field("Whether it delivered a picture.")
+    reason: str | None = field("Why not.")
+    modes: list[str] = field("Pixel formats, sizes and frame rates it offers.")
+    links: list[str] = field("Other paths of the same camera.")
+
+
+class Ability(Record):
+    name: str = field("A way of reading or decoding video.")
+    usable: bool = field("Whether this machine has it.")
+    reason: str | None = field("Why not.")
+
+
+class Power(Record):
+    time_s: float = field("Seconds since the command started.")
+    watts: float | None = field("Mean power since the last line: the sum of the summed rails; null if not measured.")
+    rails: dict[str, Any] = field("Watts of each rail; null where it was not measured.")
+    mode: str | None = field("A Jetson's power mode.")
+    clocks_mhz: dict[str, Any] = field("Clocks of GPU, memory and first CPU core, in MHz.")
+    cpu_percent: float = field("CPU use since the last line, over all cores.")
+    memory_mb: int = field("System memory in use.")
+
+
+class Energy(Record):
+    meter: str = field("What measured.")
+    joules: float | None = field("Energy in all; null if not measured throughout.")
+    watts: float | None = field("Mean power.")
+    idle_watts: float | None = field("Power of the idle machine, where it was measured first.")
+    net_joules: float | None = field("Energy above idle.")
+    summed: list[str] = field("The rails that make up the total.")
+    rails: dict[str, Any] = field("Of each rail: joules, and gap_s, seconds without a reading.")
+
+
+class Policy(Record):
+    policy: str = field("Its name.")
+    paper: str = field("Where it was published.")
+    idea: str = field("What it keeps.")
+    settings: list[dict[str, Any]] = field("Of each setting: name, default, choices and meaning.")
+    ours: str = field("What differs from the paper; may be empty.")
+
+
+class Bundle(Record):
+    bundle: str = field("Its name in the bundle cache.")
+    family: str = field("Model family.")
+    precision: str = field("Precision of the decoder's weights.")
+    rounding: str = field("How the weights were rounded: nearest or gptq.")
+    kv: str = field("Precision of keys and values.")
+    vision_precision: str = field("Precision of the vision tower.")
+    profile: str = field("The runtime its graphs are for.")
+    bytes: int = field("Size of its files.")
+    path: str = field("Its directory.")
+
+
+class Engine(Record):
+    graph: str = field("The graph that was built.")
+    path: str = field("The engine's file.")
+    bytes: int = field("Its size.")
+    kept: bool = field("Whether it existed and was kept.")
+    capacity: int = field("Rows of each layer's cache it supports.")
+
+
+class Snapshot(Record):
+    snapshot: str = field("The file's name.")
+    usable: bool = field("Whether it can be resumed from. If false, reason is the only other field.")
+    reason: str = maybe("Why it cannot be used.")
+    bytes: int = maybe("Its size.")
+    edgevlm: str = maybe("Version that wrote it.")
+    written: float = maybe("When, in seconds since 1970.")
+    source: str | None = maybe("What was watched, without credentials.")
+    model: str = maybe("SHA-256 of the model's bundle.")
+    name: str = maybe("The model's name.")
+    policy: str = maybe("Policy with its settings.")
+    budget: int = maybe("Vision tokens kept per layer.")
+    dtype: str = maybe("Precision of keys and values.")
+    chunk: int = maybe("Frames encoded at once.")
+    reindexing: str = maybe("lazy or eager.")
+    append: str = maybe("all, or changed with its settings.")
+    encode: str = maybe("The same of what is encoded.")
+    text_budget: list[int] = maybe("Tokens reserved for conversation, question and answer.", alias="text budget")
+    system_prompt: str = maybe("Hash of the system prompt.", alias="system prompt")
+    frames: int = maybe("Frames watched.")
+    time_s: float = maybe("Stream time of the newest frame, in seconds.")
+    waiting: int = maybe("Frames of an unfinished chunk.")
+    rows: int = maybe("Tokens in the fullest layer.")
+    compressions: int = maybe("How often the policy has compressed the cache.")
+    turns: dict[str, Any] = maybe("Turns of each conversation.")
+
+
+class Calibration(Record):
+    bundle: str = field("The bundle that was written.")
+    edgevlm: str = maybe("Version that measured. This and what follows is missing with --no-layers.")
+    date: str = maybe("When: ISO 8601, UTC.")
+    clips: list[str] = maybe("What was watched.")
+    frames: list[int] = maybe("Frames of each clip.")
+    questions: list[str] = maybe("Questions asked.")
+    cv: list[float] = maybe("Per layer: coefficient of variation of the value norms.")
+    thresholds: list[float] = maybe("InfiniPot-V's three thresholds on cv.")
+    ages: list[list[float]] = maybe("Per layer: fraction of attention by age of frame, newest first.")
+    recency: list[float] = maybe("Per layer: fraction of attention on the newest tenth of the frames.")
+    flat: float = maybe("What recency would be if attention were even.")
+    periodicity: list[float] = maybe("Per layer: autocorrelation of log attention at a lag of one frame.")
+    classes: list[str] = maybe("Per layer: shallow, middle or deep (HERMES).")
+    middle_from: int = maybe("First middle layer.")
+    deep_from: int = maybe("First deep layer.")
+    agreement: list[Any] = maybe("Per candidate layer: Spearman's rank correlation with every layer above it (PureKV).")
+    clie: int = maybe("The candidate that ranks best.")
+
+
+class Candidate(Record):
+    budget: int = field("Vision tokens per layer.")
+    measure: str = field("kl (agreement with full KV, in nats) or accuracy (questions answered right).")
+    policy: str = field("The policy measured.")
+    tokens: int = field("The budget at which it takes no more bytes than a sliding window; of that, what it uses.")
+    value: float = field("The measure.")
+    ci_low: float = field("Lower end of the 95 % interval.")
+    ci_high: float = field("Upper end.")
+    compress_ms: float = field("Mean time of compression per stream, in milliseconds.")
+    bytes: int = field("Most bytes that cache and policy took together.")
+    top1: float = maybe("Fraction of next tokens equal to full KV's; with kl only.")
+
+
+class Skipped(Record):
+    budget: int = field("Vision tokens per layer.")
+    policy: str = field("A policy that was not measured at it.")
+    reason: str = field("Why.")
+
+
+class Choice(Record):
+    budget: int = field("Vision tokens per layer.")
+    measure: str = field("As in candidate.")
+    policy: str = field("What auto uses at this budget.")
+    clearly_better: bool = field("Whether it beat the fallback; if false, it is the fallback.")
+
+
+class Trial(Record):
+    measure: str = field("As in candidate.")
+    loss: float = field("Fraction of right answers, or with kl of next tokens, lost to whole frames.")
+    ci_low: float = field("Lower end of the 95 % interval of the loss.")
+    ci_high: float = field("Upper end.")
+
+
+class AppendTrial(Trial):
+    tau: float = field("Of --append changed, under full KV.")
+    appended: float = field("Fraction of the frames' tokens that entered the memory.")
+
+
+class AppendChoice(Record):
+    measure: str = field("As in candidate.")
+    tau: float | None = field("What --append auto uses; null is all.")
+    bound: float = field("The loss that it surely stays within.")
+    refresh: int = field("Frames of the refresh that refreshed is for.")
+    refreshed: float | None = field("Fraction appended at tau with that refresh.")
+
+
+class Evidence(Record):
+    layer: int = field("Whose attention says which frames an answer was read from; with --evidence only.")
+    heads: list[int] = field("Its heads.")
+    weights: list[float] = field("Of the rule that tells whether evidence is held; empty without one.")
+    bias: float = field("The rule's constant.")
+
+
+class EncodeTrial(Trial):
+    setting: str = field("Of --encode, under full KV.")
+    encoded: float = field("Fraction of the frames' patches that were encoded.")
+    low_cosine: float | None = field("Cosine to the whole tower's that 99 % of the features reach; with kl alone.")
+
+
+class EncodeChoice(Record):
+    measure: str = field("As in candidate.")
+    setting: str | None = field("What --encode auto uses; null is all.")
+    bound: float = field("The loss that it surely stays within.")
+
+
+LINES: dict[str, tuple[type[Record], ...]] = {
+    "run": (Chosen, Answer, Stats, Summary),
+    "serve": (Serving,),
+    "config check": (Config,),
+    "ask": (Completion,),
+    "journal": (Line,),
+    "forget": (Forgotten,),
+    "digest": (Opening, Line),
+    "plan": (Plan, Measured, Published),
+    "models": (Model,),
+    "doctor": (Finding,),
+    "cameras": (Camera, Ability),
+    "power": (Power, Energy),
+    "policies": (Policy,),
+    "bundles list": (Bundle,),
+    "build": (Engine,),
+    "state show": (Snapshot,),
+    "calibrate": (Calibration, Candidate, Skipped, Choice, AppendTrial, AppendChoice, Evidence, EncodeTrial, EncodeChoice),
 }
-_EVIDENCE = ("array", "What it was read from, as in an answer; jpeg_url is the server's.")
-_LINE: Fields = {
-    "time": ("string", "When it was seen: RFC 3339, UTC."),
-    "camera": ("string", "The stream's name."),
-    "text": ("string", "What the model said it saw."),
-    "evidence": _EVIDENCE,
-}
 
-# command: kind of line: fields
-LINES: dict[str, dict[str, Fields]] = {
-    "run": {
-        "chosen": {
-            **_TIME,
-            "device": ("string", "What --model CHECKPOINT was chosen for. Such a run prints this line first."),
-            "precision": ("string", "Precision of the decoder's weights."),
-            "vision_precision": ("string", "Precision of the vision tower."),
-            "kv": ("string", "Precision of keys and values."),
-            "frame_size": ("array", "Width and height of the frames the model sees."),
-            "budget": ("integer", "Vision tokens kept per layer."),
-            "fps": ("number", "Frames per second asked for."),
-            "predicted_fps": ("number", "Most frames per second, as edgevlm plan predicts."),
-            "total_mb": ("number", "Memory a run takes, as edgevlm plan predicts, in 10^6 bytes."),
-            "usable_mb": ("number", "What the device has beside the system."),
-            "fits": ("boolean", "Whether total_mb fits in usable_mb."),
-            "keeps_up": ("boolean", "Whether it fits and predicted_fps reaches fps."),
-            "remedy": ("string|null", "What would help where it does not; else null."),
-        },
-        "answer": {
-            **_TIME,
-            "time_s": ("number", "Stream time of the newest frame the answer takes into account, in seconds."),
-            "question": ("string", "The question as asked."),
-            "text": ("string", "The answer."),
-            "token_ids": ("array", "Token ids of the answer."),
-            "ttft_ms": ("number", "Time to first token, in milliseconds."),
-            "tpot_ms": ("number", "Mean time of each further token, in milliseconds."),
-            "evidence": (
-                "array",
-                "Frames the answer was read from, best first, none where evidence_held is false: time (wall clock, null in "
-                "recordings), frame, last_frame, "
-                "time_s, until_s, weight (0 to 1), box (left, top, right, bottom, as fractions of the picture).",
-            ),
-            "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
-            "truth?": ("string", "The right answer; only for a question about the demo world that has one."),
-        },
-        "stats": _STATS,
-        "summary": _STATS,
-    },
-    "serve": {
-        "serving": {
-            **_TIME,
-            "url": ("string", "Where the server answers. It prints this line first, once it does."),
-        },
-    },
-    "config check": {
-        "config": {
-            **_TIME,
-            "path": ("string", "The file, in which nothing is wrong; of others stderr has the line."),
-            "cameras": ("array", "Names of its cameras."),
-        },
-    },
-    "ask": {
-        "completion": {
-            **_TIME,
-            "question": ("string", "The question as asked."),
-            "text": ("string", "The answer."),
-            "stream": ("string|null", "The stream that was asked about."),
-            "time_s": ("number|null", "Stream time of the newest frame the answer takes into account, in seconds."),
-            "ttft_ms": ("number|null", "Time to first token, in milliseconds, in the server."),
-            "evidence": ("array", "Frames the answer was read from, as in run, with jpeg_url, the path of its thumbnail."),
-            "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
-        },
-    },
-    "journal": {
-        "line": _LINE,
-    },
-    "forget": {
-        "forgotten": {
-            "stream": ("string", "The camera; empty for events of all."),
-            "rows?": ("integer", "Rows of the memory deleted, of the layer that lost most."),
-            "thumbnails?": ("integer", "Thumbnails deleted."),
-            "snapshots?": ("integer", "Snapshots deleted, with --all in a folder."),
-            "events?": ("integer", "Events of watches deleted."),
-            "journal?": ("integer", "Lines of the journal deleted."),
-        },
-    },
-    "digest": {
-        "opening": {
-            "camera": ("string", "The stream's name."),
-            "watch": ("string", "The watch's name."),
-            "question": ("string", "What it asks."),
-            "opened": ("string", "When it opened: RFC 3339, UTC."),
-            "closed": ("string|null", "When it closed; null where it was still open."),
-            "seconds": ("number|null", "How long it was open."),
-            "probability": ("number", "Of the answer, when it opened."),
-            "evidence": _EVIDENCE,
-        },
-        "line": _LINE,
-    },
-    "plan": {
-        "plan": {
-            **{
-                f"{part}_mb": ("number", f"{text}, in 10^6 bytes.")
-                for part, text in (
-                    ("weights", "Weights"),
-                    ("kv", "The KV cache"),
-                    ("policy", "What a policy keeps beside it"),
-                    ("activations", "The decoder's working memory"),
-                    ("vision", "The tower's working memory"),
-                    ("runtime", "Libraries, graphs and sessions"),
-                    ("snapshots", "Copies that a server's snapshots are written from; 0 without --cameras"),
-                    ("total", "All of these"),
-                    ("usable", "What the device has beside the system"),
-                    ("export_peak", "What edgevlm export takes"),
-                    ("build_peak", "What edgevlm build takes; 0 where there is no such step"),
-                    ("present", "With --append changed, the newest frame and the references of a camera, beside total_mb"),
-                    ("tower_cache", "With --encode changed, what the tower keeps of a camera, beside total_mb"),
-                )
-            },
-            "fits": ("boolean", "Whether total_mb fits in usable_mb."),
-            "prefill_fps": ("number", "Most frames per second, with the cache full."),
-            "ttft_ms": ("number", "Time to first token, in milliseconds."),
-            "tokens_per_s": ("number", "Tokens of an answer per second."),
-            "j_per_frame": ("number|null", "Upper bound of the energy of a frame, in joules; null if the power is not known."),
-            "bound_by": ("string", "What limits it: vision, compute, memory bandwidth or memory size."),
-            "model": ("string", "The model's name."),
-            "family": ("string", "Model family."),
-            "device": ("string", "What it was planned for; this machine unless --device names another."),
-            "precision": ("string", "Precision of the decoder's weights."),
-            "vision_precision": ("string", "Precision of the vision tower on a CPU."),
-            "kv": ("string", "Precision of keys and values."),
-            "budget": ("integer", "Vision tokens kept per layer."),
-            "fps": ("number", "Frames per second asked for."),
-            "keeps_up": ("boolean", "Whether camera_fps reaches fps."),
-            "largest_budget": ("integer", "Largest budget that fits and keeps up; 0 if none does."),
-            "largest_fps": ("number", "prefill_fps where it fits, else 0."),
-            "tokens_per_frame": ("number", "Rows of the cache a frame takes, text around it included."),
-            "vision_ms": ("number", "Tower's time per frame, in milliseconds."),
-            "prefill_ms": ("number", "Decoder's time per frame, in milliseconds."),
-            "compression_ms": ("number", "Compression's time per frame, in milliseconds."),
-            "changed": ("number", "Fraction of a frame taken to change."),
-            "changed_fps": ("number", "prefill_fps where only that is encoded and appended."),
-            "cameras": ("integer", "Cameras on the model; above 1 the sizes and prefill_fps are of all of them."),
-            "camera_mb": ("number", "What one more camera takes of edgevlm serve, in 10^6 bytes."),
-            "camera_fps": ("number", "prefill_fps for each camera."),
-            "largest_cameras": ("integer", "Most cameras of edgevlm serve that fit and keep up, 256 at most."),
-        },
-        "measured": {
-            "planned_mb": ("number", "total_mb of the plan; with --measure only."),
-            "measured_mb": ("number", "How much a process's memory grew, in 10^6 bytes."),
-            "error": ("number", "planned / measured - 1."),
-        },
-        "published": {
-            "device": ("string", "What was measured on; with --published only."),
-            "model": ("string", "The model."),
-            "figure": ("string", "What was measured, and its unit."),
-            "published": ("number", "The published figure."),
-            "planned": ("number", "The plan's."),
-            "error": ("number", "planned / published - 1."),
-        },
-    },
-    "models": {
-        "model": {
-            "model": ("string", "Its name on the Hugging Face Hub."),
-            "family": ("string", "Model family."),
-            "licence": ("string", "Licence of its weights."),
-            "checked": ("array", "What was looked up: licence, geometry. The rest is from memory."),
-            "parameters": ("integer", "Weights that a stream uses."),
-            "measured": ("boolean", "Whether we have run its real weights. If not, what follows is predicted, as by plan."),
-            "device": ("string", "What it was planned for."),
-            "precision": ("string", "Precision chosen for the decoder's weights."),
-            "kv": ("string", "Precision of keys and values."),
-            "budget": ("integer", "Vision tokens kept per layer."),
-            "total_mb": ("number", "Memory of a stream, in 10^6 bytes."),
-            "fits": ("boolean", "Whether it fits beside the system."),
-            "fps": ("number", "Most frames per second."),
-            "keeps_up": ("boolean", "Whether it fits and keeps up with --fps."),
-        }
-    },
-    "doctor": {
-        "finding": {
-            "check": ("string", "What was checked."),
-            "status": ("string", "ok, warn or fail."),
-            "found": ("string", "What was found."),
-            "fix": ("string", "How to fix it; empty where nothing is wrong."),
-        }
-    },
-    "cameras": {
-        "camera": {
-            "camera": ("string", "What to give run --camera."),
-            "kind": ("string", "demo, usb, csi or another bus."),
-            "name": ("string", "The camera's own name."),
-            "usable": ("boolean", "Whether it delivered a picture."),
-            "reason": ("string|null", "Why not."),
-            "modes": ("array", "Pixel formats, sizes and frame rates it offers."),
-            "links": ("array", "Other paths of the same camera."),
-        },
-        "ability": {
-            "name": ("string", "A way of reading or decoding video."),
-            "usable": ("boolean", "Whether this machine has it."),
-            "reason": ("string|null", "Why not."),
-        },
-    },
-    "power": {
-        "power": {
-            "time_s": ("number", "Seconds since the command started."),
-            "watts": ("number|null", "Mean power since the last line: the sum of the summed rails; null if not measured."),
-            "rails": ("object", "Watts of each rail; null where it was not measured."),
-            "mode": ("string|null", "A Jetson's power mode."),
-            "clocks_mhz": ("object", "Clocks of GPU, memory and first CPU core, in MHz."),
-            "cpu_percent": ("number", "CPU use since the last line, over all cores."),
-            "memory_mb": ("integer", "System memory in use."),
-        },
-        "energy": {
-            "meter": ("string", "What measured."),
-            "joules": ("number|null", "Energy in all; null if not measured throughout."),
-            "watts": ("number|null", "Mean power."),
-            "idle_watts": ("number|null", "Power of the idle machine, where it was measured first."),
-            "net_joules": ("number|null", "Energy above idle."),
-            "summed": ("array", "The rails that make up the total."),
-            "rails": ("object", "Of each rail: joules, and gap_s, seconds without a reading."),
-        },
-    },
-    "policies": {
-        "policy": {
-            "policy": ("string", "Its name."),
-            "paper": ("string", "Where it was published."),
-            "idea": ("string", "What it keeps."),
-            "settings": ("array", "Of each setting: name, default, choices and meaning."),
-            "ours": ("string", "What differs from the paper; may be empty."),
-        }
-    },
-    "bundles list": {
-        "bundle": {
-            "bundle": ("string", "Its name in the bundle cache."),
-            "family": ("string", "Model family."),
-            "precision": ("string", "Precision of the decoder's weights."),
-            "rounding": ("string", "How the weights were rounded: nearest or gptq."),
-            "kv": ("string", "Precision of keys and values."),
-            "vision_precision": ("string", "Precision of the vision tower."),
-            "profile": ("string", "The runtime its graphs are for."),
-            "bytes": ("integer", "Size of its files."),
-            "path": ("string", "Its directory."),
-        }
-    },
-    "build": {
-        "engine": {
-            "graph": ("string", "The graph that was built."),
-            "path": ("string", "The engine's file."),
-            "bytes": ("integer", "Its size."),
-            "kept": ("boolean", "Whether it existed and was kept."),
-            "capacity": ("integer", "Rows of each layer's cache it supports."),
-        }
-    },
-    "state show": {
-        "snapshot": {
-            "snapshot": ("string", "The file's name."),
-            "usable": ("boolean", "Whether it can be resumed from. If false, reason is the only other field."),
-            "reason?": ("string", "Why it cannot be used."),
-            "bytes?": ("integer", "Its size."),
-            "edgevlm?": ("string", "Version that wrote it."),
-            "written?": ("number", "When, in seconds since 1970."),
-            "source?": ("string|null", "What was watched, without credentials."),
-            "model?": ("string", "SHA-256 of the model's bundle."),
-            "name?": ("string", "The model's name."),
-            "policy?": ("string", "Policy with its settings."),
-            "budget?": ("integer", "Vision tokens kept per layer."),
-            "dtype?": ("string", "Precision of keys and values."),
-            "chunk?": ("integer", "Frames encoded at once."),
-            "reindexing?": ("string", "lazy or eager."),
-            "append?": ("string", "all, or changed with its settings."),
-            "encode?": ("string", "The same of what is encoded."),
-            "text budget?": ("array", "Tokens reserved for conversation, question and answer."),
-            "system prompt?": ("string", "Hash of the system prompt."),
-            "frames?": ("integer", "Frames watched."),
-            "time_s?": ("number", "Stream time of the newest frame, in seconds."),
-            "waiting?": ("integer", "Frames of an unfinished chunk."),
-            "rows?": ("integer", "Tokens in the fullest layer."),
-            "compressions?": ("integer", "How often the policy has compressed the cache."),
-            "turns?": ("object", "Turns of each conversation."),
-        }
-    },
-    "calibrate": {
-        "calibration": {
-            "bundle": ("string", "The bundle that was written."),
-            "edgevlm?": ("string", "Version that measured. This and what follows is missing with --no-layers."),
-            "date?": ("string", "When: ISO 8601, UTC."),
-            "clips?": ("array", "What was watched."),
-            "frames?": ("array", "Frames of each clip."),
-            "questions?": ("array", "Questions asked."),
-            "cv?": ("array", "Per layer: coefficient of variation of the value norms."),
-            "thresholds?": ("array", "InfiniPot-V's three thresholds on cv."),
-            "ages?": ("array", "Per layer: fraction of attention by age of frame, newest first."),
-            "recency?": ("array", "Per layer: fraction of attention on the newest tenth of the frames."),
-            "flat?": ("number", "What recency would be if attention were even."),
-            "periodicity?": ("array", "Per layer: autocorrelation of log attention at a lag of one frame."),
-            "classes?": ("array", "Per layer: shallow, middle or deep (HERMES)."),
-            "middle_from?": ("integer", "First middle layer."),
-            "deep_from?": ("integer", "First deep layer."),
-            "agreement?": ("array", "Per candidate layer: Spearman's rank correlation with every layer above it (PureKV)."),
-            "clie?": ("integer", "The candidate that ranks best."),
-        },
-        "candidate": {
-            "budget": ("integer", "Vision tokens per layer."),
-            "measure": ("string", "kl (agreement with full KV, in nats) or accuracy (questions answered right)."),
-            "policy": ("string", "The policy measured."),
-            "tokens": ("integer", "The budget at which it takes no more bytes than a sliding window; of that, what it uses."),
-            "value": ("number", "The measure."),
-            "ci_low": ("number", "Lower end of the 95 % interval."),
-            "ci_high": ("number", "Upper end."),
-            "compress_ms": ("number", "Mean time of compression per stream, in milliseconds."),
-            "bytes": ("integer", "Most bytes that cache and policy took together."),
-            "top1?": ("number", "Fraction of next tokens equal to full KV's; with kl only."),
-        },
-        "skipped": {
-            "budget": ("integer", "Vision tokens per layer."),
-            "policy": ("string", "A policy that was not measured at it."),
-            "reason": ("string", "Why."),
-        },
-        "choice": {
-            "budget": ("integer", "Vision tokens per layer."),
-            "measure": ("string", "As in candidate."),
-            "policy": ("string", "What auto uses at this budget."),
-            "clearly_better": ("boolean", "Whether it beat the fallback; if false, it is the fallback."),
-        },
-        "append_trial": {
-            "measure": ("string", "As in candidate."),
-            "tau": ("number", "Of --append changed, under full KV."),
-            "appended": ("number", "Fraction of the frames' tokens that entered the memory."),
-            "loss": ("number", "Fraction of right answers, or with kl of next tokens, lost to whole frames."),
-            "ci_low": ("number", "Lower end of the 95 % interval."),
-            "ci_high": ("number", "Upper end."),
-        },
-        "append_choice": {
-            "measure": ("string", "As in candidate."),
-            "tau": ("number|null", "What --append auto uses; null is all."),
-            "bound": ("number", "The loss that it surely stays within."),
-            "refresh": ("integer", "Frames of the refresh that refreshed is for."),
-            "refreshed": ("number|null", "Fraction appended at tau with that refresh."),
-        },
-        "evidence": {
-            "layer": ("integer", "Whose attention says which frames an answer was read from; with --evidence only."),
-            "heads": ("array", "Its heads."),
-            "weights": ("array", "Of the rule that tells whether evidence is held; empty without one."),
-            "bias": ("number", "The rule's constant."),
-        },
-        "encode_trial": {
-            "measure": ("string", "As in candidate."),
-            "setting": ("string", "Of --encode, under full KV."),
-            "encoded": ("number", "Fraction of the frames' patches that were encoded."),
-            "loss": ("number", "As in append_trial."),
-            "ci_low": ("number", "Lower end of the 95 % interval."),
-            "ci_high": ("number", "Upper end."),
-            "low_cosine": ("number|null", "Cosine to the whole tower's that 99 % of the features reach; with kl alone."),
-        },
-        "encode_choice": {
-            "measure": ("string", "As in candidate."),
-            "setting": ("string|null", "What --encode auto uses; null is all."),
-            "bound": ("number", "The loss that it surely stays within."),
-        },
-    },
-}
 
-SCHEMAS = {kind: schema_of(kind, fields) for kinds in LINES.values() for kind, fields in kinds.items()}
+def kind_of(model: type[Record]) -> str:
+    """Return what ``event`` is in a line of this model."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
+
+
+@cache
+def schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON Schema (2020-12) of each kind of line."""
+    return {kind_of(model): schema_of(model, {"const": kind_of(model)}) for models in LINES.values() for model in models}
+
+
+def schema_of(model: type[BaseModel], kind: dict[str, Any], name: str = "event") -> dict[str, Any]:
+    """Return the JSON Schema of a line. name, kind: the field that tells its kind, and that field's schema."""
+    schema = model.model_json_schema()
+    version = {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."}
+    schema["properties"] = {name: kind, "schema": version, **schema["properties"]}
+    schema["required"] = [name, "schema", *schema.get("required", ())]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "additionalProperties": False}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgevlm.apps.schemas import SCHEMA, Fields, schema_of
+from pydantic import create_model
+
+from edgevlm.apps.schemas import SCHEMA, Record, maybe, schema_of
 
 # fields that stand beside a median, in brackets
 SPREADS = {
@@ -308,7 +310,7 @@ _NUMBERS = {
     "worst_cosine": "The smallest cosine of a token's features to the whole tower's.",
     "write_ms": "Until a snapshot is on disk.",
 }
-_OTHERS: Fields = {
+_OTHERS = {
     "beyond_end?": ("array", "Questions timed after the end of their video."),
     "budget?": ("integer|string", "Tokens per layer, or a fraction of full KV such as 12.5%."),
     "call_ms?": ("object", "Milliseconds per call in all layers: predict, fetch and compute, by phase."),
@@ -325,22 +327,21 @@ _OTHERS: Fields = {
     "breakdown?": ("object", "Fraction of time by part, by phase."),
     "unanswered?": ("array", "Questions that failed: record, policy, budget, video, error."),
 }
-FIELDS: Fields = dict(
-    sorted(
-        {
-            **{f"{name}?": ("string|null", text) for name, text in _TEXTS.items()},
-            **{f"{name}?": ("number|null", text) for name, text in _NUMBERS.items()},
-            **_OTHERS,
-        }.items()
-    )
-)
+_KINDS: dict[str, Any] = {
+    "array": list[Any], "boolean": bool, "object": dict[str, Any], "integer|string": int | str,
+    "number|object": float | dict[str, Any],
+}  # fmt: skip
+_MODELLED: dict[str, Any] = {
+    **{name: (str | None, maybe(text)) for name, text in _TEXTS.items()},
+    **{name: (float | None, maybe(text)) for name, text in _NUMBERS.items()},
+    **{name.rstrip("?"): (_KINDS[kind], maybe(text)) for name, (kind, text) in _OTHERS.items()},
+}
+Bench = create_model("Bench", __base__=Record, **dict(sorted(_MODELLED.items())))
 
 
 def bench_schema() -> dict[str, Any]:
     """JSON Schema of every line; ``bench`` says the measurement."""
-    schema = schema_of("", FIELDS, "bench")
-    schema["properties"]["bench"] = {"type": "string", "description": "The measurement."}
-    return schema
+    return schema_of(Bench, {"type": "string", "description": "The measurement."}, "bench")
 
 
 def bench_line(line: dict[str, Any]) -> str:

@@ -98,23 +98,25 @@ def _plain(thing: Any) -> str:
 
 def json_lines() -> str:
     """Every field of every line that ``--json`` prints."""
-    from edgevlm.apps.schemas import LINES
-    from edgevlm.bench.schemas import FIELDS
+    from edgevlm.apps.schemas import LINES, Moment, kind_of
+    from edgevlm.bench.schemas import Bench
 
     parts = [JSON_INTRO]
-    for command, kinds in LINES.items():
+    for command, models in LINES.items():
         parts.append(f"## `edgevlm {command} --json`\n")
-        for kind, fields in kinds.items():
-            parts += [f"### `{kind}`\n", _table(fields)]
-    return "\n".join([*parts, JSON_BENCH, _table(FIELDS)])
+        for model in models:
+            parts += [f"### `{kind_of(model)}`\n", _fields(model.model_json_schema())]
+    return "\n".join(
+        [*parts, "## Moment\n", _fields(Moment.model_json_schema()), JSON_BENCH, _fields(Bench.model_json_schema())]
+    )
 
 
 JSON_INTRO = """# JSON
 
 With `--json` a command prints one object per line on stdout. `event` says what a line is, or `bench` which measurement;
-`schema` is the version of these tables, 1 today. Later versions may add fields, so ignore those you do not know. A field
-marked `?` may be missing. As JSON Schema (2020-12) the same is in Python: `edgevlm.apps.schemas.SCHEMAS` by `event`, and
-`edgevlm.bench.schemas.bench_schema()`.
+`schema` is the version of these tables, 1 today. Later versions may add fields, so ignore those you do not know. An optional
+field may be missing. In Python, `edgevlm.apps.schemas.schemas()` has the same as JSON Schema (2020-12) by `event`, and
+`edgevlm.bench.schemas.bench_schema()` that of measurements.
 """
 JSON_BENCH = """## `edgevlm bench .. --json`
 
@@ -122,14 +124,8 @@ Every measurement prints some of these fields. Times are milliseconds, `mb` is 1
 """
 
 
-def _table(fields: Any) -> str:
-    rows = (f"| `{name}` | {kind.replace('|', ' or ')} | {text} |" for name, (kind, text) in fields.items())
-    return "\n".join(["| field | type | |", "|---|---|---|", *rows, ""])
-
-
 def http() -> str:
     """The routes of ``edgevlm serve``: parameters, bodies and media types of answers, as its OpenAPI description has them."""
-    from edgevlm.apps.serve.answers import OBJECTS
     from edgevlm.apps.serve.config import ServeConfig
     from edgevlm.apps.serve.errors import STATUSES
     from edgevlm.apps.serve.http import make_app
@@ -143,10 +139,8 @@ def http() -> str:
         parts.append(f"## {tag[0].upper()}{tag[1:]}\n")
         parts += [_route(path, method, route) for path, method, route in routes if route["tags"][0] == tag]
     schemas = {name: each for name, each in openapi["components"]["schemas"].items() if each.get("type") == "object"}
-    parts.append("## Bodies\n")
-    parts += ["\n".join([f"### {name}\n", *_said(each), _http_fields(each)]) for name, each in schemas.items()]
-    parts.append("## Answers\n")
-    parts += [f"### Answer: {kind}\n\n{_table(fields)}" for kind, fields in OBJECTS.items()]
+    parts.append("## Objects\n")
+    parts += ["\n".join([f"### {name}\n", *_said(each), _fields(each)]) for name, each in schemas.items()]
     return "\n".join(parts)
 
 
@@ -154,7 +148,7 @@ HTTP_INTRO = """# HTTP
 
 The routes of `edgevlm serve` with parameters, bodies and answers, from its own `/openapi.json`.
 [Serving](../guide/serving.md) shows them in use, [Several machines](../guide/cluster.md#asking) what is asked of a cluster.
-Later versions may add fields to answers, so ignore those you do not know. One marked `?` may be missing.
+Later versions may add fields to answers, so ignore those you do not know. An optional one may be missing.
 
 With `server.key` set, every path but `/`, `/static/` and `/health/` takes `Authorization: Bearer KEY`. Browsers do not send
 that, so `/docs`, which shows the routes there, works without a key only.
@@ -183,10 +177,9 @@ def _route(path: str, method: str, route: Any) -> str:
 
 
 def _answer(content: Any) -> str:
-    """What the JSON is, where it is one of the described objects, or a list of some."""
-    title = content.get("application/json", {}).get("schema", {}).get("title", "Response")
-    linked = re.sub(r"\b(?!(?:list|of|or)\b)(\w+)", r"[\1](#answer-\1)", title)
-    return "" if title.startswith("Response") else f", {linked}"
+    """Link the object that the JSON is, where it is described."""
+    schema = content.get("application/json", {}).get("schema", {})
+    return f", {_type(schema)}" if "$ref" in schema else ""
 
 
 def _said(thing: Any) -> list[str]:
@@ -194,13 +187,13 @@ def _said(thing: Any) -> list[str]:
     return [f"{text}\n"] if text else []
 
 
-def _http_fields(schema: Any) -> str:
+def _fields(schema: Any) -> str:
     needed = schema.get("required", ())
     rows = (
         f"| `{name}` | {_shape(each, name in needed)} | {_one_line(each.get('description', ''))} |"
         for name, each in schema.get("properties", {}).items()
     )
-    return "\n".join(["| field | | |", "|---|---|---|", *rows, ""])
+    return "\n".join(["| field | type | |", "|---|---|---|", *rows, ""])
 
 
 def _without_null(schema: Any) -> Any:

@@ -27,6 +27,8 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
 from edgevlm.apps.run.clock import Asked, moment
 from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.schemas import field as described
+from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import answer_of, list_of
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Fps, Name, ServeConfig, checked_budget
@@ -222,6 +224,8 @@ def content(*types: str) -> dict[int | str, dict[str, Any]]:
 
 MJPEG = "multipart/x-mixed-replace"
 JPEG = content("image/jpeg")
+WATTS = (float | None, described("Of the machine, where it has a meter."))
+SINCE, UNTIL = (str, described("From when: RFC 3339, UTC.")), (str, described("Until when."))
 
 
 def add_openai(app: FastAPI, server: Server) -> None:
@@ -263,12 +267,12 @@ def add_openai(app: FastAPI, server: Server) -> None:
 
         return AnswerResponse(server, completion, events())
 
-    @app.get("/v1/models", tags=["OpenAI"], responses=list_of("model"))
+    @app.get("/v1/models", tags=["OpenAI"], responses=list_of(answers.Model))
     async def models() -> dict[str, Any]:
         """The streams, as models that can be asked."""
         return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
 
-    @app.get("/v1/models/{name}", tags=["OpenAI"], responses=answer_of("model"))
+    @app.get("/v1/models/{name}", tags=["OpenAI"], responses=answer_of(answers.Model))
     async def model(name: StreamName) -> dict[str, Any]:
         """One of these models."""
         return model_entry(server.stream(name, "model"))
@@ -279,7 +283,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 
 
 def add_streams(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/streams", tags=["streams"], responses=list_of("stream"))
+    @app.get("/v1/streams", tags=["streams"], responses=list_of(answers.Stream, watts=WATTS))
     async def streams() -> dict[str, Any]:
         """Every camera and its status. watts: of the machine, where it has a meter."""
         watts = await run_in_threadpool(server.service.power.watts)
@@ -289,13 +293,13 @@ def add_streams(app: FastAPI, server: Server) -> None:
             "watts": finite(watts),
         }
 
-    @app.get("/v1/policies", tags=["streams"], responses=list_of("policy"))
+    @app.get("/v1/policies", tags=["streams"], responses=list_of(answers.Policy))
     async def policies() -> dict[str, Any]:
         """The policies that a camera's memory can have."""
         known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
         return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
-    @app.post("/v1/streams", tags=["streams"], status_code=201, responses=answer_of("stream", 201))
+    @app.post("/v1/streams", tags=["streams"], status_code=201, responses=answer_of(answers.Stream, 201))
     async def add(new: NewStream) -> dict[str, Any]:
         """Watch another camera, until it is removed or, except in a cluster, the server restarts."""
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
@@ -312,12 +316,12 @@ def add_streams(app: FastAPI, server: Server) -> None:
         finally:
             server.testing.release()
 
-    @app.get("/v1/streams/{name}", tags=["streams"], responses=answer_of("stream"))
+    @app.get("/v1/streams/{name}", tags=["streams"], responses=answer_of(answers.Stream))
     async def stream(name: StreamName) -> dict[str, Any]:
         """A camera and its status."""
         return server.stream(name).describe()
 
-    @app.patch("/v1/streams/{name}", tags=["streams"], responses=answer_of("stream"))
+    @app.patch("/v1/streams/{name}", tags=["streams"], responses=answer_of(answers.Stream))
     async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
         """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
 
@@ -380,7 +384,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
 
 def add_events(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/journal", tags=["events"], responses=list_of("line"))
+    @app.get("/v1/journal", tags=["events"], responses=list_of(answers.Line))
     async def journal(
         search: Annotated[str, Query(max_length=256)] | None = None,
         since: When | None = None,
@@ -393,7 +397,7 @@ def add_events(app: FastAPI, server: Server) -> None:
         found = await run_in_threadpool(server.service.lines, search, *span, camera, limit)
         return {"object": "list", "data": [line.json() for line in found]}
 
-    @app.get("/v1/events", tags=["events"], responses=list_of("event"))
+    @app.get("/v1/events", tags=["events"], responses=list_of(answers.Event))
     async def events(
         since: When | None = None,
         until: When | None = None,
@@ -412,7 +416,7 @@ def add_events(app: FastAPI, server: Server) -> None:
 
         return {"object": "list", "data": await run_in_threadpool(found)}
 
-    @app.get("/v1/digest", tags=["events"], responses=list_of("opening", "line"))
+    @app.get("/v1/digest", tags=["events"], responses=list_of(answers.Opening, answers.Line, since=SINCE, until=UNTIL))
     async def digest(
         since: When = "8h",
         until: When | None = None,
@@ -447,23 +451,23 @@ def add_watches(app: FastAPI, server: Server) -> None:
         except UserError as error:
             raise ApiError(404, str(error), "not_found", "name") from None
 
-    @app.get("/v1/watches", tags=["watches"], responses=list_of("watch"))
+    @app.get("/v1/watches", tags=["watches"], responses=list_of(answers.WatchState))
     async def every() -> dict[str, Any]:
         """Every watch, and how it stands on each of its cameras."""
         return {"object": "list", "data": [watches.describe(name) for name in watches.watches]}
 
-    @app.post("/v1/watches", tags=["watches"], status_code=201, responses=answer_of("watch", 201))
+    @app.post("/v1/watches", tags=["watches"], status_code=201, responses=answer_of(answers.WatchState, 201))
     async def add(watch: Watch) -> dict[str, Any]:
         """Ask a question again and again, until it is removed or, except in a cluster, the server restarts."""
         await run_in_threadpool(watches.add, watch)
         return watches.describe(watch.name)
 
-    @app.get("/v1/watches/{name}", tags=["watches"], responses=answer_of("watch"))
+    @app.get("/v1/watches/{name}", tags=["watches"], responses=answer_of(answers.WatchState))
     async def one(name: StreamName) -> dict[str, Any]:
         """A watch, and how it stands on each of its cameras."""
         return watches.describe(known(name))
 
-    @app.patch("/v1/watches/{name}", tags=["watches"], responses=answer_of("watch"))
+    @app.patch("/v1/watches/{name}", tags=["watches"], responses=answer_of(answers.WatchState))
     async def change(name: StreamName, change: WatchChange) -> dict[str, Any]:
         """Pause a watch, or let it go on: on one camera, or on all. One that is open closes."""
         if change.camera is not None:
@@ -480,7 +484,7 @@ def add_watches(app: FastAPI, server: Server) -> None:
 def add_nodes(app: FastAPI) -> None:
     """Of a server in no cluster; a node's own are :class:`edgevlm.apps.cluster.routes.ClusterRoutes`."""
 
-    @app.get("/v1/nodes", tags=["nodes"], responses=list_of("node"))
+    @app.get("/v1/nodes", tags=["nodes"], responses=list_of(answers.Node))
     async def nodes() -> dict[str, Any]:
         """A cluster's nodes, those that are away too. Empty where the server is in no cluster."""
         return {"object": "list", "data": []}
@@ -513,12 +517,12 @@ async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[di
 
 
 def add_health(app: FastAPI, server: Server) -> None:
-    @app.get("/health/live", tags=["health"], responses=answer_of("health"))
+    @app.get("/health/live", tags=["health"], responses=answer_of(answers.Health))
     async def live() -> dict[str, str]:
         """200 while the process answers."""
         return {"status": "ok"}
 
-    @app.get("/health/ready", tags=["health"], responses=answer_of("health"))
+    @app.get("/health/ready", tags=["health"], responses=answer_of(answers.Health))
     async def ready() -> dict[str, str]:
         """200 once every stream that is not paused has been watched; 503 before."""
         streams = server.service.streams.values()
@@ -529,7 +533,7 @@ def add_health(app: FastAPI, server: Server) -> None:
 
 
 def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | None) -> None:
-    @app.post("/v1/forget", tags=["streams"], responses=answer_of("forget"))
+    @app.post("/v1/forget", tags=["streams"], responses=answer_of(answers.Forgotten))
     async def forget(what: Forget) -> dict[str, Any]:
         """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
         if what.stream is not None and what.stream not in server.service.removed():
@@ -537,7 +541,7 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
         done = await run_in_threadpool(server.service.forget, what.stream, what.span())
         return {"object": "forget", "streams": done}
 
-    @app.post("/v1/reload", tags=["streams"], responses=answer_of("reload"))
+    @app.post("/v1/reload", tags=["streams"], responses=answer_of(answers.Reloaded))
     async def reload() -> dict[str, Any]:
         """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
         if load is None:

@@ -20,10 +20,9 @@ WatchName = Annotated[str, StringConstraints(pattern=NAME)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-class Watch(BaseModel):
-    """A question, asked again and again. It is open while the answer is yes.
+class WatchSettings(BaseModel):
+    """What a watch asks and when it opens. choices: the answers.
 
-    name: the question's words unless given. cameras: names of streams; all of them unless given. choices: the answers.
     answer: those of them that open it, the first unless given. every: seconds from one question to the next; each frame unless
     given. changed: ask only when the picture has changed since.
 
@@ -35,9 +34,7 @@ class Watch(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: WatchName = ""
     question: Text
-    cameras: Annotated[list[WatchName], Field(max_length=256)] = []
     choices: Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(min_length=2, max_length=64)] = [
         "yes",
         "no",
@@ -53,13 +50,6 @@ class Watch(BaseModel):
     schedule: Annotated[list[str], Field(max_length=64)] = []
     on: Literal["open", "close", "both"] = "both"
     sinks: Annotated[list[WatchName], Field(max_length=64)] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "name" not in values and isinstance(values.get("question"), str):
-            return {**values, "name": slug(values["question"])}
-        return values
 
     @field_validator("choices")
     @classmethod
@@ -89,6 +79,23 @@ class Watch(BaseModel):
         for each in value:
             Hours.parse(each)
         return value
+
+
+class Watch(WatchSettings):
+    """A question, asked again and again. It is open while the answer is yes.
+
+    name: the question's words unless given. cameras: names of streams; all of them unless given.
+    """
+
+    name: WatchName = ""
+    cameras: Annotated[list[WatchName], Field(max_length=256)] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "name" not in values and isinstance(values.get("question"), str):
+            return {**values, "name": slug(values["question"])}
+        return values
 
     @property
     def answers(self) -> list[str]:

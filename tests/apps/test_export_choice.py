@@ -12,7 +12,7 @@ from edgevlm.apps.bundles.cache import DEFAULTS
 from edgevlm.apps.bundles.choice import ExportChoice, chosen, fields, stretched
 from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, default_budget
-from edgevlm.apps.schemas import SCHEMAS
+from edgevlm.apps.schemas import schemas
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.model import bundle_folder
@@ -80,7 +80,7 @@ def test_what_falls_short_is_said_with_what_would_help(qwen):
     line = fields(made.plan)
     assert (line["fits"], line["keeps_up"], line["precision"]) == (True, False, "int8")
     assert line["remedy"].startswith("give --fps")
-    assert SCHEMAS["chosen"]["properties"].keys() == {"event", "schema", "time", *line}
+    assert schemas()["chosen"]["properties"].keys() == {"event", "schema", "time", *line}
 
 
 def test_what_was_asked_for_stays(qwen):

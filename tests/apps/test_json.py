@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent
-from edgevlm.apps.schemas import SCHEMAS
+from edgevlm.apps.schemas import schemas
 from edgevlm.bench.schemas import bench_schema
 from edgevlm.cli import app
 from edgevlm.runtime.model import bundle_folder
@@ -60,7 +60,7 @@ def say(tmp_path, monkeypatch):
     return say
 
 
-VALIDATORS = {kind: jsonschema.Draft202012Validator(schema) for kind, schema in {**SCHEMAS, "bench": bench_schema()}.items()}
+VALIDATORS = {kind: jsonschema.Draft202012Validator(schema) for kind, schema in {**schemas(), "bench": bench_schema()}.items()}
 
 
 def validate(line):
@@ -142,11 +142,11 @@ def test_the_page_of_http_has_every_limit_of_a_field():
 
 def test_every_field_of_a_run_has_a_schema():
     common = {"event", "schema", "time"}
-    assert SCHEMAS["answer"]["properties"].keys() == common | {field.name for field in fields(AnswerEvent)} - {
+    assert schemas()["answer"]["properties"].keys() == common | {field.name for field in fields(AnswerEvent)} - {
         "others",
         "offset",
     } | {"evidence_held"}
-    assert SCHEMAS["stats"]["properties"].keys() == common | {field.name for field in fields(StatsEvent)}
+    assert schemas()["stats"]["properties"].keys() == common | {field.name for field in fields(StatsEvent)}
 
 
 def test_a_run_says_when_and_whether_it_was_right(say):
