@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgevlm.apps.journal import FILE as JOURNAL
 from edgevlm.apps.journal import Journal
 from edgevlm.apps.run.clock import clock_time, moment
-from edgevlm.apps.run.thumbnails import FILE as THUMBNAILS
 from edgevlm.apps.run.thumbnails import Thumbnails
-from edgevlm.apps.watches.events import FILE as EVENTS
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
 from edgevlm.runtime.opening import STORE
@@ -26,9 +22,9 @@ from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.storage import LOCK, is_address
 from edgevlm.runtime.time_window import TimeWindow
 
-OURS = ("*.unfinished", f"{THUMBNAILS}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
+OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
 SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
-SLACK_S = 1.0
+SLACK_S = 1.0  # frames wait to be watched
 Forgotten = dict[str, int]  # how many of what
 
 
@@ -41,7 +37,7 @@ class Span:
 
     @classmethod
     def typed(cls, since: str | None, until: str | None, everything: bool) -> Span:
-        """Of ``10m`` or ``14:03``. Raises UserError where neither is given nor all is meant, and where both are."""
+        """Parse ``10m`` or ``14:03``. Raises UserError where neither is given nor all is meant, and where both are."""
         if everything == bool(since or until):
             raise UserError("say what to forget: --last 1h, --since and --until, or --all")
         span = cls(*(default if text is None else moment(text) for text, default in ((since, -math.inf), (until, math.inf))))
@@ -64,9 +60,14 @@ class Span:
         """Since and until, None where it is open."""
         return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
 
+    @property
+    def with_slack(self) -> Span:
+        """What pictures and rows are deleted of: SLACK_S more each way."""
+        return Span(self.since - SLACK_S, self.until + SLACK_S)
+
     def of_stream(self, offset: float) -> TimeWindow:
-        """In seconds of a stream whose time 0 was at ``offset``, and SLACK_S more each way: frames wait to be watched."""
-        return TimeWindow(self.since - SLACK_S - offset, self.until + SLACK_S - offset)
+        """Return it, with slack, in seconds of a stream whose time 0 was at ``offset``."""
+        return TimeWindow(self.with_slack.since - offset, self.with_slack.until - offset)
 
 
 def in_words(name: str, counts: Forgotten) -> str:
@@ -77,43 +78,37 @@ def in_words(name: str, counts: Forgotten) -> str:
 
 
 def forget_folder(state: str, span: Span, stream: str | None = None, key: SnapshotKey | None = None) -> dict[str, Forgotten]:
-    """Delete from what ``run --state`` or ``serve`` keeps in a folder; by camera, how many of what. Raises UserError.
+    """Delete from what ``run --state`` or ``serve`` keeps in a folder; counts by camera. Raises UserError.
 
-    state: or the address of one camera's snapshots. stream: of this camera of a server alone.
+    state: may be the address of one camera's snapshots. stream: this camera of a server only.
     """
     if is_address(state):
         return {state.rstrip("/").rpartition("/")[2]: forget_camera(state, span, key)}
     folder = Path(state)
     found = {path: name for path, name in cameras(folder) if stream in (None, name)}
-    if not found and not any((folder / name).exists() for name in (EVENTS, JOURNAL)):
+    stores = [kind for kind in (EventStore, Journal) if (folder / kind.FILE).exists()]
+    if not (found or stores):
         raise UserError(f"{folder}: no state of {stream or 'a run or a server'} is kept there")
     forgotten = {name: forget_camera(path, span, key) for path, name in found.items()}
-    if (folder / EVENTS).exists():
-        store = EventStore(folder)
-        with closing(store):
-            forgotten.setdefault(stream or "", {})["events"] = store.forget(*span.open_ended, stream)
-    if (folder / JOURNAL).exists():
-        with closing(Journal(folder)) as journal:
-            forgotten.setdefault(stream or "", {})["journal"] = journal.forget(*span.open_ended, stream)
+    for kind in stores:
+        with closing(kind(folder)) as store:
+            forgotten.setdefault(stream or "", {})[kind.COUNTED] = store.delete(stream, span.since, span.until)
     return forgotten
 
 
 def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The folders of cameras, and their names."""
+    """Yield the folders of cameras, and their names."""
     if (folder / LOCK).exists():
         yield folder, folder.name
     for path in sorted(folder.glob("*")):
-        if not path.name.startswith(SWITCHED) and any((path / name).exists() for name in (LOCK, THUMBNAILS)):
+        if not path.name.startswith(SWITCHED) and any((path / name).exists() for name in (LOCK, Thumbnails.FILE)):
             yield path, path.name
 
 
 def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
-    """Delete from a camera's folder, or at its address, that nothing uses; how many of what. Raises UserError."""
-    directory = SnapshotDirectory(where, key)
-    with closing(directory):
-        folder, counts = directory.folder, Forgotten()
-        if folder is not None:
-            counts = forget_pictures(folder, span)
+    """Delete from a camera's folder, or at its address, that nothing uses; returns counts. Raises UserError."""
+    with closing(SnapshotDirectory(where, key)) as directory:
+        counts = Forgotten() if directory.folder is None else forget_pictures(directory.folder, span)
         if span.everything:
             return {"snapshots": directory.clear(), **counts}
         found = [snapshot for _, snapshot in directory.verified() if isinstance(snapshot, Snapshot)]
@@ -133,33 +128,16 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
 
 
 def forget_pictures(folder: Path, span: Span) -> Forgotten:
-    """Delete what lies beside a camera's snapshots: thumbnails, and all else where all is meant. Raises UserError."""
+    """Delete what is beside a camera's snapshots: thumbnails, and all else where all is meant. Raises UserError."""
     for path in folder.glob(f"{SWITCHED}*"):
         shutil.rmtree(path, ignore_errors=True)
-    if span.everything:
-        return _delete_all(folder)
-    thumbnails, refused = (0, []) if not (folder / THUMBNAILS).exists() else _thumbnails(folder, span)
-    if refused:
-        raise UserError(f"{refused[0]}; --all deletes it")
-    return {"thumbnails": thumbnails}
-
-
-def _thumbnails(folder: Path, span: Span) -> tuple[int, list[str]]:
-    notices: list[str] = []
-    thumbnails = Thumbnails(folder, notices.append)
-    with closing(thumbnails):
-        return thumbnails.forget(span.since - SLACK_S, span.until + SLACK_S), notices
-
-
-def _delete_all(folder: Path) -> Forgotten:
     count = 0
-    if (folder / THUMBNAILS).exists():
-        try:
-            with closing(sqlite3.connect(f"file:{folder / THUMBNAILS}?mode=ro", uri=True)) as database:
-                ((count,),) = database.execute("SELECT count(*) FROM thumbnails").fetchall()
-        except sqlite3.Error:
-            count = 0
-    for pattern in OURS:
+    if (folder / Thumbnails.FILE).exists():
+        with closing(Thumbnails(folder)) as thumbnails:
+            if thumbnails.path is None and not span.everything:
+                raise UserError(f"{folder / Thumbnails.FILE}: cannot be opened; --all deletes it")
+            count = thumbnails.delete(None, span.with_slack.since, span.with_slack.until)
+    for pattern in OURS if span.everything else ():
         for path in folder.glob(pattern):
             path.unlink()
     return {"thumbnails": count}

@@ -20,7 +20,6 @@ from typing import Any
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret, state_key
 from edgevlm.apps.forget import SWITCHED, Forgotten, Span, cameras, forget_camera
-from edgevlm.apps.journal import FILE as JOURNAL
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
@@ -30,9 +29,7 @@ from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
-from edgevlm.apps.watches.digest import MOST, openings
-from edgevlm.apps.watches.events import FILE as EVENTS
-from edgevlm.apps.watches.events import EventStore
+from edgevlm.apps.watches.events import MOST, EventStore
 from edgevlm.apps.watches.sinks import Sink, open_sinks
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
@@ -198,10 +195,10 @@ class Service:
                     done[each] = self.forget_at(path, span)
                     if (address := self.camera_address(each)) is not None:
                         done[each] |= self.forget_at(address, span)
-            if self.has_events or (self.state / EVENTS).exists():
-                done.setdefault(name or "", {})["events"] = self.delivery.store.forget(*span.open_ended, name)
+            if self.has_events or (self.state / EventStore.FILE).exists():
+                done.setdefault(name or "", {})["events"] = self.delivery.store.delete(name, span.since, span.until)
             if self.journal is not None:
-                done.setdefault(name or "", {})["journal"] = self.journal.forget(*span.open_ended, name)
+                done.setdefault(name or "", {})["journal"] = self.journal.delete(name, span.since, span.until)
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
@@ -329,7 +326,7 @@ class Service:
     def journal(self) -> Journal | None:
         """What cameras have written in words; None where there is none. Raises UserError."""
         kept = self.config.journal
-        if self._journal is None and (kept.every or (self.state / JOURNAL).exists()):
+        if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
                 if self._journal is None:
                     self._journal = Journal(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
@@ -353,9 +350,9 @@ class Service:
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
         """What happened then, by time, as ``GET /v1/digest`` tells: when watches were open, and lines of the journal."""
-        opened = openings(self.delivery.store, since, until, camera, search)
+        opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search, since, until, camera, MOST)
-        told = [(each.opened, {"event": "opening", **each.json()}) for each in opened]
+        told = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
         told += [(line.time, {"event": "line", **line.json()}) for line in written]
         return [fields for _, fields in sorted(told, key=itemgetter(0))]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.forget import SLACK_S, Forgotten, Span
+from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.run.clock import moment
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
@@ -239,7 +239,7 @@ class CameraStream:
         self._jpeg = math.nan, b""
         self.watcher.forget(window.since, window.until)
         rows = self.session.forget(*(None if math.isinf(each) else each for each in (window.since, window.until)))
-        return {"rows": rows, "thumbnails": self.observer.thumbnails.forget(span.since - SLACK_S, span.until + SLACK_S)}
+        return {"rows": rows, "thumbnails": self.observer.thumbnails.delete(None, span.with_slack.since, span.with_slack.until)}
 
     def answered(self, question: str, answer: Answer) -> dict[str, Any]:
         """Tell the listeners of an answer, once it is finished; returns its :meth:`evidence`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edgevlm.apps.journal import FILE, Journal, Line
+from edgevlm.apps.journal import Journal, Line
 from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion
@@ -112,7 +112,7 @@ def add_stream(worker: Worker, run: VariantRun, less: int, stream: int, scores: 
         alone, own = watch_and_ask(worker, run, run.tokens, case)
         noted, with_journal = watch_and_ask(worker, run, run.tokens - less, case, journal)
         scores.bytes = max(scores.bytes, own)
-        scores.noted_bytes = max(scores.noted_bytes, with_journal + (Path(folder) / FILE).stat().st_size)
+        scores.noted_bytes = max(scores.noted_bytes, with_journal + (Path(folder) / Journal.FILE).stat().st_size)
         scores.lines += len(journal.query(limit=1_000_000))
         found = [is_found(question, relevant(journal, question)) for question in case.questions]
     for question, *right in zip(case.questions, alone, noted, found, strict=True):

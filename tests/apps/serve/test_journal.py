@@ -41,7 +41,7 @@ def test_lines_are_found_as_a_plain_search_finds_them(tmp_path):
     assert journal.query('" OR red* NEAR(', limit=5) == []
     best = journal.relevant("was there a parcel at the door?", None, None, "a", 5)
     assert {"parcel", "door"} <= {*best[0].text.split()}
-    assert journal.forget(50.0, 149.0, "a") == sum(line.camera == "a" for line in lines[50:150])
+    assert journal.delete("a", 50.0, 149.0) == sum(line.camera == "a" for line in lines[50:150])
     assert journal.query(limit=1000) == [line for line in lines if not (line.camera == "a" and 50 <= line.time <= 149)][::-1]
     journal.close()
 
@@ -57,11 +57,11 @@ def test_what_is_forgotten_or_old_leaves_no_bytes(tmp_path):
         return [word for word in ("abracadabra", "hocuspocus", "simsalabim") if word.encode() in files]
 
     assert kept() == ["hocuspocus", "simsalabim"]
-    assert journal.forget(now - 86_400 * 2) == 1
+    assert journal.delete(since=now - 86_400 * 2) == 1
     assert kept() == ["hocuspocus"]
     assert [line.text for line in journal.query("said")] == ["somebody said hocuspocus"]
     asked = journal.forgotten
-    assert journal.forget(now - 3600) == 0
+    assert journal.delete(since=now - 3600) == 0
     journal.add(Line("door", now, "what was seen before it was forgotten"), asked)
     assert kept() == ["hocuspocus"]
     assert journal.query("seen") == []

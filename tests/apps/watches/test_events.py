@@ -10,10 +10,11 @@ from functools import partial
 
 import pytest
 
-from edgevlm.apps.watches import events as events_module
-from edgevlm.apps.watches.events import DAMAGED, FILE, EventStore, WatchEvent
+from edgevlm.apps import store as store_module
+from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.errors import UserError
 
+FILE, DAMAGED = EventStore.FILE, "events.damaged.sqlite"
 NOW = 1_795_000_000.0
 EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW, ({"frame": 3, "time_s": 1.5},), "is there a parcel?")
 JPEG = b"\xff\xd8 a picture" * 100
@@ -113,7 +114,7 @@ def test_above_its_cap_pictures_go_first(tmp_path):
 def test_what_is_forgotten_leaves_no_byte_on_the_disk(tmp_path, store):
     for event in numbered(4):
         store.record(event, [JPEG + b"%d" % event.time], ["phone"])
-    assert store.forget(since=NOW + 1, until=NOW + 2) == 2
+    assert store.delete(since=NOW + 1, until=NOW + 2) == 2
     assert [event.time - NOW for event in store.query()] == [3, 0]
     bytes_left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert [bytes_left.count(b"%d" % event.time) for event in numbered(4)] == [1, 0, 0, 1]
@@ -124,7 +125,7 @@ def test_a_closing_goes_with_its_opening(store):
     opened = numbered(1)[0]
     store.record(opened)
     store.record(replace(opened, state="close", time=NOW + 100))
-    assert store.forget(since=NOW - 1, until=NOW + 1) == 2
+    assert store.delete(since=NOW - 1, until=NOW + 1) == 2
     assert store.query() == []
 
 
@@ -155,8 +156,8 @@ def test_a_damaged_file_is_set_aside_with_one_line(tmp_path, said, start):
 def test_damage_that_is_found_later_costs_one_line(tmp_path, said):
     store = EventStore(tmp_path, said.append, days=1e5)
     store.record(EVENT)
-    store._all("PRAGMA wal_checkpoint(TRUNCATE)")
-    store._all("PRAGMA shrink_memory")
+    store._run("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._run("PRAGMA shrink_memory")
     spoilt(tmp_path / FILE, 0)
     later = numbered(3)[1:]
     for event in later:
@@ -167,7 +168,7 @@ def test_damage_that_is_found_later_costs_one_line(tmp_path, said):
 
 
 def test_a_newer_file_and_a_folder_that_is_none_are_refused(tmp_path, store):
-    store._all("PRAGMA user_version = 99")
+    store._run("PRAGMA user_version = 99")
     store.close()
     with pytest.raises(UserError, match="newer edgevlm"):
         EventStore(tmp_path)
@@ -231,7 +232,7 @@ def test_a_page_that_cannot_be_read_once_is_not_damage(tmp_path, said, monkeypat
                 return super().execute("SELECT 'Tree 3 page 3: btreeInitPage() returns error code 10'")
             return super().execute(statement, *values)
 
-    monkeypatch.setattr(events_module.sqlite3, "connect", partial(sqlite3.connect, factory=Once))
+    monkeypatch.setattr(store_module.sqlite3, "connect", partial(sqlite3.connect, factory=Once))
     EventStore(tmp_path, said.append, days=1e5).close()
     assert not Once.fails
     assert said == []

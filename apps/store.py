@@ -1,0 +1,199 @@
+"""What was seen, in SQLite: one file a kind, with how long its rows are kept and how they are forgotten."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from edgevlm.errors import UserError
+from edgevlm.progress import Notify
+from edgevlm.runtime.files import PRIVATE, private_folder
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+VERSION = 1  # of the tables
+DAY_S = 86_400.0
+
+
+class Store:
+    """Rows with times in a file of their own. Any thread may call any method.
+
+    A damaged file is set aside and a new one begun. While the disk takes nothing, ``notify`` gets one line, and another once
+    it does again. folder: None keeps the rows in memory. days: that rows are kept. cap: bytes in use; above it :attr:`SPARE`
+    goes. Raises UserError for a file that cannot be opened.
+    """
+
+    FILE: ClassVar[str]
+    TABLES: ClassVar[str]  # the statements that make them
+    TABLE: ClassVar[str]
+    WHAT: ClassVar[str]  # the rows, in messages
+    COUNTED: ClassVar[str]  # what they are counted as when they are forgotten
+    MEANWHILE: ClassVar[str]  # what happens while the disk takes nothing
+    TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns; a row is of a time by any of them
+    HAS_CAMERA: ClassVar[bool] = True
+    MAY_GO: ClassVar[str] = "1"  # of rows that are too old
+    SPARE: ClassVar[tuple[str, ...]]  # statements that delete part of what can be spared, in this order
+    PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # what is deleted leaves no bytes
+
+    def __init__(self, folder: Path | None, notify: Notify = lambda line: None, *, days: float, cap: int) -> None:
+        self.path = None if folder is None else folder / self.FILE
+        self.forgotten = 0  # calls of delete
+        self._notify, self._days, self._cap = notify, days, cap
+        self._lock, self._failing, self._closed = threading.RLock(), False, False
+        self._database: sqlite3.Connection | None = None
+        try:
+            if folder is not None:
+                private_folder(folder)
+            self._mended(self._open)
+        except (sqlite3.Error, OSError) as error:
+            raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
+
+    def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
+        """Delete the rows of a time, both ends included, and their bytes; returns how many. Raises UserError."""
+        of_time = " OR ".join(f"{column} BETWEEN ? AND ?" for column in self.TIMES)
+        of_camera = "camera = coalesce(?, camera)" if self.HAS_CAMERA else "? IS NULL"
+        values = (*(since, until) * len(self.TIMES), camera)
+        with self._lock:
+            self.forgotten += 1
+            for path in () if self.path is None else self.path.parent.glob(f"{self._damaged.name}*"):
+                path.unlink(missing_ok=True)
+            try:
+                deleted = self._open().execute(f"DELETE FROM {self.TABLE} WHERE ({of_time}) AND {of_camera}", values)
+                self._purge()
+                self._flush()
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise UserError(f"{self.path}: {self.WHAT} cannot be deleted ({error})") from None
+            return deleted.rowcount
+
+    def prune(self) -> None:
+        """Delete what is too old, a day's rows at once, and what is above the cap."""
+        oldest, before = self._run(f"SELECT min({self.TIMES[0]}) FROM {self.TABLE}")[0][0], time.time() - DAY_S * self._days
+        if oldest is not None and oldest < before - DAY_S:
+            self._run(f"DELETE FROM {self.TABLE} WHERE {self.TIMES[0]} < ? AND {self.MAY_GO}", before)
+            self._purge()
+        for statement in self.SPARE:
+            while self._used() > self._cap and self._open().execute(statement).rowcount > 0:
+                self._purge()
+
+    def close(self) -> None:
+        """Closing again does nothing."""
+        with self._lock:
+            self._closed = True
+            if self._database is not None:
+                self._database.close()
+
+    def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:
+        """Return rows that meet the conditions whose value is given."""
+        given = {condition: value for condition, value in where.items() if value is not None}
+        statement = f"SELECT {columns} FROM {self.TABLE} WHERE {' AND '.join(given) or '1'} ORDER BY {order} LIMIT ?"
+        return self._rows(statement, *given.values(), limit)
+
+    def _purge(self) -> None:
+        """Delete what a table keeps of rows that were deleted."""
+
+    def _flush(self) -> None:
+        """Bring to the disk what was deleted."""
+
+    def _used(self) -> int:
+        pages, free, size = (self._run(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size"))
+        return int((pages - free) * size)
+
+    @property
+    def _damaged(self) -> Path:
+        return Path(self.path or "").with_suffix(".damaged.sqlite")
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is not None:
+            return self._database
+        if self.path is not None:  # its journal gets the same mode
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))
+        database = sqlite3.connect(self.path or ":memory:", timeout=2.0, isolation_level=None, check_same_thread=False)
+        try:
+            for pragma in self.PRAGMAS:
+                database.execute(f"PRAGMA {pragma}")
+            for _ in range(2):  # a page that could not be read once is not damage
+                ((state,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+                if state == "ok":
+                    break
+            else:
+                raise sqlite3.DatabaseError(state)
+            ((version,),) = database.execute("PRAGMA user_version").fetchall()
+            if version > VERSION:
+                raise UserError(f"{self.path}: was written by a newer edgevlm; install that one, or choose another --state")
+            database.executescript(f"BEGIN; {self.TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+        return database
+
+    def _mended(self, work: Callable[[], T]) -> T:
+        """Return what the work does; a damaged file is set aside, and the work done in a new one."""
+        try:
+            return work()
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError or self.path is None:  # of its subclasses none is damage
+                raise
+            if self._database is not None:
+                self._database.close()
+            self._database = None
+            for name in ("", "-wal", "-shm", "-journal"):
+                with suppress(FileNotFoundError):
+                    os.replace(f"{self.path}{name}", f"{self._damaged}{name}")
+            self._try_notify(f"{self.path}: is damaged ({error}); it is now {self._damaged.name}, and a new file is begun")
+            return work()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        database = self._open()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self._database is not None and self._database.in_transaction:
+            with suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+
+    def _run(self, statement: str, *values: Any) -> Rows:
+        return self._open().execute(statement, values).fetchall()
+
+    def _rows(self, statement: str, *values: Any) -> Rows:
+        """Return rows; none where the file cannot be read."""
+        none: Rows = []
+        with self._lock:
+            return self._attempt(lambda: self._run(statement, *values), none)
+
+    def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
+        """Return what the work does, or ``otherwise``, with a notice, where disk or file do not let it be done."""
+        if self._closed:
+            return otherwise
+        try:
+            return self._mended(work)
+        except (sqlite3.Error, OSError, UserError) as error:
+            self._roll_back()
+            if not self._failing:
+                self._try_notify(f"{self.path}: cannot be written ({error}); {self.MEANWHILE}")
+            self._failing = True
+            return otherwise
+
+    def _works_again(self) -> None:
+        if self._failing:
+            self._failing = False
+            self._try_notify(f"{self.WHAT} are written again")
+
+    def _try_notify(self, line: str) -> None:
+        with suppress(OSError):
+            self._notify(line)
