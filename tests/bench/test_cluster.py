@@ -7,7 +7,7 @@ from edgevlm.apps.cluster.placement import Camera, Node
 from edgevlm.bench import cluster as simulation
 from edgevlm.bench.cluster import cluster
 from edgevlm.bench.scaling import makespan, scaling
-from edgevlm.bench.schemas import FIELDS
+from edgevlm.bench.schemas import Bench
 from edgevlm.errors import UserError
 
 MEASURED = ("head_cpu", "head_bytes")
@@ -30,7 +30,7 @@ def test_nodes_fail_and_no_camera_is_watched_twice():
     for name in ("faults", "moves"):
         assert sum(day[name] for day in days) == line[name]
     assert sum(day["availability"] for day in days) / 10 == pytest.approx(line["availability"])
-    assert {f"{name}?" for name in line.keys() - {"bench"}} <= FIELDS.keys()
+    assert line.keys() - {"bench"} <= Bench.model_fields.keys()
     same, other = played()[0], played(seed=2)[0]
     assert {name: same[name] for name in line if name not in MEASURED} == {k: line[k] for k in line if k not in MEASURED}
     assert other["faults"] != line["faults"] or other["moves"] != line["moves"]
@@ -68,6 +68,6 @@ def test_scaling_is_timed_and_predicted():
     assert first["predicted_s"] == pytest.approx(first["wall_s"], abs=0.02), "it is what the model is made of"
     assert second["error"] is not None
     assert first["start_s"] < min(line["predicted_s"] for line in more)
-    assert {f"{name}?" for line in lines for name in line.keys() - {"bench"}} <= FIELDS.keys()
+    assert {name for line in lines for name in line.keys() - {"bench"}} <= Bench.model_fields.keys()
     with pytest.raises(UserError, match="rising numbers that begin with 1"):
         list(scaling(workers="2,4"))
