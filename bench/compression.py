@@ -101,7 +101,7 @@ def _rounds(policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress
         progress(f"round {number} of {rounds}")
         appended = _queries(policy, memory, memory.fill())
         guidance = _guidance(policy, memory)
-        read = timed(lambda: _native.read(cache.native))
+        read = timed(lambda: _native.read(cache))
         yield timed(partial(_compress, policy, cache, appended, guidance)), read
 
 

@@ -83,18 +83,18 @@ def row_bytes(axes: int) -> int:
     return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
-class KVCache:
-    """Keys, values and metadata of one stream, allocated once.
+class KVCache(_native.Cache):
+    """Keys, values and metadata of one stream, allocated once. Methods without docs here are in ``csrc/bindings.cpp``.
 
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
     ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: of a position, 1, or 3 for M-RoPE (frame,
-    row, column). sections: with 3 axes, how many rotary pairs turn by each, one after the other (Qwen2-VL: 16, 24, 24) or
+    row, column). sections: with 3 axes, the rotary pairs that turn by each, one after the other (Qwen2-VL: 16, 24, 24) or
     ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values, ``fp32``,
-    ``fp16`` or ``int8``, which needs ``scales`` (:mod:`edgevlm.runtime.kv`); keys are turned in float32 whatever it is.
+    ``fp16`` or ``int8``, which needs ``scales`` (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
     made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free:
-    zero, or what an eviction has left there, never read by anyone.
+    zero, or what an eviction has left there, and never read.
 
     The long loops run without the GIL. Any number of threads may read a cache at once, one may change it: a call that would
     meet another's change raises CacheError, as does one given arrays of the memory it is to change.
@@ -102,7 +102,7 @@ class KVCache:
 
     _not_state = True  # a policy that refers to it is not charged for it
 
-    __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "native", "pair_axis")
+    __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "pair_axis")
 
     def __init__(
         self,
@@ -118,13 +118,23 @@ class KVCache:
         interleaved: bool = False,
         scales: KVScales | None = None,
     ) -> None:
-        capacities = per_layer(layers, capacity)
-        self.pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
         if scales is not None and dtype != "int8":
             raise CacheError(f"scales go with int8, and dtype is {dtype}")
-        shape = (capacities, kv_heads, head_dim, inv_freq, axes, dtype, self.pair_axis)
-        self.native = _native.Cache(*shape, *((None, None) if scales is None else (scales.key, scales.value)))
-        self.layers, self.kv_heads, self.head_dim, self.axes = layers, kv_heads, head_dim, axes
+        shape = _shape(layers, kv_heads, head_dim, capacity, inv_freq, axes, dtype, sections, interleaved)
+        super().__init__(*shape, *((None, None) if scales is None else (scales.key, scales.value)))
+        self._describe(layers, kv_heads, head_dim, inv_freq, axes, dtype, shape[-1])
+
+    def _describe(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        inv_freq: NDArray[np.float64],
+        axes: int,
+        dtype: str,
+        pair_axis: NDArray[np.uint8] | None,
+    ) -> None:
+        self.layers, self.kv_heads, self.head_dim, self.axes, self.pair_axis = layers, kv_heads, head_dim, axes, pair_axis
         self.dtype = DTYPES[dtype]
         self.inv_freq = inv_freq.copy()
         self.inv_freq.flags.writeable = False
@@ -142,54 +152,16 @@ class KVCache:
         sections: Sequence[int] | None = None,
         interleaved: bool = False,
     ) -> int:
-        """``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
-        pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-        return _native.Cache.bytes_for(per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis)
-
-    @property
-    def nbytes(self) -> int:
-        """Every byte of the cache: rows, metadata, and the working memory of its kernels."""
-        return self.native.nbytes
-
-    @property
-    def allocations(self) -> int:
-        """Blocks of memory the cache has ever allocated: one."""
-        return self.native.allocations
-
-    @property
-    def rows_moved(self) -> int:
-        """Rows (of one head) that evictions have moved since the cache was made: never more than they evicted."""
-        return self.native.rows_moved
-
-    @property
-    def saturated(self) -> int:
-        """Of all numbers added as int8, how many lay beyond their scale; 0 with other dtypes.
-
-        Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.
-        """
-        return self.native.saturated
-
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """Valid rows of each layer, ``[layers]``, a copy. Reserved rows do not count."""
-        return self.native.lengths
-
-    @property
-    def capacities(self) -> NDArray[np.int32]:
-        """Rows each layer has room for, ``[layers]``."""
-        return self.native.capacities
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """The whole block, ``[nbytes]``, read-only."""
-        return self.native.memory
+        """Return ``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
+        shape = _shape(layers, kv_heads, head_dim, capacity, inv_freq, axes, dtype, sections, interleaved)
+        return _native.Cache._bytes_for(*shape)
 
     def buffers(self) -> list[KVBuffer]:
         """One buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
         return [
             KVBuffer(
-                key_address=self.native.key_address(layer),
-                value_address=self.native.value_address(layer),
+                key_address=self.key_address(layer),
+                value_address=self.value_address(layer),
                 shape=(1, self.kv_heads, int(rows), self.head_dim),
                 dtype=self.dtype,
                 owner=self,
@@ -199,24 +171,6 @@ class KVCache:
             for layer, rows in enumerate(self.capacities)
         ]
 
-    # What a layer holds: views of its n valid rows.
-
-    def key(self, layer: int) -> NDArray[np.number]:
-        """Keys as stored, rotated: ``[kv_heads, n, head_dim]``, of ``dtype``; codes, if that is int8."""
-        return self.native.key(layer)
-
-    def value(self, layer: int) -> NDArray[np.number]:
-        """Values ``[kv_heads, n, head_dim]``, of ``dtype``."""
-        return self.native.value(layer)
-
-    def key_scale(self, layer: int) -> NDArray[np.float32] | None:
-        """What an int8 key counts, by channel: float32 ``[kv_heads, head_dim]``; None with other dtypes."""
-        return self.native.key_scale(layer)
-
-    def value_scale(self, layer: int) -> NDArray[np.float32] | None:
-        """What an int8 value counts, by channel: float32 ``[kv_heads, head_dim]``; None with other dtypes."""
-        return self.native.value_scale(layer)
-
     def dequantize(
         self, part: Literal["key", "value"], layer: int, rows: slice | NDArray[np.bool_] = slice(None)
     ) -> NDArray[np.float32]:
@@ -224,111 +178,17 @@ class KVCache:
         stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
         return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
-    def kind(self, layer: int) -> NDArray[np.uint8]:
-        """:class:`Kind` of each row, ``[kv_heads, n]``."""
-        return self.native.kind(layer)
-
-    def seq(self, layer: int) -> NDArray[np.int64]:
-        """Each token's place in the stream, ``[kv_heads, n]``."""
-        return self.native.seq(layer)
-
-    def frame(self, layer: int) -> NDArray[np.int32]:
-        """Each token's frame, ``[kv_heads, n]``."""
-        return self.native.frame(layer)
-
-    def row(self, layer: int) -> NDArray[np.int16]:
-        """Each token's patch row, ``[kv_heads, n]``."""
-        return self.native.row(layer)
-
-    def col(self, layer: int) -> NDArray[np.int16]:
-        """Each token's patch column, ``[kv_heads, n]``."""
-        return self.native.col(layer)
-
-    def position(self, layer: int) -> NDArray[np.int32]:
-        """The rotary position each key is rotated to, ``[kv_heads, n, axes]``."""
-        return self.native.position(layer)
-
-    def confirmed(self, layer: int) -> NDArray[np.int32]:
-        """The frame that last showed what each row shows, ``[kv_heads, n]``: its own, or a later one, see :meth:`confirm`."""
-        return self.native.confirmed(layer)
-
-    def value_norms(self, layer: int) -> NDArray[np.float32]:
-        """The L2 norm of each value, ``[kv_heads, n]``: kept with the row, so that a value is read for it once in its life."""
-        return self.native.value_norms(layer)
-
-    # Appending.
-
-    def reserve(self, n: int) -> None:
-        """Set aside rows ``[n_l, n_l + n)`` of every layer for an engine to write.
-
-        Raises CacheFull, with nothing reserved, if a layer has no room; CacheError if rows are reserved already.
-        """
-        self.native.reserve(n)
-
     def commit(self, rows: Rows) -> None:
         """Commit the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit corrected ones."""
-        self.native.commit(*rows.arrays)
-
-    def abort(self) -> None:
-        """Forget the reserved rows, and whatever an engine has written there."""
-        self.native.abort()
+        self._commit(*rows.arrays)
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
         """Add rows that a policy made to one layer.
 
         key (rotated to ``rows.position``), value: float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
-        ``dtype`` they are stored in.
-        Marks taken before are stale. Raises CacheFull if the layer has no room.
+        ``dtype`` they are stored in. Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
-        self.native.append(layer, key, value, *rows.arrays)
-
-    def mark(self) -> Mark:
-        """This moment, to :meth:`rollback` to."""
-        return self.native.mark()
-
-    def rollback(self, mark: Mark) -> None:
-        """Take out all rows committed since ``mark``; it can be used again.
-
-        Raises CacheError if the mark is stale: since it was taken rows were evicted or shifted, or appended to one
-        layer, or the rows it stands on were rolled back.
-        """
-        self.native.rollback(mark)
-
-    def confirm(self, seq: NDArray[np.int64], frame: int) -> None:
-        """Note that ``frame`` shows what these tokens show: the one of each patch, ``[rows, columns]``, -1 for none.
-
-        Tokens that are in the memory no longer are passed over.
-        """
-        self.native.confirm(seq, frame)
-
-    # Compressing.
-
-    def evict(self, keep: Sequence[NDArray[np.bool_] | None]) -> int:
-        """Drop the rows that ``keep[layer]``, bool ``[kv_heads, n_l]``, leaves out; None leaves a layer as it is.
-
-        Every head of a layer must keep the same number m of rows. The k-th hole among the first m rows is filled with
-        the k-th kept row behind them: as many rows move as there are holes. Returns the rows evicted, summed over
-        layers.
-        """
-        return self.native.evict(list(keep))
-
-    def shift(self, layer: int, position: NDArray[np.int32]) -> None:
-        """Give the rows of a layer new positions, int32 ``[kv_heads, n_l, axes]``, and rotate their keys to them.
-
-        float32 on rotate-half pairs ``(d, d + head_dim / 2)``, by float64 angles ``(new - old) * inv_freq``, on 3 axes each
-        pair by its own axis.
-        """
-        self.native.shift(layer, position)
-
-    def reindex(self, prefix: int) -> int:
-        """Make positions dense: in each layer and head, those from ``prefix`` on become ``prefix`` + their rank.
-
-        Rows of one position stay together; positions below ``prefix`` stay (InfiniPot-V App. B.4, HERMES App. F). On 3 axes
-        each axis by itself. Returns the next free position, 1 + the largest over all layers, heads and axes.
-        """
-        return self.native.reindex(prefix)
-
-    # Snapshots.
+        self._append(layer, key, value, *rows.arrays)
 
     def held(self, layer: int) -> dict[str, NDArray]:
         """All that a layer holds, by the names of :data:`PARTS`: views as the methods of those names give them."""
@@ -339,7 +199,23 @@ class KVCache:
 
         Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
         """
-        self.native.load(layer, *(held[name] for name in PARTS))
+        self._load(layer, *(held[name] for name in PARTS))
+
+
+def _shape(
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    capacity: int | Sequence[int],
+    inv_freq: NDArray[np.float64],
+    axes: int,
+    dtype: str,
+    sections: Sequence[int] | None,
+    interleaved: bool,
+) -> tuple[list[int], int, int, NDArray[np.float64], int, str, NDArray[np.uint8] | None]:
+    """The first arguments of the C++ cache."""
+    pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
+    return per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis
 
 
 def pair_axes(sections: Sequence[int] | None, interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8] | None:

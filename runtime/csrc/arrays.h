@@ -3,6 +3,7 @@
 #pragma once
 
 #include <pybind11/numpy.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +17,53 @@
 #include "simd.h"
 #include "strided.h"
 
+namespace edgevlm {
+
+struct Number {};  // float32, float16 or int8
+
+// Anything, until a Call has checked it.
+class Unchecked : public pybind11::object {
+    static bool any_object(PyObject*) { return true; }
+
+public:
+    PYBIND11_OBJECT_DEFAULT(Unchecked, object, any_object)
+};
+
+// As signatures show them: a numpy array of T, one or None, and a sequence of such.
+template <typename T>
+struct Array : Unchecked {
+    using Unchecked::Unchecked;
+};
+template <typename T>
+struct MaybeArray : Array<T> {
+    using Array<T>::Array;
+};
+template <typename T>
+struct Sequence : pybind11::sequence {
+    using pybind11::sequence::sequence;
+};
+
+}  // namespace edgevlm
+
 namespace pybind11::detail {
+
+template <typename T>
+constexpr auto element_name() {
+    if constexpr (std::is_same_v<T, edgevlm::Number>) return const_name("numpy.number");
+    else return npy_format_descriptor<T>::name;
+}
+template <typename T>
+struct handle_type_name<edgevlm::Array<T>> {
+    static constexpr auto name = const_name("numpy.typing.NDArray[") + element_name<T>() + const_name("]");
+};
+template <typename T>
+struct handle_type_name<edgevlm::MaybeArray<T>> {
+    static constexpr auto name = handle_type_name<edgevlm::Array<T>>::name + const_name(" | None");
+};
+template <typename T>
+struct handle_type_name<edgevlm::Sequence<T>> {
+    static constexpr auto name = const_name("collections.abc.Sequence[") + handle_type_name<T>::name + const_name("]");
+};
 
 // pybind11 would lend memory of no content to an instance whose __init__ never ran (Cache.__new__(Cache)): that is no cache.
 template <typename T>
@@ -35,6 +82,19 @@ struct type_caster<edgevlm::Mark> : made_by_init<edgevlm::Mark> {};
 }  // namespace pybind11::detail
 
 namespace edgevlm {
+
+using Floats = const Array<float>&;
+using Doubles = const Array<double>&;
+using Numbers = const Array<Number>&;
+using Bytes = const Array<std::uint8_t>&;
+using Shorts = const Array<std::int16_t>&;
+using Ints = const Array<std::int32_t>&;
+using Longs = const Array<std::int64_t>&;
+using Words = const Array<std::uint32_t>&;
+using Bools = const Array<bool>&;
+using MaybeFloats = const MaybeArray<float>&;
+using MaybeLongs = const MaybeArray<std::int64_t>&;
+using MaybeBytes = const MaybeArray<std::uint8_t>&;
 
 constexpr std::int64_t any = -1;  // a dimension of any size
 

@@ -22,6 +22,7 @@
 #include "simd.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 namespace {
@@ -78,14 +79,14 @@ py::array view(const Cache& cache, const Layer& layer, const py::dtype& dtype, c
 
 template <typename T>
 auto view_of(T* Layer::* field) {
-    return [field](const Cache& self, std::int64_t index) {
-        const Layer& layer = self.layer(index);
-        return view(self, layer, py::dtype::of<T>(), layer.*field, 0);
+    return [field](const Cache& self, std::int64_t layer) -> Array<T> {
+        const Layer& held = self.layer(layer);
+        return view(self, held, py::dtype::of<T>(), held.*field, 0);
     };
 }
 
 auto stored_view_of(std::byte* Layer::* field) {
-    return [field](const Cache& self, std::int64_t index) {
+    return [field](const Cache& self, std::int64_t index) -> Array<Number> {
         const Layer& layer = self.layer(index);
         const py::dtype dtype = by_dtype(self.dtype(), [](auto* type) { return dtype_of<std::remove_pointer_t<decltype(type)>>(); });
         return view(self, layer, dtype, layer.*field, self.head_dim());
@@ -94,7 +95,7 @@ auto stored_view_of(std::byte* Layer::* field) {
 
 // float32 [H, D], or None where numbers are not kept as codes.
 auto scale_view_of(float* Layer::* field) {
-    return [field](const Cache& self, std::int64_t index) -> py::object {
+    return [field](const Cache& self, std::int64_t index) -> MaybeArray<float> {
         const float* const scale = self.layer(index).*field;
         if (!scale) return py::none();
         const py::ssize_t row = self.head_dim() * static_cast<py::ssize_t>(sizeof(float));
@@ -138,8 +139,8 @@ py::array dense_rows(Call& call, const Cache& cache, py::handle object, const ch
 }
 
 // [H, n] of everything that a layer holds.
-void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, py::handle kind_, py::handle seq_,
-          py::handle frame_, py::handle row_, py::handle col_, py::handle position_, py::handle confirmed_) {
+void load(Cache& self, std::int64_t layer, Numbers key_, Numbers value_, Bytes kind_, Longs seq_, Ints frame_, Shorts row_,
+          Shorts col_, Ints position_, Ints confirmed_) {
     Call call;
     call.changes(self);
     const std::int64_t heads = self.kv_heads();
@@ -195,53 +196,65 @@ py::array_t<std::int32_t> per_layer(const Cache& cache, Field field) {
 }
 
 void bind_cache(py::module_& module) {
-    py::class_<Mark>(module, "Mark");
+    py::class_<Mark>(module, "Mark", "A moment of a cache, to roll back to.");
 
-    py::class_<Cache> cache(module, "Cache");
-    cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
-                          const py::object& inv_freq, std::int64_t axes, const std::string& dtype, const py::object& pair_axis,
-                          const py::object& key_scale, const py::object& value_scale) {
-        Call call;
-        Shape shape = make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
-        if (!key_scale.is_none()) shape.key_scale = scale_of(call, key_scale, "key scale", shape);
-        if (!value_scale.is_none()) shape.value_scale = scale_of(call, value_scale, "value scale", shape);
-        const Unlocked unlocked;  // zeroing gigabytes takes seconds
-        return std::make_unique<Cache>(shape);
-    }));
-    cache.def_static("bytes_for", [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
-                                     const py::object& inv_freq, std::int64_t axes, const std::string& dtype,
-                          const py::object& pair_axis) {
-        Call call;
-        return Cache::bytes_for(make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
-    });
-    cache.def_property_readonly("nbytes", &Cache::nbytes);
-    cache.def_property_readonly("allocations", &Cache::allocations);
-    cache.def_property_readonly("rows_moved", reading(&Cache::rows_moved));
-    cache.def_property_readonly("saturated", reading(&Cache::saturated));
-    cache.def_property_readonly("lengths",
-                                [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.length; }); });
-    cache.def_property_readonly("capacities",
-                                [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.capacity; }); });
+    py::class_<Cache> cache(module, "Cache", "Keys, values and metadata of one stream; see edgevlm.runtime.cache.KVCache.");
+    cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, Doubles inv_freq,
+                          std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis, MaybeFloats key_scale,
+                          MaybeFloats value_scale) {
+                  Call call;
+                  Shape shape = make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
+                  if (!key_scale.is_none()) shape.key_scale = scale_of(call, key_scale, "key scale", shape);
+                  if (!value_scale.is_none()) shape.value_scale = scale_of(call, value_scale, "value scale", shape);
+                  const Unlocked unlocked;  // zeroing gigabytes takes seconds
+                  return std::make_unique<Cache>(shape);
+              }),
+              "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none(),
+              "key_scale"_a = py::none(), "value_scale"_a = py::none());
+    cache.def_static("_bytes_for",
+                     [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, Doubles inv_freq,
+                        std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis) {
+                         Call call;
+                         return Cache::bytes_for(make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
+                     },
+                     "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none());
+    cache.def_property_readonly("nbytes", &Cache::nbytes,
+                                "Every byte of the cache: rows, metadata, and the working memory of its kernels.");
+    cache.def_property_readonly("allocations", &Cache::allocations, "Blocks of memory the cache has ever allocated: one.");
+    cache.def_property_readonly("rows_moved", reading(&Cache::rows_moved),
+                                "Rows (of one head) that evictions have moved since the cache was made: never more than they evicted.");
+    cache.def_property_readonly("saturated", reading(&Cache::saturated),
+                                R"(Numbers added as int8 that lay beyond their scale; 0 with other dtypes.
 
-    cache.def("key_address",
-              [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).key); });
-    cache.def("value_address",
-              [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).value); });
-    cache.def("key", stored_view_of(&Layer::key));
-    cache.def("value", stored_view_of(&Layer::value));
-    cache.def("key_scale", scale_view_of(&Layer::key_scale));
-    cache.def("value_scale", scale_view_of(&Layer::value_scale));
-    cache.def("kind", view_of(&Layer::kind));
-    cache.def("seq", view_of(&Layer::seq));
-    cache.def("frame", view_of(&Layer::frame));
-    cache.def("row", view_of(&Layer::row));
-    cache.def("col", view_of(&Layer::col));
-    cache.def("position", [](const Cache& self, std::int64_t index) {
+Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.)");
+    cache.def_property_readonly("lengths", [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.length; }); },
+                                "Valid rows of each layer, [layers], a copy. Reserved rows do not count.");
+    cache.def_property_readonly("capacities", [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.capacity; }); },
+                                "Rows each layer has room for, [layers].");
+
+    cache.def("key_address", [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).key); },
+              "layer"_a);
+    cache.def("value_address", [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).value); },
+              "layer"_a);
+    cache.def("key", stored_view_of(&Layer::key), "layer"_a,
+              "Keys as stored, rotated: [kv_heads, n, head_dim], of dtype; codes, if that is int8.");
+    cache.def("value", stored_view_of(&Layer::value), "layer"_a, "Values [kv_heads, n, head_dim], of dtype.");
+    cache.def("key_scale", scale_view_of(&Layer::key_scale), "layer"_a,
+              "The value of 1 in int8 keys, by channel: float32 [kv_heads, head_dim]; None with other dtypes.");
+    cache.def("value_scale", scale_view_of(&Layer::value_scale), "layer"_a,
+              "The value of 1 in int8 values, by channel: float32 [kv_heads, head_dim]; None with other dtypes.");
+    cache.def("kind", view_of(&Layer::kind), "layer"_a, "The Kind of each row, [kv_heads, n].");
+    cache.def("seq", view_of(&Layer::seq), "layer"_a, "Each token's place in the stream, [kv_heads, n].");
+    cache.def("frame", view_of(&Layer::frame), "layer"_a, "Each token's frame, [kv_heads, n].");
+    cache.def("row", view_of(&Layer::row), "layer"_a, "Each token's patch row, [kv_heads, n].");
+    cache.def("col", view_of(&Layer::col), "layer"_a, "Each token's patch column, [kv_heads, n].");
+    cache.def("position", [](const Cache& self, std::int64_t index) -> Array<std::int32_t> {
         const Layer& layer = self.layer(index);
         return view(self, layer, py::dtype::of<std::int32_t>(), layer.position, self.axes());
-    });
-    cache.def("confirmed", view_of(&Layer::confirmed));
-    cache.def("value_norms", [](Cache& self, std::int64_t index) {
+    }, "layer"_a, "The rotary position each key is rotated to, [kv_heads, n, axes].");
+    cache.def("confirmed", view_of(&Layer::confirmed), "layer"_a,
+              "The last frame that showed the same as each row, [kv_heads, n]: its own, or a later one, see confirm.");
+    cache.def("value_norms", [](Cache& self, std::int64_t index) -> Array<float> {
         const Layer& layer = self.layer(index);
         {
             Call call;
@@ -255,23 +268,29 @@ void bind_cache(py::module_& module) {
             });
         }
         return view(self, layer, py::dtype::of<float>(), layer.norm, 0);
-    });
-    cache.def_property_readonly("memory", [](const Cache& self) {
+    }, "layer"_a, "The L2 norm of each value, [kv_heads, n]: kept with the row, so that it is computed once.");
+    cache.def_property_readonly("memory", [](const Cache& self) -> Array<std::uint8_t> {
         return view(self, py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(self.nbytes())}, {1}, self.data());
-    });
+    }, "The whole block, [nbytes], read-only.");
 
-    cache.def("reserve", changing(&Cache::reserve));
-    cache.def("commit", [](Cache& self, py::handle kind, py::handle seq, py::handle frame, py::handle row, py::handle col,
-                           py::handle position) {
+    cache.def("reserve", changing(&Cache::reserve), "n"_a,
+              R"(Set aside rows [n_l, n_l + n) of every layer for an engine to write.
+
+Raises CacheFull, with nothing reserved, if a layer has no room; CacheError if rows are reserved already.)");
+    cache.def("_commit", [](Cache& self, Bytes kind, Longs seq, Ints frame, Shorts row, Shorts col, Ints position) {
         Call call;
         call.changes(self);
         const PyRows rows(call, self, kind, seq, frame, row, col, position);
         self.commit(rows.rows());
-    });
-    cache.def("abort", changing(&Cache::abort));
-    cache.def("mark", reading(&Cache::mark));
-    cache.def("rollback", changing(&Cache::rollback));
-    cache.def("evict", [](Cache& self, const py::list& keep) {
+    }, "kind"_a, "seq"_a, "frame"_a, "row"_a, "col"_a, "position"_a);
+    cache.def("abort", changing(&Cache::abort), "Forget the reserved rows, and whatever an engine has written there.");
+    cache.def("mark", reading(&Cache::mark), "Return this moment, to rollback to.");
+    cache.def("rollback", changing(&Cache::rollback), "mark"_a,
+              R"(Remove all rows committed since mark; it can be used again.
+
+Raises CacheError if the mark is stale: since it was taken rows were evicted or shifted, or appended to one layer, or the rows
+it stands on were rolled back.)");
+    cache.def("evict", [](Cache& self, const Sequence<MaybeArray<bool>>& keep) {
         Call call;
         call.changes(self);
         std::vector<std::optional<Mask>> masks;
@@ -281,37 +300,49 @@ void bind_cache(py::module_& module) {
         }
         Unlocked unlocked;
         return self.evict(masks);
-    });
-    cache.def("append", [](Cache& self, std::int64_t layer, py::handle key, py::handle value, py::handle kind, py::handle seq,
-                           py::handle frame, py::handle row, py::handle col, py::handle position) {
+    }, "keep"_a, R"(Drop the rows that keep[layer], bool [kv_heads, n_l], excludes; None leaves a layer as it is.
+
+Every head of a layer must keep the same number m of rows. The k-th hole among the first m rows is filled with the k-th kept
+row after them: as many rows move as there are holes. Returns the rows evicted, summed over layers.)");
+    cache.def("_append", [](Cache& self, std::int64_t layer, Floats key, Floats value, Bytes kind, Longs seq, Ints frame, Shorts row,
+                            Shorts col, Ints position) {
         Call call;
         call.changes(self);
         const PyRows rows(call, self, kind, seq, frame, row, col, position);
         const auto keys = call.volume<float>(key, "key", self.kv_heads(), rows.kind.size(), self.head_dim());
         const auto values = call.volume<float>(value, "value", self.kv_heads(), rows.kind.size(), self.head_dim());
         self.append(layer, keys, values, rows.rows());
-    });
-    cache.def("shift", [](Cache& self, std::int64_t layer, py::handle position) {
+    }, "layer"_a, "key"_a, "value"_a, "kind"_a, "seq"_a, "frame"_a, "row"_a, "col"_a, "position"_a);
+    cache.def("shift", [](Cache& self, std::int64_t layer, Ints position) {
         Call call;
         call.changes(self);
         const auto positions = call.volume<std::int32_t>(position, "position", any, any, any);
         Unlocked unlocked;
         self.shift(layer, positions);
-    });
-    cache.def("confirm", [](Cache& self, py::handle seq, std::int32_t frame) {
+    }, "layer"_a, "position"_a, R"(Give the rows of a layer new positions, int32 [kv_heads, n_l, axes], and rotate their keys to them.
+
+float32 on rotate-half pairs (d, d + head_dim / 2), by float64 angles (new - old) * inv_freq, on 3 axes each pair by its own
+axis.)");
+    cache.def("confirm", [](Cache& self, Longs seq, std::int32_t frame) {
         Call call;
         call.changes(self);
         const auto tokens = call.plane<std::int64_t>(seq, "seq", any, any);
         Unlocked unlocked;
         self.confirm(tokens, frame);
-    });
-    cache.def("load", &load);
+    }, "seq"_a, "frame"_a, R"(Note that frame shows the same as these tokens: the one of each patch, [rows, columns], -1 for none.
+
+Tokens that are no longer in the memory are skipped.)");
+    cache.def("_load", &load, "layer"_a, "key"_a, "value"_a, "kind"_a, "seq"_a, "frame"_a, "row"_a, "col"_a, "position"_a,
+              "confirmed"_a);
     cache.def("reindex", [](Cache& self, std::int64_t prefix) {
         Call call;
         call.changes(self);
         Unlocked unlocked;
         return self.reindex(prefix);
-    });
+    }, "prefix"_a, R"(Make positions dense: in each layer and head, those from prefix on become prefix + their rank.
+
+Rows of one position stay together; positions below prefix stay (InfiniPot-V App. B.4, HERMES App. F). On 3 axes each axis by
+itself. Returns the next free position, 1 + the largest over all layers, heads and axes.)");
 }
 
 // Errors become edgevlm.errors.CacheError and CacheFull.
@@ -341,5 +372,5 @@ PYBIND11_MODULE(_native, module) {
     bind_mosaic(module);
     bind_patch_levels(module);
     bind_resv(module);
-    module.def("loose_allocations", [] { return loose_heap().allocations(); });
+    module.def("loose_allocations", [] { return loose_heap().allocations(); }, "Blocks allocated outside caches; for tests.");
 }

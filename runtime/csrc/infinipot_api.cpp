@@ -21,6 +21,7 @@
 #include "temporal_similarity.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 
@@ -62,7 +63,10 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
     return out;
 }
 
-py::list call_infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, bool rotated) {
+using Masks = Sequence<Array<bool>>;
+using Scores = py::typing::List<py::typing::Tuple<Array<float>, Array<float>>>;
+
+Scores call_infinipot_scores(Cache& cache, const Masks& recent, const Masks& valid, bool rotated) {
     const auto layers = static_cast<std::size_t>(cache.layers());
     if (recent.size() != layers || valid.size() != layers)
         refuse("recent and valid need one mask for each of the ", layers, " layers, not ", recent.size(), " and ", valid.size());
@@ -94,7 +98,7 @@ py::list infinipot_select(Cache& cache, const Selection& how, const std::vector<
     return out;
 }
 
-py::list call_infinipot_select(Cache& cache, std::int64_t recent_frames, std::int64_t distinctive, std::int64_t target,
+py::typing::List<Array<bool>> call_infinipot_select(Cache& cache, std::int64_t recent_frames, std::int64_t distinctive, std::int64_t target,
                                const std::vector<int>& windows, const std::vector<double>& thresholds, bool keep_recent,
                                bool rotated) {
     if (std::min({recent_frames, distinctive, target}) < 0) refuse("cannot choose a negative number of rows or frames");
@@ -112,8 +116,19 @@ py::list call_infinipot_select(Cache& cache, std::int64_t recent_frames, std::in
 }  // namespace
 
 void bind_infinipot(py::module_& module) {
-    module.def("infinipot_scores", &call_infinipot_scores);
-    module.def("infinipot_select", &call_infinipot_select);
+    module.def("infinipot_scores", &call_infinipot_scores, "cache"_a, "recent"_a, "valid"_a, py::kw_only(), "rotated"_a = false,
+               R"(temporal_similarity and value_norms of every layer of a cache, in one call that all threads share.
+
+recent, valid: bool [H, n_l], one a layer. Returns (similarity, norms), float32 [H, n_l], one pair a layer.)");
+    module.def("infinipot_select", &call_infinipot_select, "cache"_a, "recent_frames"_a, "distinctive"_a, "target"_a, "windows"_a,
+               "thresholds"_a = py::list(), py::kw_only(), "keep_recent"_a = true, "rotated"_a = false,
+               R"(InfiniPot-V, Alg. 1, of every layer, each KV head by itself: rows to keep, bool [H, n_l], one mask a layer.
+
+The prefix stays, and of the vision rows the recent_frames newest frames (with keep_recent), distinctive past rows by TaR
+(temporal_similarity, the least alike first), and by VaN (pool_norms) as many of the others as make it target. windows: VaN's,
+one a layer; with 3 rising thresholds the window is 7, 5, 3 or 1 by the coefficient of variation of the layer's value norms
+(Alg. 2, lines 16 to 21). The same as those functions and top_k one after another, in one call that all threads share, a layer
+at a time; keys are read once, and values once in their life: the cache keeps their norms.)");
 }
 
 }  // namespace edgevlm

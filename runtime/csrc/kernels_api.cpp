@@ -24,6 +24,7 @@
 #include "simd.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 
@@ -98,9 +99,9 @@ private:
     const Rotary* rotary_;
 };
 
-py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col,
-                                            py::handle recent, py::handle valid, py::handle inv_freq, py::handle pair_axis,
-                                            bool rotated, py::handle scale) {
+py::array_t<float> call_temporal_similarity(Numbers key, Ints position, Shorts row, Shorts col, Bools recent,
+                                            Bools valid, Doubles inv_freq, bool rotated, MaybeBytes pair_axis,
+                                            MaybeFloats scale) {
     Call call;
     return by_dtype(key, "key", [&](auto* type) {
         PatchedKeys<std::remove_pointer_t<decltype(type)>> tokens;
@@ -137,7 +138,7 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
     });
 }
 
-py::array_t<float> call_value_norms(py::handle value, py::handle scale) {
+py::array_t<float> call_value_norms(Numbers value, MaybeFloats scale) {
     Call call;
     return by_dtype(value, "value", [&](auto* type) {
         const auto values = call.stored<std::remove_pointer_t<decltype(type)>>(value, scale, "value");
@@ -151,8 +152,7 @@ py::array_t<float> call_value_norms(py::handle value, py::handle scale) {
     });
 }
 
-py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid,
-                                   int window) {
+py::array_t<float> call_pool_norms(Floats norms, Ints frame, Shorts row, Shorts col, Bools valid, int window) {
     check_window(window);
     Call call;
     const auto norm = call.plane<float>(norms, "norms", any, any);
@@ -174,7 +174,7 @@ py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handl
     return out;
 }
 
-py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candidates, std::int64_t k) {
+py::array_t<bool> call_top_k(Floats scores, Longs seq, Bools candidates, std::int64_t k) {
     if (k < 0) refuse("cannot choose ", k, " rows");
     Call call;
     const auto score = call.plane<float>(scores, "scores", any, any);
@@ -193,7 +193,7 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
     return out;
 }
 
-py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
+py::array_t<std::int32_t> call_places(Longs seq, Longs known) {
     Call call;
     const auto wanted = call.plane<std::int64_t>(seq, "seq", any, any);
     const auto there = call.plane<std::int64_t>(known, "known", wanted.heads, any);
@@ -210,7 +210,7 @@ py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
     return out;
 }
 
-void call_join(py::handle seq, py::handle known, py::handle score, py::handle into) {
+void call_join(Longs seq, Longs known, Floats score, Floats into) {
     Call call;
     const auto wanted = call.plane<std::int64_t>(seq, "seq", any, any);
     const auto there = call.plane<std::int64_t>(known, "known", wanted.heads, any);
@@ -224,7 +224,7 @@ void call_join(py::handle seq, py::handle known, py::handle score, py::handle in
     });
 }
 
-py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::int64_t count) {
+py::array_t<bool> call_newest_frames(Ints frame, Bools among, std::int64_t count) {
     if (count < 0) refuse("cannot choose ", count, " frames");
     Call call;
     const auto frames = call.plane<std::int32_t>(frame, "frame", any, any);
@@ -241,8 +241,8 @@ py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::in
     return out;
 }
 
-py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, py::handle key, py::handle seq,
-                                       py::handle own_key, py::handle own_seq, py::handle scale) {
+py::array_t<float> call_attention_mass(Floats query, Longs query_seq, Numbers key, Longs seq, MaybeFloats own_key,
+                                       MaybeLongs own_seq, MaybeFloats scale) {
     Call call;
     return by_dtype(key, "key", [&](auto* type) {
         Attended<std::remove_pointer_t<decltype(type)>> tokens;
@@ -277,7 +277,7 @@ py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, p
     });
 }
 
-py::array_t<float> call_dequantize(py::handle stored, py::handle scale) {
+py::array_t<float> call_dequantize(Numbers stored, MaybeFloats scale) {
     Call call;
     return by_dtype(stored, "stored", [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -317,20 +317,52 @@ bool call_read(const Cache& cache) {
 }  // namespace
 
 void bind_kernels(py::module_& module) {
-    module.def("temporal_similarity", &call_temporal_similarity);
-    module.def("value_norms", &call_value_norms);
-    module.def("pool_norms", &call_pool_norms);
-    module.def("top_k", &call_top_k);
-    module.def("index_of", &call_places);
-    module.def("join", &call_join);
-    module.def("newest_frames", &call_newest_frames);
-    module.def("attention_mass", &call_attention_mass);
-    module.def("dequantize", &call_dequantize);
-    module.def("read", &call_read);
-    module.def("simd", [] { return simd().name; });
-    module.def("use_simd", &call_use_simd);
-    module.def("threads", &threads);
-    module.def("set_threads", &set_threads);
+    module.def("temporal_similarity", &call_temporal_similarity, "key"_a, "position"_a, "row"_a, "col"_a, "recent"_a, "valid"_a,
+               "inv_freq"_a, py::kw_only(), "rotated"_a = false, "pair_axis"_a = py::none(), "scale"_a = py::none(),
+               R"(InfiniPot-V eq. 4 before its sign: the mean cosine of each past key with the recent keys of its own patch.
+
+key [H, n, D] as stored; position [H, n, axes]; row, col, recent, valid [H, n]; inv_freq [D / 2]; scale [H, D], of int8 keys.
+Per head, over the recent tokens with the same (row, col), on un-rotated keys (rotated: as stored). pair_axis [D / 2]: the
+position axis that each rotary pair turns by, needed with 3 axes. Returns float32 [H, n]: -1 where a patch has no recent token,
+0 for rows that are recent or not valid. A zero vector has cosine 0 with everything. O(n D), each key is read once.)");
+    module.def("value_norms", &call_value_norms, "value"_a, "scale"_a = py::none(),
+               "L2 norms [H, n] of values [H, n, D], whatever their size: InfiniPot-V's VaN. scale: [H, D], of int8.");
+    module.def("pool_norms", &call_pool_norms, "norms"_a, "frame"_a, "row"_a, "col"_a, "valid"_a, "window"_a,
+               R"(InfiniPot-V's VaN pooling: the mean norm of the window x window patches around a token, in its frame.
+
+All [H, n], per head. Absent neighbours are not counted. window: 1, 3, 5 or 7. Returns float32 [H, n], 0 where not valid.
+Sums are in double. O(n window) on frames of up to about 60 x 60 patches.)");
+    module.def("top_k", &call_top_k, "scores"_a, "seq"_a, "candidates"_a, "k"_a,
+               R"(Choose per head the k candidates of the highest score, or all if there are fewer: bool [H, n].
+
+Of equal scores the newer seq wins, then the lower row. NaN is lower than every number. O(n).)");
+    module.def("index_of", &call_places, "seq"_a, "known"_a,
+               R"(Find each token of seq [H, n] in known [H, m], per head: int32 [H, n], -1 where it is missing.
+
+Both in any order; of equal ones in known the first counts. O(n + m).)");
+    module.def("join", &call_join, "seq"_a, "known"_a, "score"_a, "into"_a,
+               R"(Write the score [H, m] of each token of seq [H, n] that is in known [H, m] to its place in into [H, n], per head.)");
+    module.def("newest_frames", &call_newest_frames, "frame"_a, "among"_a, "count"_a,
+               "Choose the rows of among [H, n] in its count newest frames, taken over all heads: bool [H, n].");
+    module.def("attention_mass", &call_attention_mass, "query"_a, "query_seq"_a, "key"_a, "seq"_a, "own_key"_a = py::none(),
+               "own_seq"_a = py::none(), "scale"_a = py::none(),
+               R"(Sum the attention that each cached token gets from w rows: float32 [H, n].
+
+query [heads, w, D] and key [H, n, D] rotated; query_seq [w]; seq [H, n]; scale [H, D], of int8 keys. softmax(q K^T / sqrt(D)),
+where a row at stream place query_seq sees the tokens whose seq is not above its own, summed over the w rows and over the query
+heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
+the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.)");
+    module.def("dequantize", &call_dequantize, "stored"_a, "scale"_a, "Keys or values [H, n, D] as float32, a copy.");
+    module.def("read", &call_read, "cache"_a, "Read every byte of keys and values once: what the kernels' speed is compared with.");
+    module.def("simd", [] { return simd().name; }, "The instruction set in use: avx512, avx2, neon or scalar.");
+    module.def("use_simd", &call_use_simd, "name"_a,
+               "Use another instruction set from now on; raises CacheError if this processor does not have it. For tests.");
+    module.def("threads", &threads, "Threads that a kernel may use.");
+    module.def("set_threads", &set_threads, "count"_a,
+               R"(Let kernels use up to count threads, the calling one included (1..256).
+
+Set it before a cache is made: a cache has working memory for as many threads as were set then. The threads sleep between calls
+and live as long as the process; a forked child starts its own.)");
 }
 
 }  // namespace edgevlm

@@ -12,6 +12,7 @@
 #include "kernels_api.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 
@@ -95,9 +96,8 @@ void found(const Clusters& clusters, std::int64_t slot, const float* key, std::i
 }
 
 // Rows from `start` on, until one needs the caller. Returns (row, event, slot): where it stopped and why.
-py::tuple call_assign(py::handle key, py::handle partition, std::int64_t start, py::handle means, py::handle variance,
-                      py::handle size, py::handle partitions, double small, double large, double rate, std::int64_t least,
-                      py::handle slots) {
+py::typing::Tuple<py::int_, py::int_, py::int_> call_assign(Floats key, Ints partition, std::int64_t start, Floats means, Doubles variance, Longs size,
+                      Ints partitions, double small, double large, double rate, std::int64_t least, Ints slots) {
     Call call;
     const auto rows = call.dense<float>(key, "key", {any, any});
     const std::int64_t count = rows.shape(0), width = rows.shape(1);
@@ -135,6 +135,10 @@ py::tuple call_assign(py::handle key, py::handle partition, std::int64_t start, 
 
 }  // namespace
 
-void bind_mosaic(py::module_& module) { module.def("mosaic_assign", &call_assign); }
+void bind_mosaic(py::module_& module) {
+    module.def("mosaic_assign", &call_assign, "key"_a, "partition"_a, "start"_a, "means"_a, "variance"_a, "size"_a, "partitions"_a,
+               "small"_a, "large"_a, "rate"_a, "least"_a, "slots"_a,
+               "Assign keys from start on to clusters, until one needs the caller: (row, event, slot), where it stopped and why.");
+}
 
 }  // namespace edgevlm

@@ -13,6 +13,7 @@
 #include "threads.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 
@@ -39,8 +40,7 @@ py::array_t<float> newer_similarity_of(Cache& cache, std::int64_t number, py::ha
     return out;
 }
 
-py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, py::handle valid, std::int64_t since,
-                                         bool rotated) {
+py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, Bools valid, std::int64_t since, bool rotated) {
     if (layer < 0 || layer >= cache.layers()) refuse("there is no layer ", layer, " in a cache of ", cache.layers());
     const Rotary* const rotary = rotary_of(cache, rotated);
     return by_dtype(cache.dtype(), [&](auto* type) {
@@ -50,6 +50,15 @@ py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, py::h
 
 }  // namespace
 
-void bind_newer_similarity(py::module_& module) { module.def("newer_similarity", &call_newer_similarity); }
+void bind_newer_similarity(py::module_& module) {
+    module.def("newer_similarity", &call_newer_similarity, "cache"_a, "layer"_a, "valid"_a, "since"_a = 0, py::kw_only(),
+               "rotated"_a = false,
+               R"(The similarity of each token of a layer to the newer token that it is most like: float32 [H, n_l].
+
+Per head the highest cosine of its key with that of a token of larger seq, since or later, both among valid [H, n_l]; -1 where
+there is none, 0 for rows that are not valid. On un-rotated keys (rotated: as stored). A zero vector has cosine 0 with
+everything. O(n m D) for m tokens from since on. Raises CacheError for a missing layer, and for keys on 3 axes that the cache
+does not know how to un-rotate.)");
+}
 
 }  // namespace edgevlm

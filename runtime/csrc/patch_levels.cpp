@@ -13,6 +13,7 @@
 #include "threads.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 
@@ -30,8 +31,7 @@ Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t height, std::
     return {rows, columns, height / rows, width / columns};
 }
 
-// pixels float32 [planes, H, W] in levels, uint8: pixel * scale + offset of its plane.
-py::array_t<Bytes> call_levels(py::handle pixels, py::handle scale, py::handle offset) {
+py::array_t<std::uint8_t> call_levels(Floats pixels, Floats scale, Floats offset) {
     Call call;
     const auto from = call.dense<float>(pixels, "pixels", {any, any, any});
     const std::int64_t planes = from.shape(0), size = from.shape(1) * from.shape(2);
@@ -48,8 +48,7 @@ py::array_t<Bytes> call_levels(py::handle pixels, py::handle scale, py::handle o
     return out;
 }
 
-// The sum of each patch of levels uint8 [planes, H, W]: float32 [rows * columns].
-py::array_t<float> call_patch_sums(py::handle levels, std::int64_t rows, std::int64_t columns) {
+py::array_t<float> call_patch_sums(edgevlm::Bytes levels, std::int64_t rows, std::int64_t columns) {
     Call call;
     const auto from = call.dense<Bytes>(levels, "levels", {any, any, any});
     const std::int64_t planes = from.shape(0), height = from.shape(1), width = from.shape(2);
@@ -77,10 +76,8 @@ py::array_t<float> call_patch_sums(py::handle levels, std::int64_t rows, std::in
     return out;
 }
 
-// For each patch, the mean of the largest tenth of its pixels' distances from [low, high], in levels: float32 [rows * columns].
-// levels, low, high: uint8 [planes, H, W]; gain: float32 [rows * columns] that low and high are multiplied by first, or None.
-py::array_t<float> call_patch_distances(py::handle levels, py::handle low, py::handle high, py::handle gain, std::int64_t rows,
-                                        std::int64_t columns) {
+py::array_t<float> call_patch_distances(edgevlm::Bytes levels, edgevlm::Bytes low, edgevlm::Bytes high,
+                                        std::int64_t rows, std::int64_t columns, MaybeFloats gain) {
     Call call;
     const auto of = call.dense<Bytes>(levels, "levels", {any, any, any});
     const std::int64_t planes = of.shape(0), height = of.shape(1), width = of.shape(2);
@@ -136,9 +133,16 @@ py::array_t<float> call_patch_distances(py::handle levels, py::handle low, py::h
 }  // namespace
 
 void bind_patch_levels(py::module_& module) {
-    module.def("levels", &call_levels);
-    module.def("patch_sums", &call_patch_sums);
-    module.def("patch_distances", &call_patch_distances);
+    module.def("levels", &call_levels, "pixels"_a, "scale"_a, "offset"_a,
+               "pixels [planes, H, W] * scale [planes] + offset [planes], to nearest, 0 to 255: uint8 [planes, H, W].");
+    module.def("patch_sums", &call_patch_sums, "levels"_a, "rows"_a, "columns"_a,
+               "The sum of each patch of uint8 [planes, H, W]: float32 [rows * columns].");
+    module.def("patch_distances", &call_patch_distances, "levels"_a, "low"_a, "high"_a, "rows"_a, "columns"_a,
+               "gain"_a = py::none(),
+               R"(How far each patch's levels lie outside [low, high], the mean of the largest tenth: float32 [rows * columns].
+
+levels, low, high: uint8 [planes, H, W]. A patch is H // rows by W // columns pixels of all planes; the rest at the right and
+below belongs to none. gain [rows * columns]: of each patch, low and high are multiplied by it first, in steps of 1/256.)");
 }
 
 }  // namespace edgevlm

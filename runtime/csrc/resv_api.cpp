@@ -16,6 +16,7 @@
 #include "wicsum.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace edgevlm {
 
@@ -82,7 +83,7 @@ struct Layer {
     }
 };
 
-py::array_t<std::uint32_t> call_hash_bits(py::handle key, py::handle planes) {
+py::array_t<std::uint32_t> call_hash_bits(Floats key, Floats planes) {
     Call call;
     const auto keys = call.dense<float>(key, "key", {any, any, any});
     const std::int64_t heads = keys.shape(0), rows = keys.shape(1), width = keys.shape(2);
@@ -95,8 +96,8 @@ py::array_t<std::uint32_t> call_hash_bits(py::handle key, py::handle planes) {
     return out;
 }
 
-py::tuple call_hash_join(py::handle rows_key, py::handle rows_place, std::int64_t distance, py::handle key, py::handle bits,
-                         py::handle count, py::handle open, py::handle place, py::handle planes) {
+py::typing::Tuple<Array<std::int32_t>, Array<std::int32_t>, py::int_, py::int_> call_hash_join(Floats rows_key, Floats rows_place, std::int64_t distance, Floats key, Words bits, Ints count,
+                         Bools open, Floats place, Floats planes) {
     Call call;
     const Layer layer(call, key, bits, count, open, place, planes);
     const auto keys = call.dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
@@ -113,8 +114,8 @@ py::tuple call_hash_join(py::handle rows_key, py::handle rows_place, std::int64_
     return py::make_tuple(slot, home, counted.merged, counted.forced);
 }
 
-py::tuple call_hash_seal(py::handle rows_key, py::handle rows_place, py::handle rows_slot, py::handle leaving, py::handle key,
-                         py::handle bits, py::handle count, py::handle open, py::handle place, py::handle planes) {
+py::typing::Tuple<Array<std::int32_t>, py::int_> call_hash_seal(Floats rows_key, Floats rows_place, Ints rows_slot, Bools leaving, Floats key, Words bits,
+                         Ints count, Bools open, Floats place, Floats planes) {
     Call call;
     const Layer layer(call, key, bits, count, open, place, planes);
     const auto keys = call.dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
@@ -138,7 +139,7 @@ py::tuple call_hash_seal(py::handle rows_key, py::handle rows_place, py::handle 
     return py::make_tuple(home, counted.merged);
 }
 
-py::array_t<float> call_wicsum(py::handle query, py::handle key, py::handle count, double threshold) {
+py::array_t<float> call_wicsum(Floats query, Floats key, Ints count, double threshold) {
     Call call;
     const auto keys = call.dense<float>(key, "key", {any, any, any});
     const std::int64_t heads = keys.shape(0), slots = keys.shape(1), width = keys.shape(2);
@@ -166,10 +167,12 @@ py::array_t<float> call_wicsum(py::handle query, py::handle key, py::handle coun
 }  // namespace
 
 void bind_resv(py::module_& module) {
-    module.def("hash_bits", &call_hash_bits);
-    module.def("hash_join", &call_hash_join);
-    module.def("hash_seal", &call_hash_seal);
-    module.def("wicsum", &call_wicsum);
+    module.def("hash_bits", &call_hash_bits, "key"_a, "planes"_a, "The sides of its planes that each key is on: uint32 [H, n].");
+    module.def("hash_join", &call_hash_join, "keys"_a, "places"_a, "distance"_a, "key"_a, "bits"_a, "count"_a, "open"_a, "place"_a,
+               "planes"_a, "Join rows to clusters: the slot of each [H, n], moves of slots [H, 2 slots], clusters merged, and forced.");
+    module.def("hash_seal", &call_hash_seal, "keys"_a, "places"_a, "slot"_a, "leaving"_a, "key"_a, "bits"_a, "count"_a, "open"_a,
+               "place"_a, "planes"_a, "Seal the clusters of rows that leave: moves of slots [H, 2 slots], and clusters merged.");
+    module.def("wicsum", &call_wicsum, "query"_a, "key"_a, "count"_a, "share"_a, "ReSV's score of each cluster: float32 [H, slots].");
 }
 
 }  // namespace edgevlm

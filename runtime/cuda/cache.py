@@ -39,7 +39,7 @@ class CudaCache(KVCache):
     device, the first one unless given. Raises UserError for int8, without a device, and where the arena does not fit.
     """
 
-    __slots__ = ("__weakref__", "_address", "_arena", "_reserved", "kernels", "known")
+    __slots__ = ("_address", "_arena", "_reserved", "kernels", "known")
 
     def __init__(
         self,
@@ -58,14 +58,13 @@ class CudaCache(KVCache):
     ) -> None:
         if dtype == "int8" or scales is not None:
             raise UserError("the CUDA cache holds fp16 and fp32, not int8: export the model again with --kv fp16")
-        capacities = per_layer(layers, capacity)
-        self.pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-        _native.Cache.bytes_for(capacities, kv_heads, head_dim, inv_freq, axes, dtype, self.pair_axis)  # checks them
-        self.native = _ledger(capacities, kv_heads, axes, self.pair_axis)
-        self.layers, self.kv_heads, self.head_dim, self.axes = layers, kv_heads, head_dim, axes
-        self.dtype = DTYPES[dtype]
-        self.inv_freq = inv_freq.copy()
-        self.inv_freq.flags.writeable = False
+        KVCache.bytes_for(
+            layers, kv_heads, head_dim, capacity,
+            inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
+        )  # fmt: skip
+        capacities, pair_axis = per_layer(layers, capacity), pair_axes(sections, interleaved, axes, head_dim // 2)
+        _native.Cache.__init__(self, *_ledger(capacities, kv_heads, axes, pair_axis))
+        self._describe(layers, kv_heads, head_dim, inv_freq, axes, dtype, pair_axis)
         self.known = [0] * layers  # rows [0, known) of a layer have their norm
         self._reserved = 0
         driver = driver or open_driver()
@@ -97,12 +96,13 @@ class CudaCache(KVCache):
         )  # fmt: skip
         capacities = per_layer(layers, capacity)
         pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-        return _ledger_bytes(capacities, kv_heads, axes, pair_axis) + _starts(capacities, kv_heads, head_dim, DTYPES[dtype])[-1]
+        ledger = _native.Cache._bytes_for(*_ledger(capacities, kv_heads, axes, pair_axis))
+        return ledger + _starts(capacities, kv_heads, head_dim, DTYPES[dtype])[-1]
 
     @property
     def nbytes(self) -> int:
         """Every byte of the arena and the ledger. The kernels' working memory, which grows with what is asked, is apart."""
-        return self.native.nbytes + self._arena.nbytes
+        return super().nbytes + self._arena.nbytes
 
     @property
     def memory(self) -> NDArray[np.uint8]:
@@ -110,7 +110,7 @@ class CudaCache(KVCache):
         arena = np.empty(self._arena.nbytes, np.uint8)
         self.kernels.driver.copy_out(arena, self._arena.address)
         self.kernels.driver.main.synchronize()
-        return np.concatenate([self.native.memory, arena])
+        return np.concatenate([super().memory, arena])
 
     def buffers(self) -> list[KVBuffer]:
         return [
@@ -143,11 +143,11 @@ class CudaCache(KVCache):
         return table
 
     def reserve(self, n: int) -> None:
-        self.native.reserve(n)
+        super().reserve(n)
         self._reserved = n
 
     def abort(self) -> None:
-        self.native.abort()
+        super().abort()
         for layer, length in enumerate(self.lengths):
             self._clear(layer, int(length), int(length) + self._reserved)
         self.kernels.driver.main.synchronize()
@@ -158,12 +158,12 @@ class CudaCache(KVCache):
             require_rows(name, array, np.dtype(np.float32), wanted)
         start = self._length(layer)
         tiny = np.zeros((*wanted[:2], 2), np.float32)
-        self.native.append(layer, tiny, tiny, *rows.arrays)
+        super()._append(layer, tiny, tiny, *rows.arrays)
         self._write(layer, start, numbers)
 
     def rollback(self, mark: Mark) -> None:
         before = self.lengths
-        self.native.rollback(mark)
+        super().rollback(mark)
         for layer, (now, was) in enumerate(zip(self.lengths, before, strict=True)):
             self._clear(layer, int(now), int(was))
             self.known[layer] = min(self.known[layer], int(now))
@@ -171,7 +171,7 @@ class CudaCache(KVCache):
 
     def evict(self, keep: Sequence[NDArray[np.bool_] | None]) -> int:
         before = self.lengths
-        evicted = self.native.evict(list(keep))
+        evicted = super().evict(keep)
         after = self.lengths
         moved = {layer: mask for layer, mask in enumerate(keep) if mask is not None and after[layer] < before[layer]}
         kernels.evict(self, moved, before)
@@ -181,12 +181,12 @@ class CudaCache(KVCache):
 
     def shift(self, layer: int, position: NDArray[np.int32]) -> None:
         before = self.position(layer).copy()
-        self.native.shift(layer, position)
+        super().shift(layer, position)
         self._turn({layer: before})
 
     def reindex(self, prefix: int) -> int:
         before = {layer: self.position(layer).copy() for layer in range(self.layers)}
-        following = self.native.reindex(prefix)
+        following = super().reindex(prefix)
         self._turn(before)
         return following
 
@@ -197,7 +197,7 @@ class CudaCache(KVCache):
             require_rows(name, array, self.dtype, wanted)
         was = self._length(layer)
         tiny = np.zeros((*wanted[:-1], 2), np.float16)
-        self.native.load(layer, tiny, tiny, *(held[name] for name in ROW_DTYPES))
+        super()._load(layer, tiny, tiny, *(held[name] for name in ROW_DTYPES))
         self.known[layer] = 0
         self._write(layer, 0, numbers)
         self._clear(layer, int(self.lengths[layer]), was)
@@ -210,7 +210,7 @@ class CudaCache(KVCache):
 
     def _length(self, layer: int) -> int:
         """Rows of a layer; raises CacheError for one that is not there."""
-        return self.native.seq(layer).shape[1]
+        return self.seq(layer).shape[1]
 
     def _rows(self, layer: int, part: int) -> DeviceRows:
         shape = (self.kv_heads, self._length(layer), self.head_dim)
@@ -236,15 +236,9 @@ class CudaCache(KVCache):
             kernels.turn(self, moved)
 
 
-def _ledger(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> _native.Cache:
-    """What keeps what is known of rows: a cache of one rotary pair, which does not turn."""
-    known = None if pair_axis is None else np.zeros(1, np.uint8)
-    return _native.Cache(capacities, kv_heads, 2, np.zeros(1), axes, "fp16", known, None, None)
-
-
-def _ledger_bytes(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> int:
-    known = None if pair_axis is None else np.zeros(1, np.uint8)
-    return _native.Cache.bytes_for(capacities, kv_heads, 2, np.zeros(1), axes, "fp16", known)
+def _ledger(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> tuple[Any, ...]:
+    """The arguments of a C++ cache of one rotary pair, which does not turn."""
+    return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 
 def _starts(capacities: list[int], kv_heads: int, head_dim: int, dtype: np.dtype) -> list[Any]:

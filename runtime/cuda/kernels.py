@@ -89,7 +89,7 @@ class Kernels:
     def turns(call: KernelCall, axes: int, *, on: bool = True) -> ctypes.Structure:
         return calls.Turns(turns=call["turns"], axis=call["axis"], axes=axes, on=on)
 
-    def value_norms(self, value: DeviceRows) -> Float32:
+    def value_norms(self, value: DeviceRows, scale: None = None) -> Float32:
         heads, n, width = value.shape
         call = KernelCall(self.space)
         call.scratch("norm", (heads, n), np.float32)
@@ -111,6 +111,7 @@ class Kernels:
         seq: NDArray[np.int64],
         own_key: Float32 | None = None,
         own_seq: NDArray[np.int64] | None = None,
+        scale: None = None,
     ) -> Float32:
         heads, n, width = key.shape
         if len(query) % heads or query.shape[2:] != (width,):
@@ -161,7 +162,9 @@ class Kernels:
         self.launch("top_k", (1, heads, 1), calls.TopCall(**{name: call[name] for name in names}, rows=n, k=k))
         return call.fetch("out")
 
-    def infinipot_scores(self, cache: CudaCache, recent: Masks, valid: Masks, rotated: bool) -> list[tuple[Float32, Float32]]:
+    def infinipot_scores(
+        self, cache: CudaCache, recent: Masks, valid: Masks, *, rotated: bool = False
+    ) -> list[tuple[Float32, Float32]]:
         """See :func:`edgevlm.runtime.kernels.infinipot_scores`."""
         if len(recent) != cache.layers or len(valid) != cache.layers:
             wanted = f"recent and valid need one mask for each of the {cache.layers} layers"
@@ -181,9 +184,10 @@ class Kernels:
         distinctive: int,
         target: int,
         windows: Sequence[int],
-        thresholds: Sequence[float],
-        keep_recent: bool,
-        rotated: bool,
+        thresholds: Sequence[float] = (),
+        *,
+        keep_recent: bool = True,
+        rotated: bool = False,
     ) -> list[Bool]:
         """See :func:`edgevlm.runtime.kernels.infinipot_select`: nothing but the masks comes back from the device."""
         if min(recent_frames, distinctive, target) < 0:
@@ -218,7 +222,7 @@ class Kernels:
         work.launch("choose_rows", at, over=1)
         return work.fetch("keep")
 
-    def newer_similarity(self, cache: CudaCache, layer: int, valid: Bool, since: int, rotated: bool) -> Float32:
+    def newer_similarity(self, cache: CudaCache, layer: int, valid: Bool, since: int = 0, *, rotated: bool = False) -> Float32:
         """See :func:`edgevlm.runtime.kernels.newer_similarity`; the order of tokens is worked out on the host."""
         if not 0 <= layer < cache.layers:
             raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")

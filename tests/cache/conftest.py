@@ -102,7 +102,7 @@ def append(cache, n, start=0, rng=None, **kwargs):
 def rows_memory(cache):
     """A copy of the bytes of keys, values and what is known of them; of a device's of keys and values."""
     if isinstance(cache, CudaCache):
-        return cache.memory[cache.native.nbytes :]
+        return cache.memory[_native.Cache.nbytes.fget(cache) :]
     return cache.memory[cache.buffers()[0].key_address - cache.memory.ctypes.data :].copy()
 
 

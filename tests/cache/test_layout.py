@@ -105,10 +105,10 @@ def test_a_view_keeps_the_memory_alive(kit):
 
 
 def test_the_memory_goes_with_the_last_view(kit):
-    native = kit.make().native
-    alive = weakref.ref(native)
-    views = [native.key(0), native.seq(0)[:, :0], native.memory[3:]]
-    del native
+    cache = kit.make()
+    alive = weakref.ref(cache)
+    views = [cache.key(0), cache.seq(0)[:, :0], cache.memory[3:]]
+    del cache
     while views:
         assert alive() is not None
         views.pop()

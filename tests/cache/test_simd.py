@@ -84,6 +84,6 @@ def test_the_plain_read_reads(kit, isa):
     cache = kit.make(layers=1, kv_heads=1, head_dim=64, capacity=16)
     cache.reserve(16)
     cache.commit(kit.rows(16))
-    assert not _native.read(cache.native)  # all zero
+    assert not _native.read(cache)  # all zero
     kit.memory(cache.buffers()[0])[1][0, 9, 3] = 1
-    assert _native.read(cache.native)
+    assert _native.read(cache)

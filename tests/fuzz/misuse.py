@@ -1,4 +1,4 @@
-"""Calls of the extension with wrong arguments, made from the signatures in ``runtime/_native.pyi``.
+"""Calls of the extension with wrong arguments, made from its signatures in ``runtime/_native.pyi``.
 
 ``python tests/fuzz/misuse.py [calls] [seed]`` makes that many calls in a child process and prints how they ended. Nothing may
 kill the process, hang, raise anything but CacheError or TypeError, or change memory and then refuse. ``tests/sanitize.sh misuse
@@ -32,13 +32,13 @@ MEMORY = 8 << 30  # bytes that the child may map, where no sanitizer needs more
 # The shape of each array of a call, in the order of its signature: a letter is a size, and equal letters are equal sizes.
 SHAPES = {
     "Cache.__init__": "p p LHD LHD",
-    "Cache.bytes_for": "p p",
-    "Cache.commit": "m m m m m mA",
+    "Cache._bytes_for": "p p",
+    "Cache._commit": "m m m m m mA",
     "Cache.evict": "Hn",
-    "Cache.append": "HmD HmD m m m m m mA",
+    "Cache._append": "HmD HmD m m m m m mA",
     "Cache.shift": "HnA",
     "Cache.confirm": "rc",
-    "Cache.load": "HmD HmD Hm Hm Hm Hm Hm HmA Hm",
+    "Cache._load": "HmD HmD Hm Hm Hm Hm Hm HmA Hm",
     "temporal_similarity": "HnD HnA Hn Hn Hn Hn p p HD",
     "value_norms": "HnD HD",
     "dequantize": "HnD HD",
@@ -78,8 +78,9 @@ def signatures() -> dict[str, list[tuple[str, str]]]:
         if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list):
             return
         static = not owner or any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in node.decorator_list)
-        parameters = [*node.args.posonlyargs, *node.args.args][0 if static else 1 :]
+        parameters = [*node.args.args, *node.args.kwonlyargs][0 if static else 1 :]
         found[owner + node.name] = [(each.arg, ast.unparse(each.annotation)) for each in parameters]
+        KEYWORDS[owner + node.name] = [each.arg for each in node.args.kwonlyargs]
 
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.FunctionDef):
@@ -91,6 +92,7 @@ def signatures() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+KEYWORDS: dict[str, list[str]] = {}
 SIGNATURES = signatures()
 
 
@@ -116,9 +118,9 @@ class Case:
         self.size["n"] = min(draw(0, 40), self.size["capacity"])
         if self.size["n"]:
             self.cache.reserve(self.size["n"])
-            self.cache.commit(*self.arrays("Cache.commit", self.size | {"m": self.size["n"]}))
+            self.cache._commit(*self.arrays("Cache._commit", self.size | {"m": self.size["n"]}))
         self.size["m"] = min(self.size["m"], self.size["capacity"] - self.size["n"])
-        if self.name in ("Cache.commit", "Cache.abort") or random.random() < 0.1:
+        if self.name in ("Cache._commit", "Cache.abort") or random.random() < 0.1:
             self.cache.reserve(self.size["m"])
         self.arguments = self.fitting()
         self.owner = self.cache
@@ -136,7 +138,7 @@ class Case:
         )
 
     def array(self, name: str, annotation: str, shape: tuple[int, ...]) -> Any:
-        dtype = annotation.split("np.")[1].split("]")[0].rstrip("_")
+        dtype = annotation.split("NDArray[numpy.")[1].split("]")[0]
         if dtype == "number":
             dtype = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[self.dtype]
         if np.dtype(dtype).kind == "f":
@@ -174,7 +176,7 @@ class Case:
                 array = next(arrays)
                 if name in ("scale", "key_scale", "value_scale") and self.dtype != "int8":
                     array = None
-                found.append([array, array.copy()] if annotation.startswith("list") else array)
+                found.append([array, array.copy()] if annotation.startswith("collections") else array)
             else:
                 found.append(
                     others[name]
@@ -197,7 +199,7 @@ class Case:
             self.owner = self.pick([_native.Cache.__new__(_native.Cache), None, 3, self.make()])
             return
         at = int(self.random.integers(len(self.arguments)))
-        name, annotation = SIGNATURES[self.name][at]
+        _, annotation = SIGNATURES[self.name][at]
         value = self.arguments[at]
         if self.random.random() < 0.1:
             value = self.pick([None, [], {}, object(), "x", [[1.0]], 2**70, self.cache, np.float32(1)])
@@ -209,8 +211,8 @@ class Case:
             value = self.pick([_native.Cache.__new__(_native.Cache), None, self.make(), "x"])
         elif annotation == "Mark":
             value = self.pick([_native.Mark.__new__(_native.Mark), self.make().mark(), None])
-        elif annotation != "int" or name != "count" or self.name != "set_threads":
-            value = self.pick({"float": FLOATS, "str": WORDS}.get(annotation, NUMBERS))
+        elif self.name != "set_threads":
+            value = self.pick(FLOATS if annotation == "float" else WORDS if annotation == "str" else NUMBERS)
         self.arguments[at] = value
 
     def pick(self, among: list[Any]) -> Any:
@@ -288,13 +290,15 @@ class Case:
         """Call it; returns how that ended."""
         before = self.memory()
         owner, _, name = self.name.rpartition(".")
+        given, named = self.arguments, KEYWORDS[self.name]
+        given, others = given[: len(given) - len(named)], dict(zip(named, given[len(given) - len(named) :], strict=True))
         try:
             if not owner:
-                getattr(_native, name)(*self.arguments)
+                getattr(_native, name)(*given, **others)
             elif name == "__init__":
                 _native.Cache(*self.arguments)
             else:
-                getattr(_native.Cache, name)(*([] if name == "bytes_for" else [self.owner]), *self.arguments)
+                getattr(_native.Cache, name)(*([] if name == "_bytes_for" else [self.owner]), *self.arguments)
         except (CacheError, TypeError):
             return "refused" if self.memory() == before else "changed, then refused"
         except Exception as error:

@@ -165,7 +165,7 @@ def test_one_of_another_model_is_refused_and_the_one_before_used(tmp_path):
     state.close()
 
 
-@pytest.mark.parametrize("call", ["open", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
 def test_a_write_that_fails_changes_nothing_and_the_next_one_works(tmp_path, monkeypatch, call):
     state = SnapshotDirectory(tmp_path)
     state.write(ABOUT, ARRAYS)
@@ -184,7 +184,7 @@ def test_a_write_that_fails_changes_nothing_and_the_next_one_works(tmp_path, mon
 
 
 def test_what_a_killed_process_left_is_removed_and_strangers_stay(tmp_path):
-    (tmp_path / "00000009.unfinished").write_bytes(b"half")
+    (tmp_path / "00000009.snapshot.unfinished").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "my.snapshot").write_text("mine too")
     state = SnapshotDirectory(tmp_path)
@@ -217,7 +217,7 @@ def test_a_link_that_somebody_put_there_is_not_followed(tmp_path):
         SnapshotDirectory(state)
     (state / "lock").unlink()
     directory = SnapshotDirectory(state)
-    (state / "00000001.unfinished").symlink_to(other)
+    (state / "00000001.snapshot.unfinished").symlink_to(other)
     with pytest.raises(OSError, match="symbolic links"):
         directory.write(ABOUT, ARRAYS)
     directory.close()
