@@ -17,6 +17,7 @@ import torch
 from edgevlm.apps.bundles.cache import cached_bundle
 from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.stream.growth import QUESTION, GrowthWork, frames_of
+from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.bench.stream.torch_baseline import TorchBaseline, load
 from edgevlm.bench.timing import Job, Took, figures, ratio, spread, time_job
 from edgevlm.engines.threads import default_threads
@@ -30,7 +31,7 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
 OURS, OTHER = "edgevlm", "transformers"
-POLICY = "infinipot-v:official=head"
+POLICY = OfficialInfiniPotV.name
 BUDGET = 8  # frames, unless one is given
 VISION = {"fp32": "fp32", "fp16": "fp32"}  # the tower's precision beside the decoder's; int8 beside integers
 PARTS = ("vision_ms", "prefill_ms", "compress_ms")
@@ -115,7 +116,7 @@ def against(
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
-            session = Session.open(loaded, policy=POLICY, budget=tokens, chunk=work.chunk, append=ALL)
+            session = Session.open(loaded, policy=OfficialInfiniPotV(), budget=tokens, chunk=work.chunk, append=ALL)
             sessions[precision] = stack.enter_context(session)
         progress(f"{OTHER}: loading {folder.name}, {attention} attention")
         first = next(iter(sessions.values()))

@@ -1,7 +1,7 @@
 """InfiniPot-V in plain PyTorch over transformers, as its authors' program goes: what ``bench stream against`` runs beside us.
 
 A chunk of frames is encoded and appended to a DynamicCache; before more than the budget would be held, TaR and value norms
-choose what stays (arXiv 2506.15745, Alg. 1, as ``infinipot-v:official=head`` has it: the i-th oldest token stands for patch
+choose what stays (arXiv 2506.15745, Alg. 1, as ``OfficialInfiniPotV`` has it: the i-th oldest token stands for patch
 ``i % p``, keys are compared rotated), and the rest is gathered into new tensors. Batch 1, float32.
 """
 

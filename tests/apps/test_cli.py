@@ -107,7 +107,7 @@ def test_another_source_is_warned_about():
 
 @pytest.mark.parametrize(
     ("policy", "chunk"),
-    [("full", 1), ("infinipot-v:alpha=1,keys=rotated", 1), ("sliding-window", 16), ("hermes:mode=official", 16)],
+    [("full", 1), ("infinipot-v:alpha=1,tau=preset", 1), ("sliding-window", 16)],
 )
 def test_policies_and_chunks(policy, chunk):
     budget = [] if policy == "full" else ["--budget", "256"]

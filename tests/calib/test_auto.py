@@ -58,8 +58,8 @@ def test_choices_are_read_as_they_were_written(copy, made_up):
 
 def test_a_chosen_policy_that_takes_whole_frames_gets_them(opened):
     append = AppendChoice(0.99, 0.02, (AppendTrial(0.99, 0.2, 0.0, 0.0, 0.0),), 16, 0.3)
-    official = Choice(64, "infinipot-v:official=head", (replace(UNIFORM, policy="infinipot-v:official=head"),), ())
-    choices = replace(CHOICES, budgets=(official, *CHOICES.budgets[1:]), append=append)
+    whole = Choice(64, "purekv:st_spattn=on", (replace(UNIFORM, policy="purekv:st_spattn=on"),), ())
+    choices = replace(CHOICES, budgets=(whole, *CHOICES.budgets[1:]), append=append)
     assert Choices.from_json(choices.to_json()) == choices
     assert opened(choices, 64)._stream.references is None
     assert opened(choices, 160)._stream.references.settings.tau == 0.99

@@ -166,7 +166,7 @@ def test_a_users_subclass_of_our_policies_needs_declare_no_more_than_we(name):
         assert session._stream.policy.undeclared() == []
 
 
-@pytest.mark.parametrize("name", [*evicting(), "snapkv:clie=1", "h2o:clie=1", "streaming-llm:clie=1", "infinipot-v:tar=frame"])
+@pytest.mark.parametrize("name", [*evicting(), "snapkv:clie=1", "h2o:clie=1", "streaming-llm:clie=1"])
 def test_our_own_policies_keep_no_more_than_they_declare(name):
     policy = create_policy(name)
     stream(policy)

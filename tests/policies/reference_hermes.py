@@ -1,7 +1,7 @@
 """HERMES written down from the specification in float64, one token at a time: slow, and meant to be read.
 
 A token is a dict with kind, seq, position, and key and value, ``[kv_heads, D]`` each; a layer is a list of tokens, prefix and
-summary among them. Tokens without kind "vision" do not compete (``last``: summaries do).
+summary among them. Only tokens of kind "vision" compete.
 """
 
 import math
@@ -26,11 +26,10 @@ def min_max(scores):
     return [(score - low) / (high - low) if high > low else 0.0 for score in scores]
 
 
-def recency(tokens, k, printed=False):
-    """exp(-k dt), dt = rank from the newest / (count - 1), or the rank itself."""
+def recency(tokens, k):
+    """exp(-k dt), dt = rank from the newest / (count - 1)."""
     newest_first = sorted((token["seq"] for token in tokens), reverse=True)
-    unit = 1 if printed else max(len(tokens) - 1, 1)
-    return [math.exp(-k * newest_first.index(token["seq"]) / unit) for token in tokens]
+    return [math.exp(-k * newest_first.index(token["seq"]) / max(len(tokens) - 1, 1)) for token in tokens]
 
 
 def attention(queries, own_keys, layer, tokens, rows):
@@ -49,55 +48,41 @@ def attention(queries, own_keys, layer, tokens, rows):
     return [mean[token["seq"]] for token in tokens]
 
 
-def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False, printed=False, observed=None):
+def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, observed=None):
     """Per layer the competing tokens and eqs. 1 to 4. guidance: queries and keys by layer, rows of each text.
 
-    printed: eqs. 1 and 3 as the paper has them, not as its program does; of k it says nothing, and here it is small. observed:
-    the guidance rows of each text that score, all of them unless given.
+    observed: the guidance rows of each text that score, all of them unless given.
     """
     queries, keys, rows = guidance
     global_rows, local_rows = observed or (range(rows[0]), range(rows[0], sum(rows)))
     middle_from, deep_from = bounds(len(layers), shallow, deep)
     found = []
     for number, layer in enumerate(layers):
-        tokens = [token for token in layer if token["kind"] == "vision" or (last and token["kind"] == "summary")]
+        tokens = [token for token in layer if token["kind"] == "vision"]
         x = (number - middle_from) / (deep_from - middle_from) if middle_from <= number < deep_from else 0
         k, omega = (20 - 12 * x, 0.75 - 0.6 * x) if family.startswith("qwen") else (20 - 19.5 * x, 1.0 - 0.9 * x)
-        if printed:
-            k, omega = 0.5 - 0.4 * x, 0.75 - 0.6 * x
         if number < middle_from:
-            scores = min_max(recency(tokens, k, printed))
+            scores = min_max(recency(tokens, k))
         elif number >= deep_from:
             scores = min_max(attention(queries[number], keys[number], layer, tokens, global_rows))
         else:
             attended = min_max(attention(queries[number], keys[number], layer, tokens, [*global_rows, *local_rows]))
-            recent = min_max(recency(tokens, k, printed))
+            recent = min_max(recency(tokens, k))
             scores = [(1 - omega) * a + omega * r for a, r in zip(attended, recent, strict=True)]
         found.append((tokens, scores))
     return found
 
 
-def smoothed(found, lambdas, by_rank=False, printed=False):
-    """Eq. 5 from the deepest layer up; lambdas of each layer. printed: by the raw scores of the layer above."""
+def smoothed(found, lambdas):
+    """Eq. 5 from the deepest layer up; lambdas of each layer."""
     tokens, scores = found[-1]
     done = [(tokens, list(scores))]
-    for (tokens, scores), raw, weight in zip(found[-2::-1], found[:0:-1], lambdas[-2::-1], strict=True):
-        above, above_scores = raw if printed else done[0]
-        if by_rank:
-            own_order = sorted(range(len(tokens)), key=lambda i: tokens[i]["position"])
-            line = [above_scores[i] for i in sorted(range(len(above)), key=lambda i: above[i]["position"])]
-            mixed = list(scores)
-            for rank, i in enumerate(own_order):
-                place = min(max((rank + 0.5) * len(line) / len(tokens) - 0.5, 0), len(line) - 1)
-                left, share = int(place), place - int(place)
-                met = line[left] * (1 - share) + (line[left + 1] * share if share else 0)
-                mixed[i] = (1 - weight) * scores[i] + weight * met
-        else:
-            there = {token["seq"]: score for token, score in zip(above, above_scores, strict=True)}
-            mixed = [
-                (1 - weight) * score + weight * there[token["seq"]] if token["seq"] in there else score
-                for token, score in zip(tokens, scores, strict=True)
-            ]
+    for (tokens, scores), weight in zip(found[-2::-1], lambdas[-2::-1], strict=True):
+        there = {token["seq"]: score for token, score in zip(*done[0], strict=True)}
+        mixed = [
+            (1 - weight) * score + weight * there[token["seq"]] if token["seq"] in there else score
+            for token, score in zip(tokens, scores, strict=True)
+        ]
         done.insert(0, (tokens, mixed))
     return done
 

@@ -23,26 +23,17 @@ def cosine(a, b):
     return float(a @ b / norms) if norms > 0 else 0.0
 
 
-def tar_scores(past, recent, inv_freq, rotated):
+def tar_scores(past, recent, inv_freq):
     """Eq. 4: minus the mean cosine with the tokens at the same patch of the recent frames that still hold it; +1 without."""
-    key = (lambda token: token["key"].astype(np.float64)) if rotated else (lambda token: unrotated(token, inv_freq))
     recents = {}
     for token in recent:
-        recents.setdefault((token["row"], token["col"]), []).append(key(token))
+        recents.setdefault((token["row"], token["col"]), []).append(unrotated(token, inv_freq))
     scores = []
     for token in past:
-        mine, there = key(token), recents.get((token["row"], token["col"]), [])
+        mine, there = unrotated(token, inv_freq), recents.get((token["row"], token["col"]), [])
         cosines = [cosine(mine, other) for other in there]
         scores.append(-sum(cosines) / len(cosines) if cosines else 1.0)
     return scores
-
-
-def frame_scores(past, scores):
-    """TaR by frames: each token has the mean score of its frame."""
-    by_frame = {}
-    for token, score in zip(past, scores, strict=True):
-        by_frame.setdefault(token["frame"], []).append(score)
-    return [sum(by_frame[token["frame"]]) / len(by_frame[token["frame"]]) for token in past]
 
 
 def van_scores(tokens, window):
@@ -85,38 +76,24 @@ def window_of(layer, layers, heads, thresholds):
     return next((size for size, tau in zip((7, 5, 3), thresholds, strict=True) if spread < tau), 1)
 
 
-def select(
-    heads, layer, layers, budget, per_frame, target, inv_freq,
-    alpha=0.5, recent=0.125, rotated=False, shared=False, keep_recent=True, thresholds=(), by_patch=True, pool=True,
-    most_alike=False, smallest=False,
-):  # fmt: skip
+def select(heads, layer, layers, budget, per_frame, target, inv_freq, alpha=0.5, recent=0.125, thresholds=()):
     """The set of seqs that each head keeps."""
     r = max(1, math.ceil(recent * budget / per_frame - 1e-9))
     if r * per_frame > target:
         return [
             {t["seq"] for t in sorted(head, key=lambda t: t["seq"])[len(head) - min(target, len(head)) :]} for head in heads
         ]
-    window = window_of(layer, layers, heads, thresholds) if pool else 1
+    window = window_of(layer, layers, heads, thresholds)
     newest_frames = sorted({token["frame"] for head in heads for token in head})[-r:]
-    quota = max(0, math.floor(alpha * target + 0.5) - (r * per_frame if keep_recent else 0))
-    past = [[t for t in head if t["frame"] not in newest_frames] for head in heads]
-    new = [[t for t in head if t["frame"] in newest_frames] for head in heads]
-    tar = [tar_scores(p, n, inv_freq, rotated) for p, n in zip(past, new, strict=True)]
-    if not by_patch:
-        tar = [frame_scores(p, scores) for p, scores in zip(past, tar, strict=True)]
-    van = [van_scores(head, window) for head in heads]
-    if most_alike:
-        tar = [[-score for score in scores] for scores in tar]
-    if smallest:
-        van = [[-score for score in scores] for scores in van]
-    if shared:
-        tar = [list(np.mean(tar, axis=0))] * len(heads)
-        van = [list(np.mean(van, axis=0))] * len(heads)
+    quota = max(0, math.floor(alpha * target + 0.5) - r * per_frame)
     kept = []
-    for head, old, recents, tar_head, van_head in zip(heads, past, new, tar, van, strict=True):
-        chosen = {t["seq"] for t in recents} if keep_recent else set()
-        chosen |= {t["seq"] for t in best(old, tar_head, quota)}
+    for head in heads:
+        old = [t for t in head if t["frame"] not in newest_frames]
+        recents = [t for t in head if t["frame"] in newest_frames]
+        chosen = {t["seq"] for t in recents}
+        chosen |= {t["seq"] for t in best(old, tar_scores(old, recents, inv_freq), quota)}
+        van = van_scores(head, window)
         rest = [i for i, t in enumerate(head) if t["seq"] not in chosen]
-        filled = best([head[i] for i in rest], [van_head[i] for i in rest], target - len(chosen))
+        filled = best([head[i] for i in rest], [van[i] for i in rest], target - len(chosen))
         kept.append(chosen | {t["seq"] for t in filled})
     return kept

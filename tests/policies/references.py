@@ -103,9 +103,6 @@ REFERENCES = {  # the policy's text -> what play takes of the reference on a str
     "streaming-llm:clie=1": lambda filled, _: without_sums(Boosted(filled, clie=1).streaming_llm),
     "h2o:clie=1": lambda filled, _: boosted_h2o_of(filled),
     "infinipot-v": lambda filled, budget: without_sums(infinipot_v_of(filled, budget)),
-    "infinipot-v:keys=rotated,heads=shared": lambda filled, budget: without_sums(
-        infinipot_v_of(filled, budget, rotated=True, shared=True)
-    ),
     "last-seen": lambda filled, _: last_seen_of(filled),
     "last-seen:against=held,layer=1,heads=own": lambda filled, _: last_seen_of(filled, ever=False, layer=1, shared=False),
 }

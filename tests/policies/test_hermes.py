@@ -69,19 +69,16 @@ class Hermes:
 
     def compress(self, rows, *, exact=False):
         """One compression; whether there was one."""
-        cache, last = self.filled.cache, self.expected.get("last", False)
+        cache = self.filled.cache
         held = cache.lengths - PREFIX
         plan = self.policy.before_append(cache, rows, self.guide)
         if plan is None:
             assert (held + rows <= self.budgets).all()
             return False
         layers = [tokens_of(cache, layer) for layer in range(cache.layers)]
-        printed = self.expected.get("printed", False)
-        observed = self.expected.get("observed")
-        found = reference.raw_scores(layers, self.guidance, self.family, last=last, printed=printed, observed=observed)
-        if self.expected.get("lambdas", True):
-            lambdas = self.expected.get("lambdas", (0.1, 0.3, 0.4))
-            found = reference.smoothed(found, [lambdas[c] for c in self.classes], by_rank=last, printed=printed)
+        found = reference.raw_scores(layers, self.guidance, self.family, observed=self.expected.get("observed"))
+        lambdas = self.expected.get("lambdas", (0.1, 0.3, 0.4))
+        found = reference.smoothed(found, [lambdas[c] for c in self.classes])
         for layer, (tokens, scores) in enumerate(found):
             target = max(0, self.budgets[layer] - rows)
             keep = plan.keep[layer]
@@ -97,7 +94,7 @@ class Hermes:
             self.evicted[layer] += [t for t in gone if t["kind"] == "vision"]
             assert (layer in plan.add) == (bool(summarised) and target > 0)
             if layer in plan.add:
-                self.check_summary(plan.add[layer], layer, gone, last)
+                self.check_summary(plan.add[layer], layer, gone)
             elif summarised:
                 self.evicted[layer] = []  # there was no room for it
         carry_out(cache, plan)
@@ -111,16 +108,12 @@ class Hermes:
             assert len(kept) == len(wanted)
             assert max(margin) - min(margin) < 2e-6, "only what float32 cannot tell apart may differ"
 
-    def check_summary(self, new, layer, gone, last):
-        if last:
-            keys = [reference.rotated(t["key"], new.rows.position[0, 0] - t["position"], INV_FREQ) for t in gone]
-            key, value = np.mean(keys, axis=0), np.mean([t["value"].astype(np.float64) for t in gone], axis=0)
-        else:
-            content, value = reference.summary(self.evicted[layer], INV_FREQ)
-            key = reference.rotated(content, int(new.rows.position[0, 0]), INV_FREQ)
-            newest = max(gone, key=lambda t: t["position"])
-            assert new.rows.position[0, 0] == newest["position"]
-            assert new.rows.seq[0] == max(t["seq"] for t in self.evicted[layer])
+    def check_summary(self, new, layer, gone):
+        content, value = reference.summary(self.evicted[layer], INV_FREQ)
+        key = reference.rotated(content, int(new.rows.position[0, 0]), INV_FREQ)
+        newest = max(gone, key=lambda t: t["position"])
+        assert new.rows.position[0, 0] == newest["position"]
+        assert new.rows.seq[0] == max(t["seq"] for t in self.evicted[layer])
         if self.filled.cache.saturated:
             return  # a summary of keys that are longer than codes can say is cut when it is stored and turned
         rounding = 0.25 if self.filled.cache.dtype == np.int8 else 1e-5  # of the summary before, and of turning it
@@ -140,9 +133,8 @@ class Hermes:
 
 CASES = [
     ("hermes", {}),
-    ("hermes:smoothing=off", {"lambdas": ()}),
+    ("hermes:lambdas=0/0/0", {"lambdas": (0, 0, 0)}),
     ("hermes:lambdas=0.5/0.5/0.5", {"lambdas": (0.5, 0.5, 0.5)}),
-    ("hermes:age=rank,k=0.5/0.4,omega=0.75/0.6,smoothing=raw", {"printed": True}),
     ("hermes:summary=off", {"summary": False}),
     ("hermes:layer_weights=1.3/1/0.7", {"weights": (130, 100, 70)}),
     ("hermes:layer_weights=0.7/1.6/0.7", {"weights": (70, 160, 70)}),
@@ -172,18 +164,6 @@ def test_keeps_what_the_reference_keeps(text, expected, data):
         if step % 3 == 2:
             filled.reindex()
             tried.check_memory()
-
-
-def test_official_parts_join_by_rank_and_append_the_summary_last():
-    filled = Filled(10, 40, (2, 2), np.random.default_rng(5))
-    tried = Hermes(filled, "hermes:join=rank,summary=last,layer_weights=1/1/1.3", 17, weights=(100, 100, 130), last=True)
-    for _ in range(9):
-        if tried.compress(4):
-            newest = max(int(filled.cache.position(layer).max()) for layer in range(10))
-            filled.position = max(filled.position, newest + 1)  # the stream goes on behind the summary
-        filled.frame()
-        for layer in range(10):
-            assert len(np.unique(filled.cache.position(layer)[0])) == filled.cache.lengths[layer]
 
 
 @pytest.mark.parametrize("content", ["zero", "equal", "huge"])
@@ -246,9 +226,9 @@ def test_guidance_runs_only_when_a_compression_is_due_and_the_target_spaces_them
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("summary=last", "join=rank"), ("lambdas=0.1", "takes 3 numbers"),
+        ("summary=last", "summary"), ("lambdas=0.1", "takes 3 numbers"),
         ("lambdas=0/0/2", r"0\.\.1"), ("k=fast", "k takes 2 numbers"), ("shallow=0.8", "shallow"), ("target=0", "target"),
-        ("global_prompt=,local_prompt=", "say something"), ("smothing=off", "did you mean 'smoothing'"),
+        ("global_prompt=,local_prompt=", "say something"), ("sumary=off", "did you mean 'summary'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(setting, says):

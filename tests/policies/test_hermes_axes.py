@@ -117,18 +117,6 @@ def test_the_axes_matter():
     assert np.abs(new.key[:, 0] - wrong).max() > 0.02, "a thousand times what float32 errs by"
 
 
-def test_a_summary_behind_the_newest_token_is_behind_it_on_every_axis():
-    video = Video("fp32", LAYOUTS["sections"])
-    for _ in range(3):
-        video.frame()
-    policy = create_policy("hermes:join=rank,summary=last")
-    policy.attach(3 * PER_FRAME, StreamShape(LAYERS, PER_FRAME, PREFIX))
-    plan = policy.before_append(video.cache, PER_FRAME, guide(video.random))
-    for layer, new in plan.add.items():
-        kept = video.cache.position(layer)[0, plan.keep[layer][0]]
-        assert new.rows.position.tolist() == [[int(kept.max()) + 1] * 3]
-
-
 def test_axes_without_sections_have_one_clear_line():
     video = Video("fp32", {"axes": 3})
     video.frame()

@@ -28,11 +28,7 @@ VARIANTS = [
     "streaming-llm:clie=1",
     "purekv:window=6,st_spattn=on",
     "purekv:cross=off",
-    "hermes:mode=official",
     "hermes:layer_weights=0.7/1/1.3,target=0.6",
-    "hermes:join=rank,summary=last",
-    "infinipot-v:official=head",
-    "infinipot-v:tar=frame",
     "random:heads=own",
     "last-seen:against=held",
 ]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from edgevlm.bench import seeded
 from edgevlm.bench.stream.against import OTHER, OURS, POLICY, Side, baseline_of, ratios
 from edgevlm.bench.stream.growth import QUESTION
+from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.bench.stream.torch_baseline import chosen, load
 from edgevlm.bench.timing import Took
 from edgevlm.cli import app
@@ -19,7 +20,7 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies import StreamShape
 from edgevlm.runtime.session import Session, TextBudget
 
 SIDE = 15  # patches along a frame, 8 after pooling: windows of 7 and 5 patches see different ones
@@ -30,7 +31,7 @@ def test_it_chooses_what_our_policy_chooses_of_the_same_keys(frames, budget, gri
     per_frame, random = grid[0] * grid[1], np.random.default_rng(frames)
     filled = Filled(4, frames * per_frame, grid, random)
     filled.frame(count=frames)
-    policy, cache = create_policy(POLICY), filled.cache
+    policy, cache = OfficialInfiniPotV(), filled.cache
     policy.attach(budget, StreamShape(4, per_frame, PREFIX))
     for layer, keep in enumerate(policy.before_append(cache, per_frame, None).keep):
         keys, values = (torch.from_numpy(cache.dequantize(part, layer)[:, PREFIX:]) for part in ("key", "value"))
@@ -55,7 +56,7 @@ def both(exported):
 def test_a_stream_holds_and_says_what_ours_does(both, attention):
     model, theirs = both
     budget, random = 8 * 64, np.random.default_rng(3)
-    with Session.open(model, policy=POLICY, budget=budget, chunk=4, text_budget=TextBudget(0, 64, 8)) as session:
+    with Session.open(model, policy=OfficialInfiniPotV(), budget=budget, chunk=4, text_budget=TextBudget(0, 64, 8)) as session:
         baseline = baseline_of(theirs[attention], session)
         ids = session._conversations.prompt(None, QUESTION)
         for _ in range(5):

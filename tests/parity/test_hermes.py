@@ -1,20 +1,18 @@
-"""``mode=official`` against what the authors' program kept of the same frames (``recorded/hermes.py``), and its sessions."""
+"""HERMES's own program: what it kept of the same frames (``recorded/hermes.py``), and sessions that do as it does."""
 
 from pathlib import Path
 
 import checkpoints
 import numpy as np
 import pytest
+from parity.official import OfficialHermes
+from parity.recorded import hermes as recorded
 from pictures import frames
-from policies.filled import DIM, HEADS, PREFIX, Filled
-from policies.recorded import hermes as recorded
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
-from edgevlm.runtime.policies.hermes import normalised
 from edgevlm.runtime.session import Session, TextBudget
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "hermes.npz")
@@ -37,7 +35,7 @@ def test_keeps_what_the_program_kept(name, tmp_path):
     rows, summaries, prompts = (RECORDED[f"{name}: {part}"] for part in ("rows", "summaries", "prompts"))
     model = Model.load(export_checkpoint(case.checkpoint(tmp_path / "checkpoint"), tmp_path / "bundle"), threads=1)
     with Session.open(
-        model, policy="hermes:mode=official", budget=case.budget, chunk=case.frames, text_budget=TEXT_BUDGET
+        model, policy=OfficialHermes(), budget=case.budget, chunk=case.frames, text_budget=TEXT_BUDGET
     ) as session:
         stream, policy = session._stream, session._stream.policy
         assert (session._chat.prefix, model.bundle.vision.tokens_per_frame) == (recorded.PREFIX, recorded.PER_FRAME)
@@ -74,9 +72,15 @@ def check_layer(stream, layer, expected, summaries):
 def test_the_last_turn_matters(model):
     """The same frames, and another memory after a question: only in this mode."""
     kept = {}
-    for policy in ("hermes:mode=official", "hermes"):
+    for policy in ("hermes-official", "hermes"):
         for asks in (False, True):
-            with Session.open(model, policy=policy, budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
+            with Session.open(
+                model,
+                policy=OfficialHermes() if policy != "hermes" else policy,
+                budget=BUDGET,
+                chunk=2,
+                text_budget=TEXT_BUDGET,
+            ) as session:
                 for index, image in enumerate(frames(20, model)):
                     session.watch(image)
                     if asks and index == 7:
@@ -84,13 +88,13 @@ def test_the_last_turn_matters(model):
                 cache = session._stream.cache
                 kept[policy, asks] = [sorted(cache.seq(layer)[0].tolist()) for layer in range(10)]
     assert kept["hermes", False] == kept["hermes", True]
-    assert kept["hermes:mode=official", False] != kept["hermes:mode=official", True]
+    assert kept["hermes-official", False] != kept["hermes-official", True]
 
 
 def test_the_arena_holds_a_chunk_more_and_not_a_byte_is_allocated_later(model):
     per_frame = model.bundle.vision.tokens_per_frame
     for chunk in (1, 3, 5):
-        with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=chunk, text_budget=TEXT_BUDGET) as session:
+        with Session.open(model, policy=OfficialHermes(), budget=BUDGET, chunk=chunk, text_budget=TEXT_BUDGET) as session:
             stream = session._stream
             cache, step, held, after = stream.cache, stream.decoder.step, [], []
             nbytes, ahead = cache.nbytes, chunk * per_frame
@@ -112,7 +116,7 @@ def test_the_arena_holds_a_chunk_more_and_not_a_byte_is_allocated_later(model):
 
 
 def test_a_deep_layer_gathers_summaries_that_can_go_again(model):
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
+    with Session.open(model, policy=OfficialHermes(), budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
         for image in frames(40, model):
             session.watch(image)
         cache, compressions = session._stream.cache, session.stats.memory.compressions
@@ -122,7 +126,7 @@ def test_a_deep_layer_gathers_summaries_that_can_go_again(model):
 
 
 def test_questions_leave_no_rows_behind(model):
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
+    with Session.open(model, policy=OfficialHermes(), budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
         for image in frames(20, model):
             session.watch(image)
         stream = session._stream
@@ -134,55 +138,19 @@ def test_questions_leave_no_rows_behind(model):
         np.testing.assert_array_equal(before[3], after[3])
 
 
-def test_one_prompt_serves_all_layers(model):
-    with Session.open(
-        model,
-        policy="hermes:mode=official,local_prompt=,global_prompt=What happens in the video?",
-        budget=BUDGET,
-        text_budget=TEXT_BUDGET,
-    ) as session:
-        assert session._stream.policy.needs.guidance == ("What happens in the video?",)
-        for image in frames(24, model):
-            session.watch(image)
-        assert session.stats.memory.compressions
-
-
-def test_what_it_runs_on_and_what_it_cannot(model):
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, text_budget=TEXT_BUDGET) as session:
-        assert session.basis == "hermes: mode=official: middle from layer 1, deep from 7"
+def test_frames_and_answers_pay_for_no_queries(model):
+    with Session.open(model, policy=OfficialHermes(), budget=BUDGET, text_budget=TEXT_BUDGET) as session:
         assert session._stream.policy.needs.raw_layers == tuple(range(1, 10))
-        assert not session._stream.probe_text(model.engine.embed(np.array([1]))), "frames and answers pay for no queries"
+        assert not session._stream.probe_text(model.engine.embed(np.array([1])))
     with pytest.raises(UserError, match=r"limit of 2048 positions \(prefix \d+, text budget \d+, a chunk of 800\)"):
-        Session.open(model, policy="hermes:mode=official", budget=1200, chunk=200, text_budget=TEXT_BUDGET)
-    policy = create_policy("hermes:mode=official,summary=on")
-    assert (policy.join, policy.summary) == ("rank", "last")
-    assert create_policy("hermes:mode=official,summary=off").summary == "off"
+        Session.open(model, policy=OfficialHermes(), budget=1200, chunk=200, text_budget=TEXT_BUDGET)
 
 
 def test_a_bundle_of_an_older_export_is_refused_at_once(model):
     older = Model.load(model.bundle.path, threads=1)
     del older.bundle.decoder.graphs["projections"]
     with pytest.raises(UserError, match=r"has no projections decoder graph .*; export the checkpoint again") as caught:
-        Session.open(older, policy="hermes:mode=official", budget=BUDGET, text_budget=TEXT_BUDGET)
+        Session.open(older, policy=OfficialHermes(), budget=BUDGET, text_budget=TEXT_BUDGET)
     assert "\n" not in str(caught.value)
     Session.open(older, policy="hermes", budget=BUDGET, text_budget=TEXT_BUDGET).close()
     older.close()
-
-
-@pytest.mark.usefixtures("kv")
-def test_min_max_adds_what_the_program_adds():
-    """Which shows where attention hardly differs: the scores stay away from 1."""
-    scores = np.array([0.25, 0.25 + 1e-6, 0.25 + 3e-6])
-    np.testing.assert_allclose(normalised(scores, 1e-6), [0, 0.25, 0.75], atol=1e-9)
-    filled = Filled(10, 60, (2, 2), np.random.default_rng(0))
-    for _ in range(5):
-        filled.frame()
-    queries = {layer: np.full((4, 3, DIM), 1e-6, np.float32) for layer in range(1, 10)}
-    guidance = Guidance(queries, {layer: queries[layer][:HEADS] for layer in queries}, (2, 1))
-    highest = {}
-    for mode in ("official", "streaming"):
-        policy = create_policy(f"hermes:mode={mode}")
-        policy.attach(12, StreamShape(10, 4, PREFIX))
-        highest[mode] = policy._score(filled.cache, 9, policy._tokens(filled.cache, 9), guidance).max()
-    assert highest["streaming"] == 1
-    assert 0 < highest["official"] < 0.9

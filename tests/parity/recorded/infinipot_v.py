@@ -1,4 +1,4 @@
-"""Record what InfiniPot-V's own program keeps: ``python tests/policies/recorded/infinipot_v.py CLONE`` writes infinipot_v.npz.
+"""Record what InfiniPot-V's own program keeps: ``python tests/parity/recorded/infinipot_v.py CLONE`` writes infinipot_v.npz.
 
 CLONE: a clone of github.com/aiha-lab/InfiniPot-V, whose ``process_kv_cache`` runs here as it is, on random keys and values,
 block by block as its ``_block_wise_prefill`` calls it. Needs torch and git; the tests need neither, nor the clone.

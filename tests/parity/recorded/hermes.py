@@ -1,4 +1,4 @@
-"""Record what HERMES's own program keeps: ``python tests/policies/recorded/hermes.py CLONE`` writes hermes.npz.
+"""Record what HERMES's own program keeps: ``python tests/parity/recorded/hermes.py CLONE`` writes hermes.npz.
 
 CLONE: a clone of github.com/haowei-freesky/HERMES, whose LLaVA-OneVision half runs here as it is, in float32, on small random
 decoders and random frames. Its base class is not published; ``Abstract`` stands for it. With a model limit of 1024 positions

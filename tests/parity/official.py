@@ -1,0 +1,127 @@
+"""HERMES and InfiniPot-V as their authors' programs have them: our policies with the programs' choices in place of ours."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from edgevlm.bench.stream.official import OfficialInfiniPotV
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.policies import Needs, setting
+from edgevlm.runtime.policies.hermes import Hermes, guidance_attention, normalised, recency, summary_of
+from edgevlm.runtime.policies.infinipot_v import WINDOWS
+
+ADDED = 1e-6  # to the range of a min-max
+
+
+@dataclass
+class OfficialHermes(Hermes):
+    """Appends, then compresses, with memory for another chunk, and re-indexes each time.
+
+    Prompts, with the last question and answer, are raw embeddings projected in each layer. Layers meet by rank; a deep layer's
+    summary is another one at each compression, after the newest token and evictable. Depths are the paper's.
+    """
+
+    name = "hermes-official"
+    state_fields = ("_merged", "_last_turn")
+
+    def attach(self, budget, shape):
+        super().attach(budget, replace(shape, calibration=None))
+        self._last_turn = ""
+
+    @property
+    def needs(self):
+        layers = tuple(range(self._middle_from, self.shape.layers))
+        texts = filter(str.strip, prompts(self.global_prompt, self.local_prompt, self._last_turn))
+        return Needs(guidance=tuple(texts) if layers else (), raw_layers=layers)
+
+    @property
+    def appends_first(self):
+        return True
+
+    def answered(self, question, answer):
+        self._last_turn = f"Question: {question} Answer: {answer}"
+
+    def competing(self, cache, layer):
+        return np.isin(cache.kind(layer)[0], (Kind.VISION, Kind.SUMMARY))
+
+    def summarise(self, cache, layer, keep):
+        gone = ~keep & self.competing(cache, layer)
+        after = int(cache.position(layer)[0, keep].max(initial=-1)) + 1
+        return summary_of(cache, layer, gone, np.ones(len(gone)), after)
+
+    def smooth(self, cache, among, scores):
+        """The n-th token takes from the n-th of the layer above, by linear interpolation where that has more or fewer."""
+        done = list(scores)
+        held = [(cache.seq(layer)[0, rows], cache.position(layer)[0, rows, 0]) for layer, rows in enumerate(among)]
+        order = [np.lexsort(of_layer) for of_layer in held]
+        for layer in range(len(done) - 2, -1, -1):
+            above, own, weight = done[layer + 1], scores[layer].copy(), self._lambdas[self.kind_of(layer)]
+            if len(above):
+                here, there = order[layer], order[layer + 1]
+                place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5
+                own[here] = (1 - weight) * own[here] + weight * np.interp(place, np.arange(len(above)), above[there])
+                done[layer] = own
+        return done
+
+    def score_rows(self, cache, layer, among, guidance):
+        depth, seq = self.kind_of(layer), cache.seq(layer)
+        k, omega = self.fading(layer)
+        recent = normalised(recency(seq[0, among], k), ADDED)
+        if depth == 0 or guidance is None:
+            return recent
+        texts = guidance.rows[:1] if depth == 2 else guidance.rows[-1:]
+        rows = (0 if depth == 2 else sum(guidance.rows[:-1])) + np.arange(sum(texts))
+        queries, keys = guidance.queries[layer][:, rows], guidance.keys[layer][:, rows]
+        held = cache.key(layer), seq, cache.key_scale(layer)
+        attended = normalised(guidance_attention(queries, keys, *held, causal=False)[among], ADDED)
+        return attended if depth == 2 else (1 - omega) * attended + omega * recent
+
+
+def prompts(global_prompt, local_prompt, last_turn):
+    """App. C: the prompt of the deep layers and that of the middle ones, with the last turn of a conversation in both.
+
+    The program's third, only the local prompt, is for the shallow layers, which give its attention no weight.
+    """
+    if last_turn:
+        global_prompt = global_prompt and f"Context summary: {last_turn}. {global_prompt}"
+        local_prompt = local_prompt and f"Find recent details related to: {last_turn}. {local_prompt}"
+    if not (global_prompt and local_prompt):
+        return global_prompt, local_prompt
+    return global_prompt, f"{local_prompt}; {global_prompt}"
+
+
+@dataclass
+class PooledInfiniPotV(OfficialInfiniPotV):
+    """With the program's --adaptive_pooling, at 81a4dbe (``head``) or at its first commit (``first``)."""
+
+    revision: str = setting("head", "head or first")
+
+    def salience(self, cache, layer, norms):
+        """Average over a window, zeros outside, by quarter of the depth.
+
+        The first quarter's is 7 patches wide, at head in time as well; the second's 5; the third's is 3 tokens in a row. At
+        head the first two are no larger than the frames held or than a side of the grid.
+        """
+        per_frame, rows = self.shape.tokens_per_frame, int(cache.row(layer)[cache.kind(layer) == Kind.VISION].max()) + 1
+        quarter = min(3, layer // max(1, cache.layers // 4))
+        if quarter == 3:
+            return norms
+        if quarter == 2:
+            return zero_padded_mean(norms, (3,))
+        grid = norms.reshape(len(norms), -1, rows, per_frame // rows)
+        size = WINDOWS[quarter]
+        if self.revision == "head":
+            size = min(size, *grid.shape[1:])
+            size -= size % 2 == 0
+        over_time = self.revision == "head" and quarter == 0
+        return zero_padded_mean(grid, (size if over_time else 1, size, size)).reshape(norms.shape)
+
+
+def zero_padded_mean(values, window):
+    """Means over a ``window`` of odd sizes along the last axes, zeros beyond the edges; of the shape of ``values``."""
+    for axis, size in zip(range(-len(window), 0), window, strict=True):
+        pad = [(0, 0)] * values.ndim
+        pad[axis] = (size // 2, size // 2)
+        values = sliding_window_view(np.pad(values, pad), size, axis).mean(-1)
+    return values
