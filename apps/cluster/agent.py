@@ -13,12 +13,11 @@ from typing import Any
 from uuid import uuid4
 
 from edgevlm import __version__
-from edgevlm.apps.cluster.changes import EMPTY, View, changed
 from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.forget import NoteFollower
-from edgevlm.apps.cluster.head import HeadAway, boot_time
+from edgevlm.apps.cluster.head import EMPTY, HeadAway, View, boot_time
 from edgevlm.apps.cluster.needs import ModelNeeds
 from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
@@ -140,7 +139,7 @@ class NodeAgent:
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
-            self.view, self._mark = changed(EMPTY if told["is_all"] else self.view, told["changes"]), told["mark"]
+            self.view, self._mark = told["view"] or self.view, told["mark"]
             for model in told["unknown"]:
                 self.needs.learn(model)
         self._wake.set()
@@ -220,7 +219,6 @@ class NodeAgent:
             self.notes.follow_at(name, epoch)
             self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
             self._tell_again(name)
-            self.needs.reserve_camera(name, given["model"], given["fps"])
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
             self._service.add(name, settings, given["by_client"], given["paused"])
             self._pause_watches(name, given["paused_watches"])
@@ -230,7 +228,6 @@ class NodeAgent:
             if epoch == given["begins"]:  # nothing has been written there yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
-            self.needs.release_camera(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
         for each in before:
@@ -254,7 +251,6 @@ class NodeAgent:
         if name in self._service.streams:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
-            self.needs.release_camera(name)
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])

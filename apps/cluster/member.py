@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from edgevlm.apps.cluster.agent import NodeAgent
-from edgevlm.apps.cluster.needs import MEMORY, TIME
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
@@ -76,7 +75,6 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
     link = RayLink(Joining(address, ip, is_head, wanted.snapshots, resources, service.key, own, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
-    agent.needs.reserve, agent.needs.release = link.reserve, link.release
     return ClusterMember(service, link, agent)
 
 
