@@ -78,7 +78,8 @@ class Director:
     def spread(self, now: float) -> None:
         """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
         self._place(now)
-        self._move(rebalance([each.camera for each in self.cameras.values()], self._open_nodes(), self.needs, self.placed()), now)
+        cameras = [each.camera for each in self.cameras.values()]
+        self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()), now)
         self.keep()
 
     def leave(self, name: str, now: float) -> None:

@@ -71,9 +71,8 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
     shared, shown = shared_at(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
-    own, redis = f"edgevlm_node_{name}", redis_of(wanted.redis) if is_head and wanted.redis else None
-    resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
-    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, resources, service.key, own, redis))
+    redis = redis_of(wanted.redis) if is_head and wanted.redis else None
+    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, name, service.key, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
     return ClusterMember(service, link, agent)
 
