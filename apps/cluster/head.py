@@ -44,7 +44,7 @@ class HeadState:
     urls: dict[str, str] = field(default_factory=dict)
     watches: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs: list[tuple[str, str, Need]] = field(default_factory=list)
-    notes: list[dict[str, str | bool | int | float | None]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
     number: int = 0
     forgotten: dict[str, dict[str, int]] = field(default_factory=lambda: {"nodes": {}, "cameras": {}})
     removed_nodes: list[str] = field(default_factory=list)
