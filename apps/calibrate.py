@@ -1,4 +1,4 @@
-"""``edgevlm calibrate``: which clips to measure on, and what to say of the result."""
+"""``edgevlm calibrate``: the clips to measure on, and the report."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
-from edgevlm.calib.accuracy.select_evidence import select_evidence
 from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, select_policies
-from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants
-from edgevlm.calib.plots import check_plot, plot_ages
+from edgevlm.calib.accuracy.variants import ORACLE, parse_budgets, parse_variants
 from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import UserError
 from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file
-from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices, EncodeChoice, EvidenceHeads
+from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices, EncodeChoice
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.opening import AUTO, FALLBACK
@@ -35,7 +33,7 @@ from edgevlm.runtime.policies.infinipot_v import WINDOWS
 from edgevlm.runtime.settings import parse_budget
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
-QUESTIONS = (  # HERMES's Tab. 9: any model can be asked these
+QUESTIONS = (  # HERMES's Tab. 9, for any model
     "What happens in the video?",
     "Describe the video in detail.",
     "Summarize the content of the video.",
@@ -50,26 +48,23 @@ class CalibrateRequest:
     videos: list[Path]
     frames: int | None
     out: Path | None
-    plot: Path | None
     threads: int | None
     comparison: ComparisonRequest | None
     layers: bool = True
-    evidence: int = 0  # streams to find the evidence of answers on
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured of layers, policies, an int8 cache and evidence; None: not asked for, or no such cache."""
+    """What was measured of layers, policies and an int8 cache; None: not asked for, or no such cache."""
 
     layers: Calibration | None
     policies: Choices | None
     scales: KVScales | None = None
-    evidence: EvidenceHeads | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A clip's frames, uint8 RGB ``[H, W, 3]``, from the beginning each time it is iterated. video: None is the demo world."""
+    """A clip's frames, uint8 RGB ``[H, W, 3]``, from the beginning each time it is iterated. video: None is a demo world."""
 
     video: str | None
     seed: int = 0
@@ -84,7 +79,6 @@ class Frames:
 
     @property
     def identity(self) -> list[object]:
-        """What tells it from other clips, without reading it."""
         if self.video is None:
             return [self.seed]
         found = Path(self.video).stat()
@@ -94,24 +88,15 @@ class Frames:
 def parse_comparison(
     policies: str, budget: str | None, measure: str | None, ask: tuple[str, ...], streams: int
 ) -> ComparisonRequest | None:
-    """What to compare, from what was typed; None for no policies. Raises UserError."""
+    """Return the comparison that was typed; None for no policies. Raises UserError."""
     if policies == "none":
         return None
-    return ComparisonRequest(_policies(policies), _budgets(budget or ""), measure, ask, streams)
-
-
-def _policies(text: str) -> list[str]:
-    if text == "all":
-        return evicting()
-    variants = parse_variants([text])
-    if not variants or any(variant.is_oracle or variant.label == AUTO or "@" in variant.label for variant in variants):
-        raise UserError(f"--policies {text}: name policies that have a budget, parted by commas, or all, or none")
-    return [variant.label for variant in variants]
-
-
-def _budgets(text: str) -> list[Budget | int]:
-    parts = filter(None, (part.strip() for part in text.split(",")))
-    return [parse_budgets(part)[0] if part.endswith("%") else parse_budget(part) for part in parts]
+    labels = evicting() if policies == "all" else [variant.label for variant in parse_variants([policies])]
+    if not labels or any(label in (AUTO, ORACLE) or "@" in label for label in labels):
+        raise UserError(f"--policies {policies}: name policies that have a budget, separated by commas, or all, or none")
+    parts = filter(None, (part.strip() for part in (budget or "").split(",")))
+    budgets = [parse_budgets(part)[0] if part.endswith("%") else parse_budget(part) for part in parts]
+    return ComparisonRequest(labels, budgets, measure, ask, streams)
 
 
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
@@ -119,16 +104,9 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
     A run that is stopped leaves a checkpoint beside the bundle to be written, from which the next one continues.
     """
-    knows_the_demo = is_demo(Bundle.load(bundle_folder(request.bundle), verify="size"))
-    if not request.videos and not knows_the_demo:
+    if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
-    if request.evidence and not knows_the_demo:
-        raise UserError("--evidence asks about the demo's world, which this model does not know; leave it out")
-    if request.plot is not None:
-        check_plot(request.plot)
-    if request.plot is not None and not request.layers:
-        raise UserError("--plot draws what is measured of the layers; leave out --no-layers")
-    if not request.layers and request.comparison is None and not request.evidence:
+    if not request.layers and request.comparison is None:
         raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
     clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
     progress("loading the model")
@@ -140,21 +118,17 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
         with checkpoint_folder((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
             found = _measure(request, model, clips, folder, progress, notify)
             progress("writing")
-            written = write_calibration(
-                model.bundle, found.layers, found.policies, found.scales, found.evidence, out=request.out
-            )
+            written = write_calibration(model.bundle, found.layers, found.policies, found.scales, out=request.out)
     except KeyboardInterrupt:
         notify("stopped; the same command continues from here")
         raise
     finally:
         model.close()
-    if request.plot is not None and found.layers is not None:
-        plot_ages(found.layers, request.plot)
     return written, found
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """All that a checkpoint depends on but policies and budgets, each of which has records of its own."""
+    """Everything that a checkpoint depends on except policies and budgets, each of which has records of its own."""
     comparison, manifest = request.comparison or ComparisonRequest(()), model.bundle.path / MANIFEST
     try:
         identity = hash_file(manifest).sha256
@@ -175,7 +149,7 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """An int8 cache's scales, on them the layers, then, on what was found of both (or stood in the bundle), the policies."""
+    """Measure an int8 cache's scales, the layers on them, then the policies on both or on what the bundle has."""
     layers, scales = None, None
     if request.layers and model.bundle.decoder.kv == "int8":
         scales = _scales(request, model.bundle, clips, folder, progress)
@@ -183,15 +157,14 @@ def _measure(
     if request.layers:
         layers = _layers(request, model, clips, folder, progress)
         model = as_calibrated(model, layers, scales)
-    evidence = _evidence(request, model, folder, progress) if request.evidence else None
     if request.comparison is None:
-        return Findings(layers, None, scales, evidence)
+        return Findings(layers, None, scales)
     given = ComparisonInput(model, clips, request.frames, folder, progress, notify)
-    return Findings(layers, select_policies(request.comparison, given), scales, evidence)
+    return Findings(layers, select_policies(request.comparison, given), scales)
 
 
 def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify) -> Calibration:
-    """The layers' calibration, or the one measured before the command was stopped."""
+    """Measure the layers, unless a stopped run has."""
     file = folder / "layers.json"
     try:
         return Calibration.from_json(file.read_bytes())
@@ -202,7 +175,7 @@ def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: 
 
 
 def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder: Path, progress: Notify) -> KVScales:
-    """An int8 cache's scales over the beginning of each clip, or those that were measured before the command was stopped."""
+    """Measure an int8 cache's scales on the beginning of each clip, unless a stopped run has."""
     file, spec = folder / SCALES, bundle.decoder
     try:
         return KVScales.load(file, (spec.layers, spec.kv_heads, spec.head_dim))
@@ -214,19 +187,8 @@ def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder
         return scales
 
 
-def _evidence(request: CalibrateRequest, model: Model, folder: Path, progress: Notify) -> EvidenceHeads:
-    """Where evidence is found, or what was found before the command was stopped."""
-    file, spec = folder / f"evidence-{request.evidence}.json", model.bundle.decoder
-    try:
-        return EvidenceHeads.from_json(file.read_bytes(), spec.layers, spec.heads)
-    except (FileNotFoundError, ValueError):
-        found = select_evidence(model, request.evidence, progress=progress)
-        file.write_bytes(found.to_json())
-        return found
-
-
 def demo_clips() -> list[Clip]:
-    """Worlds of the demo, and a question of each kind that its model was taught."""
+    """Demo worlds, and a question of each kind that the demo model was taught."""
     from edgevlm.calib.demo.questions import OFFERED, ask
 
     questions = [ask(kind, 0, 0, 0).text for kind in OFFERED]
@@ -234,36 +196,26 @@ def demo_clips() -> list[Clip]:
 
 
 def video_clip(path: Path) -> Clip:
-    """A file, sampled as ``edgevlm run`` samples it. Raises SourceError if there is none."""
+    """A video file, sampled as by ``edgevlm run``. Raises SourceError if there is none."""
     check_readable(path)
     return Clip(path.name, Frames(str(path)), QUESTIONS)
 
 
 def as_json(written: Path, found: Findings) -> str:
-    """The lines of ``--json``: the bundle and what was measured of its layers, then of each policy."""
+    """The lines of ``--json``: the bundle and its layers, then the policies."""
     first = json_line("calibration", {"bundle": str(written), **(asdict(found.layers) if found.layers else {})})
-    evidence = [json_line("evidence", asdict(found.evidence))] if found.evidence else []
-    return "\n".join([first, *evidence, *(policy_lines(found.policies) if found.policies else ())])
+    return "\n".join([first, *(policy_lines(found.policies) if found.policies else ())])
 
 
 def describe(written: Path, found: Findings) -> str:
-    """What was measured, for a person: a line a layer, then one a policy."""
+    """The report for a person: a line a layer, then one a policy."""
     of_layers = describe_layers(found.layers) if found.layers else ["layers: left as they were"]
     of_policies = ("", *policy_table(found.policies), "") if found.policies else ()
-    of_evidence = [describe_evidence(found.evidence)] if found.evidence else []
-    measured = f"calibrated {found.layers.described}" if found.layers else "compared" if found.policies else "calibrated"
-    return "\n".join([*of_layers, *of_evidence, *of_policies, f"{measured}: {written}"])
-
-
-def describe_evidence(found: EvidenceHeads) -> str:
-    """Where it is found, in a line."""
-    heads = ", ".join(map(str, found.heads))
-    known = "tells what is no longer in memory" if found.weights else "cannot tell what is no longer in memory"
-    return f"evidence     heads {heads} of layer {found.layer}; {known}"
+    measured = f"calibrated {found.layers.described}" if found.layers else "compared"
+    return "\n".join([*of_layers, *of_policies, f"{measured}: {written}"])
 
 
 def describe_layers(calibration: Calibration) -> list[str]:
-    """A line a layer, and what the policies make of them."""
     tau = calibration.thresholds
     windows = [WINDOWS[int(np.searchsorted(tau, cv, side="right"))] for cv in calibration.cv]
     lines = ["layer  value CV  window  newest tenth  frame period  class"]
@@ -287,7 +239,7 @@ def describe_layers(calibration: Calibration) -> list[str]:
 
 
 def policy_lines(choices: Choices) -> Iterator[str]:
-    """The lines of ``--json``: one a policy and budget, then what was chosen there."""
+    """The lines of ``--json``: one a policy and budget, then the choice there."""
     for choice in choices.budgets:
         for of in choice.candidates:
             fields = {name: value for name, value in asdict(of).items() if value is not None}
@@ -297,19 +249,19 @@ def policy_lines(choices: Choices) -> Iterator[str]:
         chosen = {"policy": choice.chosen or FALLBACK, "clearly_better": choice.chosen is not None}
         yield json_line("choice", {"budget": choice.budget, "measure": choices.measure, **chosen})
     if choices.append is not None:
-        for trial in choices.append.trials:
-            yield json_line("append_trial", {"measure": choices.measure, **asdict(trial)})
-        fields = {name: value for name, value in asdict(choices.append).items() if name != "trials"}
+        fields = asdict(choices.append)
+        for trial in fields.pop("trials"):
+            yield json_line("append_trial", {"measure": choices.measure, **trial})
         yield json_line("append_choice", {"measure": choices.measure, **fields})
     if choices.encode is not None:
-        for way in choices.encode.trials:
-            yield json_line("encode_trial", {"measure": choices.measure, **asdict(way)})
-        chosen = {"setting": choices.encode.setting, "bound": choices.encode.bound}
-        yield json_line("encode_choice", {"measure": choices.measure, **chosen})
+        fields = asdict(choices.encode)
+        for trial in fields.pop("trials"):
+            yield json_line("encode_trial", {"measure": choices.measure, **trial})
+        yield json_line("encode_choice", {"measure": choices.measure, **fields})
 
 
 def policy_table(choices: Choices) -> Iterator[str]:
-    """A line a policy, best first, and what was chosen; a table a budget."""
+    """A table a budget: a line a policy, best first, and the choice."""
     sign, unit, lost = (1, "nats", "next tokens") if choices.measure == "kl" else (-1, "right", "right answers")
     watched = ", ".join(choices.watched)
     yield f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} in {unit} [95 %]"
@@ -336,7 +288,6 @@ def policy_table(choices: Choices) -> Iterator[str]:
 
 
 def append_table(append: AppendChoice, lost: str) -> Iterator[str]:
-    """A line a tau, and what was chosen."""
     yield f"\n--append changed under full KV, beside whole frames; {lost} lost [95 %]"
     yield "tau    appended  loss"
     for of in append.trials:
@@ -351,7 +302,6 @@ def append_table(append: AppendChoice, lost: str) -> Iterator[str]:
 
 
 def encode_table(encode: EncodeChoice, lost: str) -> Iterator[str]:
-    """A line a setting, and what was chosen."""
     yield f"\n--encode changed under full KV, beside whole frames; {lost} lost [95 %]; cosine that 99 % of the features reach"
     width = max(len(of.setting) for of in encode.trials)
     for of in encode.trials:

@@ -388,13 +388,6 @@ class AppendChoice(Record):
     refreshed: float | None = field("Fraction appended at tau with that refresh.")
 
 
-class Evidence(Record):
-    layer: int = field("Whose attention says which frames an answer was read from; with --evidence only.")
-    heads: list[int] = field("Its heads.")
-    weights: list[float] = field("Of the rule that tells whether evidence is held; empty without one.")
-    bias: float = field("The rule's constant.")
-
-
 class EncodeTrial(Trial):
     setting: str = field("Of --encode, under full KV.")
     encoded: float = field("Fraction of the frames' patches that were encoded.")
@@ -424,7 +417,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
     "bundles list": (Bundle,),
     "build": (Engine,),
     "state show": (Snapshot,),
-    "calibrate": (Calibration, Candidate, Skipped, Choice, AppendTrial, AppendChoice, Evidence, EncodeTrial, EncodeChoice),
+    "calibrate": (Calibration, Candidate, Skipped, Choice, AppendTrial, AppendChoice, EncodeTrial, EncodeChoice),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.calib.plots import new_figure
+from edgevlm.bench.plots import new_figure
 
 PALETTE = ("#4477aa", "#ee6677", "#228833", "#aa8800", "#aa3377", "#3399bb", "#888888", "#ee7733", "#994455", "#44aa99")
 DASHES = ("-", "--", ":", "-.")  # so that lines are told apart in black and white

@@ -35,9 +35,7 @@ def calibrate(
         list[str] | None, option("TEXT", "Measure agreement on this question; repeatable.", "three", allow_from_autoenv=False)
     ] = None,
     streams: Annotated[int, option("N", "Ask about this many streams (streamqa).", min=2)] = 24,
-    evidence: Annotated[int, option("N", "Find answers' evidence on this many streams.", "none", min=0)] = 0,
     layers: Annotated[bool, flag("--layers/--no-layers", "Measure the layers before comparing policies.")] = True,
-    plot: Annotated[Path | None, option("FILE", "Draw each layer's attention over age (.svg, .png).")] = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -55,6 +53,6 @@ def calibrate(
 
         comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
         model = resolve_model(bundle, step, to_stderr)
-        request = command.CalibrateRequest(model, video or [], frames, out, plot, threads, comparison, layers, evidence)
+        request = command.CalibrateRequest(model, video or [], frames, out, threads, comparison, layers)
         result = command.start(request, step, to_stderr)
     typer.echo((command.as_json if json else command.describe)(*result))

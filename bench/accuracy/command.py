@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgevlm.bench.accuracy.report import describe, make_report
+from edgevlm.bench.plots import check_plot
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
@@ -19,7 +20,6 @@ from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_tokens, parse_variants, split
 from edgevlm.calib.accuracy.worker import AccuracySettings
-from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 from edgevlm.runtime.settings import ALL

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.bench.accuracy.report import BACKWARD, AccuracyReport, ReportRow
+from edgevlm.bench.plots import new_figure, save_figure
 from edgevlm.calib.accuracy.cases import SUITES, seed_words
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, VariantRun
 from edgevlm.calib.demo.world import COLORS, GRID
-from edgevlm.calib.plots import new_figure, save_figure
 
 FAINT = 0.93  # grey of what is not held
 

@@ -1,10 +1,8 @@
 """The demo world's suites: streams, the questions asked after their last frame, and the tokens that show each answer.
 
 streamqa asks one question of each kind; the background of streamqa-hard moves and is cut, and nearly twice as much happens;
-longstream asks what was last shown tens, hundreds or thousands of frames ago. Full KV cannot hold such a stream, nor has the
-model positions for it: what it can answer is what an oracle makes of the evidence at a generous budget.
-
-A token is named by its place in the stream, ``frame * tokens_per_frame + patch``: the same number whatever a policy keeps.
+longstream asks what was last shown tens, hundreds or thousands of frames ago. A token is numbered by its place in the stream,
+``frame * tokens_per_frame + patch``, whatever a policy keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ DEVELOPMENT = 2_000_000
 """First word of the worlds' seeds in development, ``[DEVELOPMENT, seed, stream]``; training's begin with small numbers."""
 
 TEST_SEEDS = (3_000_000, 7)
-"""First words of the worlds' seeds of ``--seed test``. For reports only: nothing may be chosen or tuned by what they give."""
+"""First words of the worlds' seeds of ``--seed test``. For reports only: nothing may be chosen or tuned on them."""
 
 Words = tuple[int, int]
 
@@ -47,8 +45,8 @@ SUITES: dict[str, Callable[[list[int]], World]] = {
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: rising tokens that show the answer, int64; empty where nothing shows it (a "no"). For a question about now they
-    lie in the newest frame. last: the last frame that showed it, None without evidence.
+    evidence: rising tokens that show the answer, int64, for a question about now those of the newest frame; empty where nothing
+    shows it (a "no"). last: the last frame that showed it, None without evidence.
     """
 
     kind: str
@@ -74,16 +72,16 @@ class Case:
     questions: list[CaseQuestion]
 
     def quarter(self, question: CaseQuestion) -> int | None:
-        """In which quarter of the stream the evidence was last seen, 1 the oldest; None without evidence."""
+        """The quarter of the stream in which the evidence was last seen, 1 the oldest; None without evidence."""
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
     def gap(self, question: CaseQuestion) -> int | None:
-        """How many frames before the newest the evidence was last seen; None without evidence."""
+        """Frames between the last that shows the evidence and the newest; None without evidence."""
         return None if question.last is None else len(self.frames) - 1 - question.last
 
 
 def seed_words(text: str) -> Words:
-    """``test`` or a number, as the first words of the worlds' seeds. Raises ValueError."""
+    """The first words of the worlds' seeds for ``test`` or a number. Raises ValueError."""
     if text == "test":
         return TEST_SEEDS
     seed = int(text)
@@ -93,10 +91,7 @@ def seed_words(text: str) -> Words:
 
 
 def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa") -> Case:
-    """The ``stream``-th stream of a seed: always the same.
-
-    Of longstream three questions about each visit, and about as many others; of the others one of each kind.
-    """
+    """Make the ``stream``-th stream of a seed, always the same."""
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
     world = LongWorld(seed, plan_visits(rng, frames) if frames > 1 else []) if is_long else SUITES[suite](seed)
@@ -120,7 +115,7 @@ def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
-    """With its evidence. owners: int32 ``[T, p]``, of the whole stream."""
+    """Add the evidence. owners: int32 ``[T, p]``, of the whole stream."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False
@@ -130,7 +125,7 @@ def make_question(asked: demo.Question, answer: str, world: World, owners: NDArr
 
 
 def carriers(asked: demo.Question, world: World) -> list[int]:
-    """Numbers of the objects that show the answer: the question's subject, or all those that a count is about."""
+    """Numbers of the objects that show the answer: the question's subject, or all that a count is about."""
     history = world.history
     thing = demo.subject(asked, history)
     if thing is not None:
@@ -140,7 +135,7 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 
 
 def gap_name(gap: int | None) -> str | None:
-    """``tens``, ``hundreds``, ...: how long ago, in frames; None for what was never shown."""
+    """``tens``, ``hundreds``, ... of frames; None for None."""
     names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
     return None if gap is None else names[min(len(str(gap)), len(names)) - 1]
 
@@ -149,7 +144,6 @@ GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
 
 
 def _about(visit: Visit, kind: str, world: LongWorld, rng: np.random.Generator) -> Drawn:
-    """A question of this kind about a visit, and its answer."""
     phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
     has_color = demo.KINDS[kind].has(demo.COLOR)
     question = demo.ask(kind, phrasing, visit.color if has_color else None, visit.shape)
@@ -159,7 +153,7 @@ def _about(visit: Visit, kind: str, world: LongWorld, rng: np.random.Generator) 
 
 
 def _never(world: LongWorld, rng: np.random.Generator) -> Drawn:
-    """Whether there was something that never was: a visit's shape in another colour, or a pair that nobody has shown."""
+    """Ask whether there was an object that was never shown."""
     pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in world.history.shown]
     color, shape = pairs[int(rng.integers(len(pairs)))]
     return demo.ask("past_seen", int(rng.integers(len(demo.KINDS["past_seen"].phrasings))), color, shape), "no"
@@ -167,10 +161,10 @@ def _never(world: LongWorld, rng: np.random.Generator) -> Drawn:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceScore:
-    """How evidence compares with the truth. hit1, hit3: whether the first, or one of the first three, frames shows the answer.
+    """How an answer's evidence compares with the truth. hit1, hit3: whether the first, or one of three, frames shows it.
 
-    overlap: of the first one's box and the patches that show it, intersection over union. held: whether the memory has what
-    shows it, a row of a true patch in any layer; said_held: what the rule said, None without one.
+    overlap: intersection over union of the first frame's box and the patches that show it. held: whether any layer holds a true
+    patch; said_held: the rule's claim, None without one.
     """
 
     hit1: bool

@@ -1,4 +1,4 @@
-"""Memory accounting: what cache and policy take together, and the budget at which a sliding window takes no less."""
+"""Bytes that cache and policy take together, and the budget at which a policy takes no more than a sliding window."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from edgevlm.runtime.stream import Stream
 
 
 class PeakBytes:
-    """The most bytes that cache and policy (its ``state_fields``) took together, of the moments measured."""
+    """The most bytes that cache and policy (its ``state_fields``) took together at the moments measured."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """present: bytes of the newest frame and of what tells changes, where these are held beside the memory.
+        """present: bytes of the newest frame and of its references for changes, if held beside the memory.
 
-        Raises UserError for a policy of a user's that keeps what it does not declare.
+        Raises UserError for a user's policy that keeps arrays it does not declare.
         """
         if not type(policy).__module__.startswith("edgevlm.") and (names := policy.undeclared()):
             raise UserError(
@@ -37,7 +37,7 @@ class PeakBytes:
 
 
 def bytes_per_token(bundle: Bundle) -> int:
-    """What one more token in every layer adds to a cache, alignment evened out."""
+    """Bytes that one more token in every layer adds to a cache, on average."""
     spec = bundle.decoder
     shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
     few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
@@ -47,8 +47,8 @@ def bytes_per_token(bundle: Bundle) -> int:
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """The largest budget, ``tokens`` at most, at which a policy takes no more than ``allowed`` bytes.
 
-    per_token: bytes of one more token in every layer; least: tokens of a frame; peak_bytes: measures them at a budget, by which
-    they rise. Raises UserError when less than a frame is left.
+    per_token: bytes of one more token in every layer; least: tokens of a frame; peak_bytes: measures a budget, rising with it.
+    Raises UserError when less than a frame is left.
     """
     low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
@@ -60,7 +60,7 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
             raise UserError(f"{left}, less than one frame, which takes {least}")
         over = peak_bytes(low) - allowed
     while high - low > 1:
-        middle = low + (high - low) * -over // (beyond - over)  # where a line between the two would meet what is allowed
+        middle = low + (high - low) * -over // (beyond - over)  # linear interpolation
         middle = min(max(middle, low + 1), high - 1)
         excess = peak_bytes(middle) - allowed
         if excess > 0:
@@ -71,30 +71,17 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
 
 
 class NullDecoder:
-    """Appends rows as the arena has them; logits and queries are zeros."""
+    """Appends rows as they are in the arena, in one call or layer by layer; logits and queries are zeros."""
 
-    def __init__(self, spec: DecoderSpec, probes: Sequence[int]) -> None:
-        self._spec, self._probes = spec, probes
+    def __init__(self, spec: DecoderSpec, probes: Sequence[int] = ()) -> None:
+        self._spec, self._probes, self._rows, self._asked = spec, probes, 0, 0
 
     def step(
-        self,
-        embeds: Float32,
-        cos: Float32,
-        sin: Float32,
-        past_len: Int32,
-        logit_rows: Sequence[int] = (-1,),
+        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,),
         pattern: FramePattern | None = None,
-    ) -> StepResult:
-        queries = np.zeros((self._spec.heads, len(embeds), self._spec.head_dim), np.float32)
-        logits = np.zeros((len(logit_rows), self._spec.vocab), np.float32)
-        return StepResult(logits, dict.fromkeys(self._probes, queries))
-
-
-class NullLayers:
-    """A :class:`NullDecoder` driven layer by layer."""
-
-    def __init__(self, spec: DecoderSpec) -> None:
-        self._spec, self._rows, self._asked = spec, 0, 0
+    ) -> StepResult:  # fmt: skip
+        queries = self.begin(embeds, cos, sin, logit_rows)
+        return StepResult(self.logits(), dict.fromkeys(self._probes, queries))
 
     def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
         self._rows, self._asked = len(embeds), len(logit_rows)
@@ -111,7 +98,7 @@ class NullLayers:
 
 
 class NullEngine:
-    """An engine but for its decoders."""
+    """An engine whose decoders compute nothing."""
 
     kv_device: KVDevice = "host"
 
@@ -121,8 +108,8 @@ class NullEngine:
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> NullDecoder:
         return NullDecoder(self._spec, probes)
 
-    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullLayers:
-        return NullLayers(self._spec)
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullDecoder:
+        return NullDecoder(self._spec)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

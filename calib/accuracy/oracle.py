@@ -1,7 +1,7 @@
-"""What a policy could keep that knew the questions to come: the upper bound beside the policies.
+"""A policy that knows the questions to come, an upper bound for the others.
 
-It keeps the tokens that show the answers, ranked and without duplicates, in place of scores. Nobody could run it, and it is no
-proof that nothing does better: it knows where an answer was shown, not which tokens the model reads it from.
+It keeps the tokens that show the answers. It knows where an answer was shown, not which tokens the model reads it from, so a
+better policy may exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Order = Literal["newest", "spread"]
 
 @dataclass(frozen=True, slots=True)
 class OraclePlan:
-    """One way of knowing the questions: which tokens of an object come first, and newest frames that stay whole before any."""
+    """Which tokens of an object come first, and how many newest frames stay whole before any."""
 
     order: Order
     recent: int
@@ -39,9 +39,9 @@ ORACLES = {
 
 @dataclass
 class Oracle(Policy):
-    """Keep the tokens of highest priority, the same in all layers and heads, and before them the ``recent`` newest frames.
+    """Keep the ``recent`` newest frames and the tokens of highest priority, the same in all layers and heads.
 
-    priority: float32 ``[tokens of the stream]``, fixed, so what is dropped is never missed by a later choice.
+    priority: float32 ``[tokens of the stream]``, fixed, so that no later choice misses a dropped token.
     """
 
     priority: Float32
@@ -52,7 +52,7 @@ class Oracle(Policy):
 
     @property
     def max_append(self) -> int:
-        """A frame: no more is evicted than must be."""
+        """One frame, so that no more than necessary is evicted."""
         return self.shape.tokens_per_frame
 
     def score(self, cache: KVCache, layer: int) -> Float32:
@@ -69,8 +69,8 @@ def make_oracle(name: str, case: Case) -> Oracle:
 
 
 def ranking(case: Case, order: Order) -> Float32:
-    """Priority of each token, all different: evidence in rounds, a token of each question's evidence in turn, most asked first;
-    then the tokens of other objects likewise; then the background, newest first.
+    """Priority of each token, all different: the questions' evidence in rounds, most asked first; then other objects likewise;
+    then the background, newest first.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
@@ -85,13 +85,13 @@ def ranking(case: Case, order: Order) -> Float32:
 
 
 def in_rounds(groups: list[Int64], order: Order) -> list[int]:
-    """One token of each group after another, then the next of each, and so on. groups: rising tokens."""
+    """One token of each group in turn, then the next of each. groups: rising tokens."""
     queues = [ordered(tokens, order) for tokens in groups]
     return [queue[turn] for turn in range(max(map(len, queues), default=0)) for queue in queues if turn < len(queue)]
 
 
 def ordered(tokens: Int64, order: Order) -> list[int]:
-    """``newest`` first, or ``spread``: the last, the first, then ever the middle of a widest gap."""
+    """``newest`` first, or ``spread``: the last, the first, then always the middle of a widest gap."""
     line = tokens.tolist()
     if order == "newest" or len(line) < 3:
         return line[::-1]

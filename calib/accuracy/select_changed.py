@@ -24,41 +24,38 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL, AppendChanged, EncodeChanged
 
 TAUS = (0.999, 0.99, 0.97, 0.95)  # of --append
-REFRESH = 16  # frames, of the refresh whose cost is told
+REFRESH = 16  # frames: the refresh whose cost is reported
 SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # of --encode
-BOUND: dict[Measure, float] = {"streamqa": 0.02, "kl": 0.05}  # loss at most
-STREAMS = 4  # times as many as the policies are compared on: a small loss takes more to tell
+BOUND: dict[Measure, float] = {"streamqa": 0.02, "kl": 0.05}  # the largest loss
+STREAMS = 4  # times as many as the policies are compared on: a small loss takes more to show
 SAVING = 0.1  # of tokens or patches at least: less is not worth the rows of the present
 
 Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 
 def append_label(tau: float) -> str:
-    """Full KV under ``--append changed``, as a variant."""
+    """The variant of full KV under ``--append changed``."""
     return f"{FULL}@{AppendChanged(tau)}"
 
 
 def encode_label(setting: EncodeChanged) -> str:
-    """Full KV under ``--encode changed``, as a variant."""
+    """The variant of full KV under ``--encode changed``."""
     return f"{FULL}@encode:{setting}"
 
 
 def select_append(measure: Measure, trials: Sequence[tuple[AppendTrial, Sequence[Values]]]) -> AppendChoice:
-    """The trial that appends least, of those that :func:`fitting` leaves. trials: each with its losses, cluster by cluster."""
-    best = fitting(measure, trials, lambda trial: trial.appended)
+    """Choose the trial that appends least within the bound. trials: each with its losses, cluster by cluster."""
+    best = _best(measure, trials, lambda trial: trial.appended)
     return AppendChoice(None if best is None else best.tau, BOUND[measure], tuple(trial for trial, _ in trials), REFRESH)
 
 
 def select_encode(measure: Measure, trials: Sequence[tuple[EncodeTrial, Sequence[Values]]]) -> EncodeChoice:
-    """The same of what is encoded."""
-    best = fitting(measure, trials, lambda trial: trial.encoded)
+    """Choose the trial that encodes least within the bound."""
+    best = _best(measure, trials, lambda trial: trial.encoded)
     return EncodeChoice(None if best is None else best.setting, BOUND[measure], tuple(trial for trial, _ in trials))
 
 
-def fitting(
-    measure: Measure, trials: Sequence[tuple[Trial, Sequence[Values]]], taken: Callable[[Trial], float]
-) -> Trial | None:
-    """The trial that takes least, of those that save enough and whose loss surely stays within the measure's bound."""
+def _best(measure: Measure, trials: Sequence[tuple[Trial, Sequence[Values]]], taken: Callable[[Trial], float]) -> Trial | None:
     fit = [trial for trial, losses in trials if taken(trial) <= 1 - SAVING and surely_within(losses, BOUND[measure])]
     return min(fit, key=taken, default=None)
 
@@ -72,26 +69,24 @@ def surely_within(losses: Sequence[Values], bound: float) -> bool:
 def append_by_questions(
     settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Report
 ) -> AppendChoice:
-    """Loss: of the answers about before that whole frames give right; those about now see the newest frame whole.
+    """Choose by the loss of right answers about before; those about now see the newest frame whole.
 
-    streams: on which the policies were compared; STREAMS times as many are watched. What ``journal`` has already is not done
-    again. Raises UserError.
+    streams: the number that the policies were compared on; STREAMS times as many are watched. Raises UserError.
     """
 
-    def measured(*settings_of_append: AppendChanged) -> tuple[list[list[list[bool]]], list[list[Record]]]:
-        """Of whole frames, then of each setting: what is right, and the records."""
+    def measured(*changed: AppendChanged) -> tuple[list[list[list[bool]]], list[list[Record]]]:
+        """The right answers and the records of whole frames, then of each setting."""
+        ways = (ALL, *map(str, changed))
         found = compare(
-            settings, [], [], STREAMS * streams, out=journal, resume=True, model=model, progress=progress,
-            append=(ALL, *map(str, settings_of_append)),
-        )  # fmt: skip
+            settings, [], [], STREAMS * streams, out=journal, resume=True, model=model, progress=progress, append=ways
+        )
         before = of_kinds({kind for kind, of in found.kinds().items() if of.value >= found.enters and not is_about_now(kind)})
         return [clusters(found.records[run], before) for run in found.runs], [found.records[run] for run in found.runs]
 
     (full, *right), (_, *records) = measured(*map(AppendChanged, TAUS))
     if not any(full):
         raise UserError("full KV answers too few of the demo world's questions about before")
-    losses = [lost_answers(full, of_tau) for of_tau in right]
-    choice = select_append("streamqa", [append_trial(*given) for given in zip(TAUS, records, losses, strict=True)])
+    choice = select_append("streamqa", _append_trials(records, [lost_answers(full, of_tau) for of_tau in right]))
     if choice.tau is None:
         return choice
     _, (_, refreshed) = measured(AppendChanged(choice.tau, REFRESH))
@@ -99,9 +94,8 @@ def append_by_questions(
 
 
 def append_by_agreement(records: Sequence[Sequence[Record]]) -> AppendChoice:
-    """Loss: of full KV's next tokens, those that are not the most probable. records: of each of TAUS, one a clip."""
-    trials = [append_trial(tau, of_tau, lost_tokens(of_tau)) for tau, of_tau in zip(TAUS, records, strict=True)]
-    choice = select_append("kl", trials)
+    """Choose by the next tokens that are not full KV's. records: of each of TAUS, one a clip."""
+    choice = select_append("kl", _append_trials(records, list(map(lost_tokens, records))))
     if choice.tau is None:
         return choice
     chosen = records[TAUS.index(choice.tau)]
@@ -111,31 +105,40 @@ def append_by_agreement(records: Sequence[Sequence[Record]]) -> AppendChoice:
 def encode_by_questions(
     settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Report
 ) -> EncodeChoice:
-    """Loss: of the answers that whole frames give right, about now too. What ``journal`` has already is not done again."""
+    """Choose by the loss of right answers, about now too."""
     ways = (ALL, *map(str, SETTINGS))
     found = compare(settings, [], [], streams, out=journal, resume=True, model=model, progress=progress, encode=ways)
     full, *right = (correct_answers(found, run) for run in found.runs)
     losses, records = [lost_answers(full, of) for of in right], [found.records[run] for run in found.runs[1:]]
-    return select_encode("streamqa", [encode_trial(*given) for given in zip(SETTINGS, records, losses, strict=True)])
+    return select_encode("streamqa", _encode_trials(records, losses))
 
 
 def encode_by_agreement(records: Sequence[Sequence[Record]]) -> EncodeChoice:
-    """Loss: of full KV's next tokens, those that are not the most probable. records: of each of SETTINGS, one a clip."""
-    trials = [encode_trial(each, of, lost_tokens(of)) for each, of in zip(SETTINGS, records, strict=True)]
-    return select_encode("kl", trials)
+    """Choose by the next tokens that are not full KV's. records: of each of SETTINGS, one a clip."""
+    return select_encode("kl", _encode_trials(records, list(map(lost_tokens, records))))
 
 
-def append_trial(tau: float, records: Sequence[Record], losses: Sequence[Values]) -> tuple[AppendTrial, Sequence[Values]]:
-    appended = round(fmean(record["appended"] for record in records), 4)
-    return AppendTrial(tau, appended, *_estimate(losses)), losses
+def _append_trials(
+    records: Sequence[Sequence[Record]], losses: Sequence[Sequence[Values]]
+) -> list[tuple[AppendTrial, Sequence[Values]]]:
+    return [
+        (AppendTrial(tau, _mean_of("appended", of_tau), *_estimate(lost)), lost)
+        for tau, of_tau, lost in zip(TAUS, records, losses, strict=True)
+    ]
 
 
-def encode_trial(
-    setting: EncodeChanged, records: Sequence[Record], losses: Sequence[Values]
-) -> tuple[EncodeTrial, Sequence[Values]]:
-    encoded = round(fmean(record["encoded"] for record in records), 4)
-    cosines = [record["low_cosine"] for record in records if "low_cosine" in record]
-    return EncodeTrial(str(setting), encoded, *_estimate(losses), min(cosines, default=None)), losses
+def _encode_trials(
+    records: Sequence[Sequence[Record]], losses: Sequence[Sequence[Values]]
+) -> list[tuple[EncodeTrial, Sequence[Values]]]:
+    trials = []
+    for setting, of_setting, lost in zip(SETTINGS, records, losses, strict=True):
+        cosine = min((record["low_cosine"] for record in of_setting if "low_cosine" in record), default=None)
+        trials.append((EncodeTrial(str(setting), _mean_of("encoded", of_setting), *_estimate(lost), cosine), lost))
+    return trials
+
+
+def _mean_of(name: str, records: Sequence[Record]) -> float:
+    return round(fmean(record[name] for record in records), 4)
 
 
 def _estimate(losses: Sequence[Values]) -> tuple[float, float, float]:
@@ -144,17 +147,17 @@ def _estimate(losses: Sequence[Values]) -> tuple[float, float, float]:
 
 
 def lost_answers(full: Sequence[Sequence[bool]], other: Sequence[Sequence[bool]]) -> list[list[float]]:
-    """Of each answer 1 where only whole frames have it right, -1 where only the other has; a list a stream."""
+    """For each answer 1 where only whole frames have it right, -1 where only the other has; a list a stream."""
     return [[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(full, other, strict=True)]
 
 
 def lost_tokens(records: Sequence[Record]) -> list[list[float]]:
-    """Of each next token 1 where it is not full KV's, a list a moment."""
+    """For each next token 1 where it is not full KV's, a list a moment."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]
 
 
 def appended_fraction(features: Float32, settings: AppendChanged) -> float:
-    """Of the tokens of frames ``[F, tokens, width]`` but the last, which is the present, the fraction that is appended."""
+    """The fraction of the tokens of frames ``[F, tokens, width]`` but the last, which is the present, that is appended."""
     references, count = References(settings, *features.shape[1:]), 0
     for frame in unit_features(features[:-1]):
         changed = references.changed(frame)

@@ -1,9 +1,8 @@
-"""The suite text-facts: who came by, in a stream of text that a language model reads in place of frames.
+"""The suite text-facts: who came by, in a stream of text that a language model reads instead of frames.
 
-A frame is ``TOKENS`` tokens of whole sentences whose embeddings enter the memory as a frame's rows do, one after another in a
-grid of one row; no tower sees them. A few frames name a visitor, alike but for the name, as the keys of RULER's multi-key
-needles are (arXiv 2404.06654); the others tell of nothing that is asked. Afterwards each visitor's family name is asked, with
-the answer's first words given, as RULER gives them.
+A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the memory as a frame's rows in a grid of one row. A few
+frames name a visitor in a sentence that differs only in the name, like RULER's multi-key needles (arXiv 2404.06654). Afterwards
+each visitor's family name is asked, with the answer's first words given, as RULER does.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class FactQuestion(CaseQuestion):
 
 
 class TokenRows:
-    """An engine whose tower looks tokens up: see :func:`pixels_of`."""
+    """An engine whose tower embeds the tokens of :func:`pixels_of`."""
 
     def __init__(self, engine: Engine, width: int) -> None:
         self._engine, self._width = engine, width
@@ -71,7 +70,7 @@ class TokenRows:
 
 
 def text_model(model: Model) -> Model:
-    """The model with a frame of ``TOKENS`` tokens of text where a picture was; its decoder and chat are as they were."""
+    """The model with frames of ``TOKENS`` tokens of text in place of pictures."""
     vision = replace(
         model.bundle.vision, size=(1, TOKENS), fit="stretch", resample="bilinear", rescale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3,
         tokens_per_frame=TOKENS, grid=(1, TOKENS), closing=None, group=1, positions="rows", before="", after="",
@@ -82,21 +81,18 @@ def text_model(model: Model) -> Model:
 
 
 def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Token ids ``[T, TOKENS]`` as frames ``[T, 1, TOKENS, 3]``: a pixel's red, green and blue are the bytes of one id."""
+    """Token ids ``[T, TOKENS]`` as frames ``[T, 1, TOKENS, 3]``, whose pixels' channels are the bytes of an id."""
     return np.stack([ids >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)[:, None]
 
 
 def make_text_case(words: Words, stream: int, frames: int, encode: Encode) -> Case:
-    """The ``stream``-th stream of a seed: VISITORS visitors, NEAR of them in its newest eighth, and a question about each.
-
-    Raises UserError where a frame has no room for a visitor, or the stream for all.
-    """
+    """Make the ``stream``-th stream of a seed, and a question about each visitor. Raises UserError for too short a stream."""
     rng = np.random.default_rng([*words, stream, 3])
     newest = frames - frames // 8
     if frames // 8 < NEAR + 1 or newest < VISITORS - NEAR:
         raise UserError(f"--frames {frames}: {VISITORS} visitors come by in a stream; give {8 * (NEAR + 1)} or more")
     far = np.sort(rng.permutation(newest)[: VISITORS - NEAR])
-    near = newest + np.sort(rng.permutation(frames - newest - 1)[:NEAR])  # the newest frame of all tells nothing
+    near = newest + np.sort(rng.permutation(frames - newest - 1)[:NEAR])  # the newest frame names no visitor
     given, family = (rng.permutation(names.split())[:VISITORS].tolist() for names in (GIVEN, FAMILY))
     visits = dict(zip([*far.tolist(), *near.tolist()], range(VISITORS), strict=True))
     sentences = _sentences(rng, encode)
@@ -123,14 +119,14 @@ def make_text_case(words: Words, stream: int, frames: int, encode: Encode) -> Ca
 
 
 def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
-    """Sentences that tell of nothing that is asked, as token ids."""
+    """Draw sentences without visitors, as token ids."""
     parts = [[" ".join(part.split()) for part in of.split("|")] for of in (WHO, DID, WHAT, WHERE)]
     drawn = ([of[rng.integers(len(of))] for of in parts] for _ in range(SENTENCES))
     return [encode(f" {' '.join(filter(None, words))}.") for words in drawn]
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Whole sentences of together ``tokens`` tokens. Raises UserError where there are none."""
+    """Draw whole sentences of ``tokens`` tokens together. Raises UserError where there are none."""
     lengths, reach = {len(sentence) for sentence in sentences}, {0}
     for end in range(1, tokens + 1):
         if any(end - length in reach for length in lengths):

@@ -94,7 +94,7 @@ def test_an_int8_cache_is_compared_under_the_scales_that_are_written(exported, v
     measure = command.calibrate
     monkeypatch.setattr(command, "calibrate", lambda model, *arguments: measure(counts(model), *arguments))
     comparison = command.parse_comparison("uniform", "25%", None, ("what color?",), 2)
-    request = command.CalibrateRequest(str(bundle), [video], 12, tmp_path / "out", None, 1, comparison)
+    request = command.CalibrateRequest(str(bundle), [video], 12, tmp_path / "out", 1, comparison)
     written, _ = command.start(request, lambda what: None, print)
     old, new = Bundle.load(bundle).kv_scales(), Bundle.load(written).kv_scales()
     assert not np.array_equal(old.key, new.key)
@@ -186,7 +186,7 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     comparison = command.parse_comparison(
         "oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 5
     )
-    request = CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison, layers=False)
+    request = CalibrateRequest("demo", [], 48, demo_bundle, 1, comparison, layers=False)
     _, found = start(request, lambda what: None, lambda what: None)
     (choice,) = found.policies.budgets
     assert choice.chosen == "planted"

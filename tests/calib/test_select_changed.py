@@ -72,7 +72,7 @@ def few_streams(monkeypatch):
 
 def calibrate(out, said):
     comparison = command.parse_comparison("uniform", "25%", "streamqa", (), 5)
-    request = command.CalibrateRequest("demo", [], 24, out, None, 1, comparison, layers=False)
+    request = command.CalibrateRequest("demo", [], 24, out, 1, comparison, layers=False)
     return command.start(request, said, lambda what: None)[1]
 
 

@@ -298,7 +298,7 @@ def do_calibration(folder: Path, tell: Tell) -> None:
 
     module.DEMO_SEEDS = (101,)
     comparison = module.parse_comparison("uniform", "64", "agreement", (QUESTION,), 1)
-    request = module.CalibrateRequest(str(folder / "disk" / "bundle"), [], 10, None, None, 1, comparison)
+    request = module.CalibrateRequest(str(folder / "disk" / "bundle"), [], 10, None, 1, comparison)
     module.start(request, lambda what: None, lambda line: tell("said", line))
 
 

@@ -250,7 +250,7 @@ def prepare_snapshots(folder: Path) -> None:
 
 
 def spoil_snapshot(folder: Path, rng: Rng) -> None:
-    from edgevlm.runtime.snapshots.format import parts, read
+    from edgevlm.runtime.snapshots.format import read, write
 
     policy = POLICIES[rng.integers(len(POLICIES))]
     (folder / "policy").write_text(policy)
@@ -273,7 +273,7 @@ def spoil_snapshot(folder: Path, rng: Rng) -> None:
                 del arrays[name]
         path.unlink()
         with path.open("wb") as stream:
-            stream.writelines(parts(about, arrays))
+            write(stream, about, arrays)
 
 
 def spoiled_array(array: np.ndarray, rng: Rng) -> np.ndarray:

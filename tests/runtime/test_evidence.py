@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from edgevlm import Session
 from edgevlm.calib.accuracy.cases import Case, make_case, score_evidence, seed_words
-from edgevlm.calib.accuracy.select_evidence import with_rule
 from edgevlm.calib.accuracy.worker import held_tokens
 from edgevlm.cli import app
 from edgevlm.runtime.calibration import EvidenceHeads
@@ -121,17 +120,6 @@ def test_times_are_kept_within_half_a_second_in_constant_memory() -> None:
     assert max(off) <= 4 * CLOSE_S  # an error for each time that its neighbours were thinned
     times.add(10_000, 1.0)  # frames seen in a question are taken back
     assert times.at(10_000) == times.at(20_000) == 1.0
-
-
-def test_the_rule_parts_what_is_held_from_what_is_gone() -> None:
-    rng = np.random.default_rng(0)
-    held = np.arange(400) % 3 > 0
-    features = np.c_[rng.normal(20 + 15 * held, 3), rng.normal(0, 3, (400, 5))]
-    rule = with_rule(EvidenceHeads(0, (0,)), features, held)
-    said = features @ rule.weights + rule.bias > 0
-    assert said[held].mean() == pytest.approx(0.95, abs=0.01)
-    assert said[~held].mean() < 0.1
-    assert not with_rule(EvidenceHeads(0, (0,)), features, np.ones(400, bool)).weights
 
 
 @pytest.mark.parametrize("change", [{"layer": 4}, {"heads": (4,)}, {"heads": ()}, {"weights": (1.0,)}, {"bias": 12345}])

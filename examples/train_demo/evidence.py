@@ -1,21 +1,26 @@
 """Find the heads that look at what answers a question, and tell whether that is still held, on the demo world.
 
+`python examples/train_demo/evidence.py BUNDLE --streams 16` writes them into the bundle of a model trained on the demo world.
+
 The heads are chosen under full KV. The rule is a logistic regression on each head's best and median score over the frames'
 rows and its query's length, and on how sure the answer is, under policies that keep what was asked about and that lose it.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import Case, CaseQuestion, EvidenceScore, make_case, score_evidence, seed_words
-from edgevlm.calib.write import as_calibrated
+from edgevlm.calib.accuracy.worker import TEXT_BUDGET, held_tokens
+from edgevlm.calib.write import as_calibrated, write_calibration
 from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.evidence import QuestionAttention
@@ -91,8 +96,6 @@ class AskedQuestion(NamedTuple):
 
 def _ask(model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str, budget: int) -> Iterator[AskedQuestion]:
     """Each question with evidence that was answered right, or whose evidence is gone."""
-    from edgevlm.calib.accuracy.worker import TEXT_BUDGET, held_tokens
-
     used, grid = as_calibrated(model, evidence=heads), model.bundle.vision.grid
     for case in cases:
         with Session.open(used, policy=policy, budget=budget, text_budget=TEXT_BUDGET, append=ALL, encode=ALL) as session:
@@ -110,3 +113,19 @@ def _ask(model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str,
                 asked = AskedQuestion(case, question, answer.looked, held)
                 if right or not asked.score(answer.looked, grid).held:
                     yield asked
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Find the evidence heads of a model of the demo world.")
+    parser.add_argument("bundle")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--out", type=Path, help="write a copy; leave the bundle alone")
+    options = parser.parse_args()
+    model = Model.load(options.bundle)
+    found = select_evidence(model, options.streams, print)
+    print(found)
+    print(write_calibration(model.bundle, evidence=found, out=options.out))
+
+
+if __name__ == "__main__":
+    main()
