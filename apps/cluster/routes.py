@@ -24,7 +24,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.serve.chat import ChatRequest, Strict
 from edgevlm.apps.serve.config import CameraSettings
-from edgevlm.apps.serve.guard import error_body
+from edgevlm.apps.serve.errors import error_body
 from edgevlm.apps.serve.http import Forget, NewStream, StreamChange, WatchChange
 from edgevlm.apps.serve.responses import ResponsesRequest
 from edgevlm.apps.serve.service import Service

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from edgevlm.apps.run.clock import Asked
@@ -32,57 +32,40 @@ MAX_TEXT = 65_536  # characters of one message
 MAX_MESSAGES = 256
 
 
-# Fields of OpenAI, vLLM, llama.cpp and Open WebUI that change no answer here: accepted, and not looked at.
-IGNORED = frozenset({
-    "background_tasks", "cache_prompt", "cache_salt", "chat_id", "dry_allowed_length", "dry_base", "dry_penalty_last_n",
-    "dynatemp_exponent", "features", "files", "filter_ids", "id", "id_slot", "include_reasoning", "message_id", "metadata",
-    "min_keep", "mirostat_eta", "mirostat_tau", "model_item", "n_keep", "parallel_tool_calls", "priority", "prompt_cache_key",
-    "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "reasoning_format", "repeat_last_n", "request_id",
-    "return_progress", "safety_identifier", "samplers", "service_tier", "session_id", "store", "timings_per_token",
-    "tool_ids", "tool_servers", "user", "variables", "verbosity", "xtc_threshold",
-})  # fmt: skip
-# Fields that would change the answer, and the values with which they do not.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "dry_multiplier", "xtc_probability", "mirostat"), (0,)),
-    **dict.fromkeys(("dynatemp_range", "n_probs", "top_logprobs", "min_tokens"), (0,)),
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p", "typ_p", "best_of"), (1,)),
-    **dict.fromkeys(("logprobs", "echo", "ignore_eos", "use_beam_search", "continue_final_message"), (False,)),
-    **dict.fromkeys(("add_special_tokens", "include_stop_str_in_output"), (False,)),
-    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    **dict.fromkeys(("logit_bias", "mm_processor_kwargs", "chat_template_kwargs"), ({},)),
-    **dict.fromkeys(("tools", "functions", "stop_token_ids", "bad_words"), ([],)),
-    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],), "grammar": ("",),
-}  # fmt: skip
-
-
 class Strict(BaseModel):
-    """Fields that are not known are errors, and so are values of another type."""
+    """Unknown fields are errors, and so are values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TextPart(Strict):
+class Lenient(BaseModel):
+    """Unknown fields are ignored: programs written for other servers send theirs."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class TextPart(Lenient):
     type: Literal["text"]
     text: Annotated[str, Field(max_length=MAX_TEXT)]
 
 
-class ImageUrl(Strict):
+class ImageUrl(Lenient):
     url: str
     detail: Literal["auto", "low", "high"] = "auto"
 
 
-class ImagePart(Strict):
+class ImagePart(Lenient):
     """A picture that this question shows: ``data:``, or ``http(s):`` of an allowed host."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-class MediaUrl(Strict):
+class MediaUrl(Lenient):
     url: Annotated[str, Field(max_length=4096)]
 
 
-class VideoPart(Strict):
+class VideoPart(Lenient):
     """A stream, ``edgevlm://NAME``, or a file of an allowed folder. ``input_video`` is llama.cpp's name for it."""
 
     type: Literal["video_url", "input_video"]
@@ -102,34 +85,20 @@ class VideoPart(Strict):
 Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
-class ChatMessage(Strict):
+class ChatMessage(Lenient):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[Part], Field(max_length=64)]
     name: Annotated[str, Field(max_length=256)] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_answered(cls, values: Any) -> Any:
-        """An answer comes back with all that its client keeps with it: what is empty there, and its reasoning, say nothing."""
-        if not isinstance(values, dict) or values.get("role") != "assistant":
-            return values
-        kept, reasoning = ("role", "content", "name"), ("reasoning", "reasoning_content")
-        return {k: v for k, v in values.items() if k in kept or (k not in reasoning and v not in (None, [], ""))}
-
     @property
     def text(self) -> str:
-        parts = (
-            [self.content]
-            if isinstance(self.content, str)
-            else [each.text for each in self.content if isinstance(each, TextPart)]
-        )
-        return "\n".join(parts)
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(each.text for each in self.content if isinstance(each, TextPart))
 
 
-class StreamOptions(Strict):
+class StreamOptions(Lenient):
     include_usage: bool = False
-    include_obfuscation: bool = False  # OpenAI's: there is nothing to hide
-    continuous_usage_stats: Literal[False] = False  # vLLM's
 
 
 Schema = dict[str, Any] | bool
@@ -137,29 +106,28 @@ ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)
 Pattern = Annotated[str, Field(min_length=1, max_length=grammar.MAX_GRAMMAR)]
 
 
+Count = Annotated[int, Field(ge=1, le=1 << 31)] | None
+Tokens = Annotated[Count, BeforeValidator(lambda value: None if value == -1 else value)]  # llama.cpp's -1: any number
 Moment = Annotated[str, Field(min_length=1, max_length=40)]
 ASKED_STREAM = "The stream: its name, or what ends in `/NAME`. A video part may name it instead; unless given, the only one."
 
 
-class VideoSampling(Strict):
+class VideoSampling(Lenient):
     """Of a file: as many frames, at most so many a second."""
 
     num_frames: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
     fps: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
 
 
-class MediaSampling(Strict):
+class MediaSampling(Lenient):
     video: VideoSampling = VideoSampling()
 
 
-class NamedSchema(Strict):
+class NamedSchema(Lenient):
     json_schema: Schema = Field(default=True, alias="schema")
-    name: Annotated[str, Field(max_length=256)] = ""
-    description: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
-    strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Lenient):
     """OpenAI's; ``schema`` beside ``json_object`` is llama.cpp's."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -176,15 +144,15 @@ class StructuredOutputs(Strict):
     regex: Pattern | None = None
 
 
-class ChatRequest(Strict):
+class ChatRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
     model: Annotated[str, Field(max_length=512, description=ASKED_STREAM)] = ""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    max_tokens: Tokens = None
+    max_completion_tokens: Tokens = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -195,30 +163,8 @@ class ChatRequest(Strict):
     media_io_kwargs: MediaSampling = MediaSampling()
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_choice: ChoiceTexts | None = None
-    guided_json: Schema | str | None = None
-    guided_regex: Pattern | None = None
-    json_schema: Schema | None = None
     since: Moment | None = Field(None, description="Look at what was seen from then on: `10m`, `14:03` or RFC 3339.")
     until: Moment | None = Field(None, description="Look at what was seen up to then, written like `since`.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _others(cls, values: Any) -> Any:
-        """Leave out what changes nothing. llama.cpp's -1 tokens are as many as there may be."""
-        if not isinstance(values, dict):
-            return values
-        kept = {name: value for name, value in values.items() if name not in IGNORED}
-        for name in ("max_tokens", "n_predict"):
-            if name in kept and kept[name] == -1:
-                del kept[name]
-        if "n_predict" in kept:
-            kept.setdefault("max_tokens", kept.pop("n_predict"))
-        for name in NEUTRAL.keys() & kept.keys():
-            if kept[name] is not None and kept[name] not in NEUTRAL[name]:
-                raise FieldError(name, "it means nothing here; leave it out")
-            del kept[name]
-        return kept
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -234,22 +180,20 @@ class ChatRequest(Strict):
     def constraint(self) -> tuple[str, Literal["choice", "json", "regex"], Any] | None:
         """The field that says what the answer must be, what kind it is of, and its value. Raises FieldError for two of them."""
         wanted, form = self.structured_outputs or StructuredOutputs(), self.response_format or ResponseFormat(type="text")
-        if form.type == "json_schema" and form.json_schema is None:
-            raise FieldError("response_format.json_schema", "give the schema")
-        schemas = {
-            "response_format.json_schema": form.json_schema and form.json_schema.json_schema,
-            "response_format": form.object_schema or grammar.ANY_OBJECT if form.type == "json_object" else None,
-            "structured_outputs.json": wanted.json_schema,
-            "structured_outputs.json_object": grammar.ANY_OBJECT if wanted.json_object else None,
-            "guided_json": self.guided_json,
-            "json_schema": self.json_schema,
-        }
-        choices = {"structured_outputs.choice": wanted.choice, "guided_choice": self.guided_choice}
-        patterns = {"structured_outputs.regex": wanted.regex, "guided_regex": self.guided_regex}
         found: list[tuple[str, Literal["choice", "json", "regex"], Any]] = []
-        found += [(name, "choice", value) for name, value in choices.items() if value is not None]
-        found += [(name, "json", value) for name, value in schemas.items() if value is not None]
-        found += [(name, "regex", value) for name, value in patterns.items() if value is not None]
+        if form.type == "json_schema":
+            if form.json_schema is None:
+                raise FieldError("response_format.json_schema", "give the schema")
+            found.append(("response_format.json_schema", "json", form.json_schema.json_schema))
+        if form.type == "json_object":
+            found.append(("response_format", "json", form.object_schema or grammar.ANY_OBJECT))
+        if wanted.choice is not None:
+            found.append(("structured_outputs.choice", "choice", wanted.choice))
+        if wanted.json_schema is not None or wanted.json_object:
+            schema = grammar.ANY_OBJECT if wanted.json_schema is None else wanted.json_schema
+            found.append(("structured_outputs.json", "json", schema))
+        if wanted.regex is not None:
+            found.append(("structured_outputs.regex", "regex", wanted.regex))
         if len(found) > 1:
             raise FieldError(found[1][0], f"the answer cannot follow {found[0][0]} too")
         return found[0] if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -9,10 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.routing import Match
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.serve.guard import error_body
 from edgevlm.errors import FieldError, UserError, reason
 
 CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # of errors that no route raised
@@ -22,8 +21,24 @@ class ApiError(HTTPException):
     """An error in OpenAI's shape."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None, soon: int = 1) -> None:
-        super().__init__(status, message, {"Retry-After": str(soon)} if status in (429, 503) else None)
+        again = {"Retry-After": str(soon)} if status in (429, 503) else None
+        super().__init__(status, message, {"WWW-Authenticate": "Bearer"} if status == 401 else again)
         self.code, self.param = code, param
+
+
+def error_body(message: str, code: str | None, param: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:
+    """OpenAI's shape of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def answer(status: int, message: str, code: str | None, param: str | None = None, headers: Any = None) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse(error_body(message, code, param, kind), status, headers)
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer that an error is. headers: beside its own."""
+    return answer(error.status_code, str(error.detail), error.code, error.param, {**(error.headers or {}), **(headers or {})})
 
 
 class ErrorFields(BaseModel):
@@ -44,12 +59,11 @@ STATUSES = {
     401: "The key is missing or wrong.",
     403: "A page of another site asks.",
     404: "It is not there.",
-    405: "The path has no such method; `Allow` lists those it has.",
+    405: "The path has no such method.",
     408: "The body does not come.",
     413: "The body is too large.",
-    421: "The name of the host is another one's.",
+    421: "The Host header does not match this server.",
     429: "There are too many requests; ask again after `Retry-After` seconds.",
-    431: "The headers are too large.",
     500: "The server has a fault.",
     503: "It is not ready, has too many connections, or a question waited too long; ask again after `Retry-After` seconds.",
 }
@@ -64,10 +78,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def add_errors(app: FastAPI) -> None:
     """Every error in OpenAI's shape; wrong fields are 400 and named."""
-
-    def answer(status: int, message: str, code: str | None, param: str | None = None, headers: Any = None) -> JSONResponse:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return JSONResponse(error_body(message, code, param, kind), status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -96,18 +106,11 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(StarletteHTTPException)
     async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:
         if isinstance(error, ApiError):
-            return answer(error.status_code, str(error.detail), error.code, error.param, error.headers)
+            return error_response(error)
         if error.status_code == 400:  # numbers and nesting that Python's JSON does not read
             return answer(400, "body: it cannot be read as JSON", "invalid_json", "body")
-        headers = {"Allow": ", ".join(methods(app, request.scope))} if error.status_code == 405 else error.headers
-        return answer(error.status_code, str(error.detail), CODES.get(error.status_code), None, headers)
+        return answer(error.status_code, str(error.detail), CODES.get(error.status_code), None, error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return answer(500, f"unexpected {type(error).__name__}", "internal_error")
-
-
-def methods(app: FastAPI, scope: Any) -> list[str]:
-    """All methods of a path; the router itself tells those of its first route alone."""
-    there = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
-    return sorted({method for route in there for method in getattr(route, "methods", ())})

@@ -32,8 +32,7 @@ from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import answer_of, list_of
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Fps, Name, ServeConfig, checked_budget
-from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
-from edgevlm.apps.serve.guard import error_body
+from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors, error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
 from edgevlm.apps.serve.service import Service, field

@@ -6,22 +6,20 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
-from edgevlm.apps.serve.chat import IGNORED, MAX_MESSAGES, MAX_TEXT, ChatRequest, Completion, NamedSchema, Strict
+from edgevlm.apps.serve.chat import MAX_MESSAGES, MAX_TEXT, ChatRequest, Completion, Lenient, NamedSchema
 from edgevlm.errors import FieldError
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
-class InputText(Strict):
+class InputText(Lenient):
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: list[Any] | None = None  # of an answer that comes back; they say nothing
-    logprobs: list[Any] | None = None
 
 
-class InputImage(Strict):
+class InputImage(Lenient):
     type: Literal["input_image"]
     image_url: str
     detail: Literal["auto", "low", "high"] = "auto"
@@ -30,10 +28,8 @@ class InputImage(Strict):
 InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 
 
-class InputMessage(Strict):
+class InputMessage(Lenient):
     type: Literal["message"] = "message"
-    id: str | None = None  # of an answer that comes back
-    status: str | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[InputPart], Field(max_length=64)]
 
@@ -53,11 +49,11 @@ class TextFormat(NamedSchema):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class TextSettings(Strict):
+class TextSettings(Lenient):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
     model: Annotated[
@@ -70,11 +66,6 @@ class ResponsesRequest(Strict):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: TextSettings | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _others(cls, values: Any) -> Any:
-        return {name: value for name, value in values.items() if name not in IGNORED} if isinstance(values, dict) else values
 
     def as_chat(self) -> ChatRequest:
         """The same question as a chat completion. Raises FieldError."""

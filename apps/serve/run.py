@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -26,13 +25,14 @@ from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.run.watchdog import START_S, Notifier
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.serve.config import ServeConfig, assign, check_config, named_cameras, read_config
-from edgevlm.apps.serve.guard import Guard, error_body, refuse
+from edgevlm.apps.serve.guard import Guard
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, progress, to_stderr
 
 HEAD_S = 20.0  # that a request may take to come, without its body
+MAX_HEADERS = 64 << 10  # bytes
 READ_S = 20.0  # that a client may leave unread what was sent to it
 IDLE_S = 0.01  # processor time between two signs that is no work
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
@@ -142,42 +142,18 @@ def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=service.config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False,
-        lifespan="off", http=BoundedProtocol, ws="none",
+        h11_max_incomplete_event_size=MAX_HEADERS, lifespan="off", http=TimedProtocol, ws="none",
     )  # fmt: skip
 
 
-class BoundedProtocol(H11Protocol):
-    """Connections that bring no request are closed: after a while, and the oldest of them at once where there are too many.
-
-    Beyond the limit 503 is answered, and beyond twice the limit nothing.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._limit, self._admitted = self.limit_concurrency or 1 << 30, self.app
-        self.limit_concurrency = None  # uvicorn answers in plain text
-        self.app = self._admit
-
-    async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
-        if len(self.connections) < self._limit:
-            await self._admitted(scope, receive, send)
-        else:
-            await refuse(send, 503, "there are too many connections; try again in a moment", "overloaded")
+class TimedProtocol(H11Protocol):
+    """Closes connections that bring no request for a while, and those whose client does not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.since, limit = self.loop.time(), self._limit
-        if len(self.connections) > 2 * limit:
-            transport.abort()
-        elif len(self.connections) >= limit:
-            others = (each for each in self.connections if isinstance(each, BoundedProtocol) and each is not self)
-            waiting = [each for each in others if each.brings_nothing]
-            if waiting:
-                min(waiting, key=lambda each: each.since).transport.abort()
         self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
     def pause_writing(self) -> None:
-        """A client that does not read what it asked for is dropped."""
         super().pause_writing()
         self.stuck = self.loop.call_later(READ_S, self.transport.abort)
 
@@ -185,26 +161,11 @@ class BoundedProtocol(H11Protocol):
         super().resume_writing()
         self.stuck.cancel()
 
-    @property
-    def brings_nothing(self) -> bool:
-        """Whether it is open, no request is being answered, and none has come whole."""
-        asked = self.cycle is not None and not self.cycle.response_complete
-        return not self.transport.is_closing() and (not asked or (self.cycle.more_body and not self.cycle.response_started))
-
-    def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered in OpenAI's shape too."""
-        body = json.dumps(error_body("the request is no HTTP", "invalid_http")).encode()
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
-        self.transport.write(f"{head}\r\n\r\n".encode() + body)
-        self.transport.close()
-
     def _close_if_idle(self, before: object) -> None:
         """Close it where no request came since, and none is being answered."""
-        if self.transport.is_closing():
-            return
         if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
             self.transport.close()
-        else:
+        elif not self.transport.is_closing():
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 

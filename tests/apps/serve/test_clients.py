@@ -1,7 +1,6 @@
 """Clients that go away or send nothing: their places are free at once."""
 
 import asyncio
-import json
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -75,7 +74,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch):
         await receive()
 
     async def ask():
-        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
         with pytest.raises(StarletteHTTPException, match="the body did not come"):
             await guard.Guard(app, service())(scope, asyncio.Event().wait, None)
 
@@ -87,10 +86,10 @@ async def listening(app, limit):
     """uvicorn's state and port, in front of ``app``."""
     import uvicorn
 
-    config = uvicorn.Config(app, http=run.BoundedProtocol, limit_concurrency=limit, lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=run.TimedProtocol, limit_concurrency=limit, lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()
-    server = await asyncio.get_running_loop().create_server(lambda: run.BoundedProtocol(config, state, {}), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: run.TimedProtocol(config, state, {}), "127.0.0.1", 0)
     try:
         yield state, server.sockets[0].getsockname()[1]
     finally:
@@ -107,43 +106,19 @@ async def until(true):
         await asyncio.sleep(0.01)
 
 
-def test_connections_that_send_nothing_are_closed_and_their_number_is_bounded(monkeypatch):
+def test_connections_that_send_nothing_are_closed(monkeypatch):
     monkeypatch.setattr(run, "HEAD_S", 0.5)
 
     async def connect():
         async with listening(answer, 4) as (state, port):
             links = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-            await until(lambda: len(state.connections) <= 4)
+            await until(lambda: state.connections)
             links[-1][1].write(b"GET / HTTP/1.1\r\nHost:")
             for reader, writer in links:
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
                 writer.close()
             await until(lambda: not state.connections)
-
-    asyncio.run(asyncio.wait_for(connect(), 60))
-
-
-@pytest.mark.parametrize("held", [b"GET / HTTP/1.1\r\nHost: loc", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"])
-def test_those_who_ask_are_answered_while_others_hold_all_connections(held):
-    async def reads(scope, receive, send):
-        while (await receive()).get("more_body"):
-            pass
-        await answer(scope, receive, send)
-
-    async def connect():
-        async with listening(reads, 4) as (state, port):
-            links = []
-            for _ in range(12):
-                links.append(await asyncio.open_connection("127.0.0.1", port))
-                links[-1][1].write(held)
-            await until(lambda: len(state.connections) <= 4)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            await until(lambda: len(state.connections) < 4)
-            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            for _, writer in links:
-                writer.close()
 
     asyncio.run(asyncio.wait_for(connect(), 60))
 
@@ -172,31 +147,6 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch):
     assert len(sent) < 100
 
 
-def test_too_many_connections_are_told_so_as_every_error_is():
-    asked = asyncio.Event()
-
-    async def hangs(scope, receive, send):
-        asked.set()
-        await receive()
-        await receive()
-
-    async def connect():
-        async with listening(hangs, 2) as (_, port):
-            links = []
-            for _ in range(2):
-                links.append(await asyncio.open_connection("127.0.0.1", port))
-                links[-1][1].write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                await asked.wait()
-            told = await links[1][0].read()
-            for _, writer in links:
-                writer.close()
-            return told
-
-    head, _, body = asyncio.run(asyncio.wait_for(connect(), 60)).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503")
-    assert json.loads(body)["error"]["code"] == "overloaded"
-
-
 def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
     sent, release = [], asyncio.Event()
 
@@ -208,7 +158,7 @@ def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
         async def receive():
             return {"type": "http.request", "body": bytes(size), "more_body": False}
 
-        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
         await server(scope, receive, sent.append)
 
     async def all_at_once():
@@ -240,7 +190,13 @@ def test_names_that_are_not_this_servers_are_refused(host, status):
         sent.append(message)
 
     async def ask(**headers):
-        scope = {"type": "http", "path": "/", "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
         await guard.Guard(answer, service(hosts=["box.lan"]))(scope, None, send)
 
     asyncio.run(ask(host=host))
@@ -270,17 +226,6 @@ def test_with_a_key_every_path_but_the_page_and_health_asks_for_it(tmp_path, mon
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
 
 
-def test_headers_are_bounded():
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost"), (b"x", bytes(1 << 17))]}
-    asyncio.run(guard.Guard(answer, service())(scope, None, send))
-    assert sent[0]["status"] == 431
-
-
 def test_an_address_that_asks_too_often_waits_and_others_do_not(monkeypatch):
     now, sent = [0.0], []
     monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
@@ -291,7 +236,14 @@ def test_an_address_that_asks_too_often_waits_and_others_do_not(monkeypatch):
 
     def ask(address):
         sent.clear()
-        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")], "client": (address, 1)}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+            "client": (address, 1),
+        }
         asyncio.run(server(scope, None, send))
         return sent[0]["status"]
 

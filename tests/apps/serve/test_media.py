@@ -134,7 +134,9 @@ def test_a_picture_is_seen_by_its_question_alone(server):
         assert "evidence" in own.model_extra["edgevlm"]
         assert "evidence" not in answer.model_extra["edgevlm"], "nobody knows what it was read from"
         assert ask(server).choices[0].message.content == own.choices[0].message.content
-    chunks = ask(server, shows(inline(encoded(image))), stream=True, extra_body={"guided_choice": ["0", "1", "2", "3"]})
+    chunks = ask(
+        server, shows(inline(encoded(image))), stream=True, extra_body={"structured_outputs": {"choice": ["0", "1", "2", "3"]}}
+    )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == truth
     assert ask(server, shows(inline(encoded(image))), stop=truth).choices[0].message.content.strip() == ""
 

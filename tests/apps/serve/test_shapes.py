@@ -60,17 +60,8 @@ def test_what_other_programs_send_is_answered(server, fields):
         assert json.loads(body)["choices"][0]["message"]["content"].strip().isdecimal()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"logprobs": True}, {"frequency_penalty": 0.5}, {"repeat_penalty": 1.1}, {"tools": [{"type": "function"}]},
-        {"logit_bias": {"5": 1}}, {"mm_processor_kwargs": {"fps": 1e9}}, {"chat_template_kwargs": {"x": 1}}, {"echo": True},
-        {"grammar": "root ::= x"}, {"mirostat": 2}, {"ignore_eos": True}, {"top_k": -2}, {"min_p": 2}, {"best_of": 2},
-        {"chat_template": "{{ 7 * 7 }}"}, {"n": 2}, {"modalities": ["audio"]}, {"prompt": "x"},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)  # fmt: skip
-def test_what_would_change_the_answer_and_cannot_is_a_400_that_names_it(server, fields):
+@pytest.mark.parametrize("fields", [{"top_k": -2}, {"min_p": 2}, {"n": 2}], ids=lambda fields: next(iter(fields)))
+def test_a_value_that_cannot_be_is_a_400_that_names_it(server, fields):
     status, _, body = server.request("POST", "/v1/chat/completions", {"model": "one", "messages": SAID, **fields})
     assert (status, json.loads(body)["error"]["param"]) == (400, next(iter(fields)))
 
@@ -97,13 +88,8 @@ def test_the_responses_interface(server):
         "".join(event.delta for event in events if event.type == "response.output_text.delta")
         == events[-1].response.output_text
     )
-    for wrong, field in (
-        ({"previous_response_id": "x"}, "previous_response_id"),
-        ({"input": []}, "input"),
-        ({"tools": [1]}, "tools"),
-    ):
-        status, _, body = server.request("POST", "/v1/responses", {"model": "one", "input": NOW, **wrong})
-        assert (status, json.loads(body)["error"]["param"].partition(".")[0]) == (400, field)
+    status, _, body = server.request("POST", "/v1/responses", {"model": "one", "input": []})
+    assert (status, json.loads(body)["error"]["param"].partition(".")[0]) == (400, "input")
 
 
 def test_clients_at_once_on_two_streams_get_their_own_answers(server):
@@ -116,7 +102,7 @@ def test_clients_at_once_on_two_streams_get_their_own_answers(server):
         left.wait()
         for _ in range(4):
             chunks = list(server.client.chat.completions.create(
-                model=name, messages=SAID, stream=True, extra_body={"guided_choice": choices},
+                model=name, messages=SAID, stream=True, extra_body={"structured_outputs": {"choice": choices}},
             ))  # fmt: skip
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
             told = chunks[-1].model_extra["edgevlm"]

@@ -39,8 +39,8 @@ def ask(server, camera, **settings):
     return server.client.chat.completions.create(model=camera, messages=SAID, **settings)
 
 
-@pytest.mark.parametrize("field", [{"structured_outputs": {"choice": ["Red", "Blue"]}}, {"guided_choice": ["Red", "Blue"]}])
-def test_the_answer_is_one_of_the_choices(server, field):
+def test_the_answer_is_one_of_the_choices(server):
+    field = {"structured_outputs": {"choice": ["Red", "Blue"]}}
     answer = ask(server, "demo", extra_body=field)
     told = answer.model_extra["edgevlm"]["choices"]
     assert answer.choices[0].message.content in ("Red", "Blue")
@@ -66,10 +66,9 @@ def test_the_answer_follows_a_json_schema(server):
 @pytest.mark.parametrize(
     ("field", "form"),
     [
-        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA), ({"guided_json": json.dumps(SCHEMA)}, SCHEMA),
-        ({"json_schema": SCHEMA}, SCHEMA), ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA), ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, SCHEMA),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
         ({"structured_outputs": {"regex": '"(yes|no)"'}}, {"enum": ["yes", "no"]}),
-        ({"guided_regex": "[0-9]{1,3}"}, {"type": "integer"}),
     ],
 )  # fmt: skip
 def test_other_servers_names_for_it(server, field, form):
@@ -77,7 +76,7 @@ def test_other_servers_names_for_it(server, field, form):
 
 
 def test_a_stop_cuts_what_follows_a_form_too(server):
-    form = {"guided_regex": "a{3}b{2}"}
+    form = {"structured_outputs": {"regex": "a{3}b{2}"}}
     for stop, text in (("ab", "aa"), ("z", "aaabb")):
         answer = ask(server, "tiny", extra_body=form, stop=stop)
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, "stop")
@@ -93,19 +92,19 @@ def test_an_object_that_is_cut_says_so(server):
     ("stream", "field", "param"),
     [
         ("demo", {"response_format": {"type": "json_object"}}, "response_format"),  # its tokenizer has no braces
-        ("demo", {"guided_choice": ["yes"]}, "guided_choice"),
-        ("demo", {"guided_choice": ["yes", 1]}, "guided_choice.1"),
-        ("demo", {"guided_choice": ["yes", "perhaps"]}, "guided_choice"),
+        ("demo", {"structured_outputs": {"choice": ["yes"]}}, "structured_outputs.choice"),
+        ("demo", {"structured_outputs": {"choice": ["yes", 1]}}, "structured_outputs.choice.1"),
+        ("demo", {"structured_outputs": {"choice": ["yes", "perhaps"]}}, "structured_outputs.choice"),
         ("demo", {"structured_outputs": {"choice": ["x"] * 1000}}, "structured_outputs.choice"),
         ("demo", {"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
         ("tiny", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ("tiny", {"response_format": {"type": "xml"}}, "response_format.type"),
-        ("tiny", {"json_schema": {"type": 5}}, "json_schema"),
-        ("tiny", {"json_schema": {"$ref": "http://127.0.0.1/x"}}, "json_schema"),
-        ("tiny", {"json_schema": {"enum": ["x" * 100_000]}}, "json_schema"),
-        ("tiny", {"guided_json": "{"}, "guided_json"),
-        ("tiny", {"guided_regex": "("}, "guided_regex"),
-        ("tiny", {"guided_choice": ["yes", "no"], "guided_regex": "x"}, "guided_regex"),
+        ("tiny", {"structured_outputs": {"json": {"type": 5}}}, "structured_outputs.json"),
+        ("tiny", {"structured_outputs": {"json": {"$ref": "http://127.0.0.1/x"}}}, "structured_outputs.json"),
+        ("tiny", {"structured_outputs": {"json": {"enum": ["x" * 100_000]}}}, "structured_outputs.json"),
+        ("tiny", {"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ("tiny", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ("tiny", {"structured_outputs": {"choice": ["yes", "no"], "regex": "x"}}, "structured_outputs.regex"),
     ],
 )  # fmt: skip
 def test_a_form_that_cannot_be_is_a_400_that_names_it(server, stream, field, param):
