@@ -198,15 +198,6 @@ class Measured(Record):
     error: float = field("planned / measured - 1.")
 
 
-class Published(Record):
-    device: str = field("What was measured on; with --published only.")
-    model: str = field("The model.")
-    figure: str = field("What was measured, and its unit.")
-    published: float = field("The published figure.")
-    planned: float = field("The plan's.")
-    error: float = field("planned / published - 1.")
-
-
 class Model(Record):
     model: str = field("Its name on the Hugging Face Hub.")
     family: str = field("Model family.")
@@ -408,7 +399,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
     "journal": (Line,),
     "forget": (Forgotten,),
     "digest": (Opening, Line),
-    "plan": (Plan, Measured, Published),
+    "plan": (Plan, Measured),
     "models": (Model,),
     "doctor": (Finding,),
     "cameras": (Camera, Ability),

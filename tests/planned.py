@@ -2,10 +2,18 @@
 
 from dataclasses import replace
 
+from edgevlm.apps.planning.model import planned, published_config
 from edgevlm.apps.planning.plan import PlanRequest, choose
-from edgevlm.apps.planning.published import qwen3
 from edgevlm.apps.planning.speed import Roofline
 from edgevlm.engines.devices import load_device
+
+
+def qwen3(name, tokens=265):
+    """A Qwen3-VL model as published, its grid of ``tokens`` tokens."""
+    model = planned(name, published_config(f"Qwen/{name}-Instruct"), lambda factor, budget, clip: (480, 640))
+    grid = {"tokens": tokens, "projected": tokens, "patches": 4 * tokens, "attended": 4.0 * tokens}
+    return replace(model, tower=replace(model.tower, **grid))
+
 
 MODEL, SMALL = qwen3("Qwen3-VL-4B"), qwen3("Qwen3-VL-2B")
 

@@ -35,7 +35,6 @@ def plan(
     changed: Annotated[float, option("F", "Predict for this changed fraction of a frame.", min=0, max=1)] = 0.25,
     cameras: Annotated[int | None, option("N", "Plan a server of this many cameras.", "a run of one", min=1, max=256)] = None,
     measure: Annotated[bool, flag("--measure", "Run it here and compare its memory.")] = False,
-    published: Annotated[bool, flag("--published", "Compare the plan with published figures.")] = False,
     json: Json = False,
 ) -> None:
     """Estimate memory and speed before building anything.
@@ -49,17 +48,13 @@ def plan(
         from edgevlm.apps.planning import plan as command
         from edgevlm.runtime.settings import parse_budget
 
-        if published:
-            lines = list(command.show_published(json))
-        else:
-            wanted = None if budget is None else parse_budget(budget)
-            width, height = parse_size("--frame-size", frame_size)
-            folder = resolve_config(model, step, to_stderr)
-            size = height, width
-            request = command.PlanRequest(
-                folder, device, wanted, precision, kv, fps, chunk, size, vision_precision, changed, cameras
-            )
-            lines = list(command.show(request, json, measure))
+        wanted = None if budget is None else parse_budget(budget)
+        width, height = parse_size("--frame-size", frame_size)
+        folder = resolve_config(model, step, to_stderr)
+        request = command.PlanRequest(
+            folder, device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, changed, cameras
+        )
+        lines = list(command.show(request, json, measure))
     for line in lines:
         typer.echo(line)
 

@@ -1,7 +1,7 @@
 """``edgevlm models``: published checkpoints that edgevlm takes, and what each would do on a machine.
 
 models.json holds facts as the hub has them: name, licence, and what a plan needs of config.json. ``checked`` names what was
-looked up elsewhere, of licence and geometry; the rest is from memory. No real weights of any were ever run by us.
+looked up elsewhere, of licence and geometry; the rest is from memory. We have run none of them with real weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from edgevlm.apps.planning.model import PlannedModel, planned, published_facts
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
-from edgevlm.engines.devices import DeviceProfile
 from edgevlm.runtime.bundle import PixelBudget
 
 CAMERA = (480, 640)  # (height, width) of the frames planned for
@@ -32,7 +31,7 @@ class PublishedCheckpoint:
 
     @property
     def parameters(self) -> int:
-        """Weights that a stream uses; blocks of a tower that it skips are not among them."""
+        """Weights that a stream uses, without blocks of a tower that it skips."""
         model = self.model
         return model.matrices + model.vectors + model.table * (1 if model.tied else 2) + model.tower.parameters
 
@@ -63,7 +62,7 @@ def line(checkpoint: PublishedCheckpoint, plan: DevicePlan) -> dict[str, Any]:
 
 
 def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
-    """The lines of the command. Raises UserError for an unknown device and an invalid rate."""
+    """Yield the lines of the command. Raises UserError for an unknown device and an invalid rate."""
     device = device_named(name)
     rows = [(checkpoint, choose(checkpoint.model, device, PlanRequest("", name, fps=fps))) for checkpoint in checkpoints()]
     if as_json:
@@ -84,21 +83,6 @@ def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
     yield ""
     yield f"fps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
     yield "weights: how many, and the precision chosen."
-
-
-def table(devices: dict[str, DeviceProfile], fps: float = 2.0) -> list[str]:
-    """A Markdown table: checkpoints by devices, heading -> device; frames a second, memory and the weights chosen."""
-    lines = ["| model | licence | size | " + " | ".join(devices) + " |", "|---" * (3 + len(devices)) + "|"]
-    for checkpoint in checkpoints():
-        cells = []
-        for device in devices.values():
-            plan = choose(checkpoint.model, device, PlanRequest("", fps=fps))
-            rate = f"**{figure(plan.speed.prefill_fps)}**" if plan.keeps_up else figure(plan.speed.prefill_fps)
-            fitting = f"{rate} ({plan.roofline.precision}, {plan.memory.total / 1e9:.1f} GB)"
-            cells.append(fitting if plan.fits else "does not fit")
-        facts = (f"`{checkpoint.name}`", checkpoint.licence, size(checkpoint.parameters))
-        lines.append(f"| {' | '.join([*facts, *cells])} |")
-    return lines
 
 
 def size(parameters: int) -> str:

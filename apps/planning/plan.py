@@ -271,13 +271,3 @@ def is_measurable(roofline: Roofline) -> bool:
     model = roofline.model
     made = (model.precision, model.kv) == (roofline.precision, roofline.kv)
     return roofline.device.kind == "cpu" and bool(model.files) and made
-
-
-def show_published(as_json: bool) -> Iterator[str]:
-    """What was published of Orins beside the plan."""
-    from edgevlm.apps.planning.published import rows
-
-    if not as_json:
-        yield f"{'device':<13}{'model':<15}{'figure':<14}{'published':>10}{'planned':>10}{'error':>10}"
-    for row in rows():
-        yield json_line("published", row.line()) if as_json else str(row)

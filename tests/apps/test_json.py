@@ -73,7 +73,6 @@ def validate(line):
         ([*WATCH, "--frames", "40"], {"answer", "summary"}),
         ([*WATCH, "--frames", "60", "--policy", "rekv", "--ask", COUNT], {"answer", "summary"}),
         (["plan"], {"plan"}),
-        (["plan", "--published"], {"published"}),
         (["models"], {"model"}),
         (["doctor"], {"finding"}),
         (["cameras"], {"camera", "ability"}),

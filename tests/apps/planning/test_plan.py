@@ -211,12 +211,6 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path):
         make_plan(PlanRequest(str(tmp_path / "none"), "cpu"))
 
 
-def test_published_figures_are_printed_with_their_errors():
-    lines = [json.loads(line) for line in run("--published", "--json").stdout.splitlines()]
-    assert {line["device"] for line in lines} == {"orin-agx-64", "orin-nx-16", "orin-nano-8"}
-    assert all(line["error"] == pytest.approx(line["planned"] / line["published"] - 1, abs=0.01) for line in lines)
-
-
 @pytest.mark.parametrize("asked", [["--device", "orin-nx-8"], ["--precision", "int8"], ["--kv", "int8"]])
 def test_only_a_bundle_as_it_is_on_a_cpu_can_be_measured(asked):
     done = run("demo", *asked, "--measure")
