@@ -17,7 +17,7 @@ from safetensors import safe_open
 from edgevlm.apps.planning.memory import weights_of
 from edgevlm.apps.planning.model import plan_bundle, plan_checkpoint, shapes_in
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
-from edgevlm.errors import BundleError, UserError
+from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 
@@ -85,14 +85,6 @@ def test_the_tower_has_as_many_numbers_as_the_checkpoint(made, exported):
     assert tower.parameters == used
 
 
-def test_the_tower_has_about_as_many_numbers_as_its_graph(made):
-    """Matrices that resample come to a few more, and CLIP's class token, which is added to its position, to fewer."""
-    model, bundle, _ = made
-    graph = onnx.load(bundle.file(bundle.vision.graph), load_external_data=False).graph
-    numbers = sum(prod(tensor.dims) for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT)
-    assert 0.997 * model.tower.parameters < numbers < 1.001 * model.tower.parameters
-
-
 def test_a_bundle_has_the_sizes_of_its_files_and_says_whether_its_head_is_tied(made):
     model, bundle, of_bundle = made
     assert of_bundle.tied == model.tied
@@ -132,24 +124,6 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
     assert make_plan(PlanRequest(str(folder), "cpu")).line()["precision"] == "int4-zp"
     with pytest.raises(UserError, match="is a checkpoint of int4-zp weights; leave --precision out, or plan the one before"):
         make_plan(PlanRequest(str(folder), "cpu", precision="int8"))
-
-
-def test_a_checkpoint_rounded_in_a_way_that_is_not_read_is_not_planned(exported, tmp_path):
-    config = json.loads((exported("llava_onevision", side=5, tied=True).checkpoint / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 8, "group_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="gptq of 8 bits in groups of 128 cannot be read"):
-        plan_checkpoint(tmp_path, FRAME)
-
-
-def test_a_graph_that_is_cut_short_is_one_line(exported, tmp_path):
-    path = tmp_path / "graph.onnx"
-    whole = (exported("llava_onevision", side=5, tied=True).bundle / "decoder.onnx").read_bytes()
-    path.write_bytes(whole[:-7])
-    with pytest.raises(
-        BundleError, match=r"graph.onnx: is no ONNX file \(it ends within a field\); export the checkpoint again"
-    ):
-        shapes_in(path)
 
 
 WITHOUT = """

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from planned import SMALL, make_line, roofline, with_figures
+from planned import SMALL, make_line, qwen3, roofline, with_figures
 from typer.testing import CliRunner
 
 from edgevlm.apps.planning.memory import (
@@ -14,11 +14,10 @@ from edgevlm.apps.planning.memory import (
     memory_of,
     policy_bytes,
 )
-from edgevlm.apps.planning.plan import FIRST, PlanRequest, choose, default_budget, is_measurable, make_plan
-from edgevlm.apps.planning.published import qwen3
-from edgevlm.apps.planning.speed import can_run, fits, largest, largest_budget, speed_of
+from edgevlm.apps.planning.plan import FIRST, PlanRequest, choose, make_plan
+from edgevlm.apps.planning.speed import can_run, largest_budget, speed_of
 from edgevlm.cli import app
-from edgevlm.engines.devices import Figure, device_names, load_device
+from edgevlm.engines.devices import device_names, load_device
 from edgevlm.errors import UserError
 
 JETSONS = [name for name in device_names() if name.startswith("orin")]
@@ -47,33 +46,12 @@ def test_the_largest_budget_fits_and_one_token_more_does_not(device, fps):
     assert not can_run(line, budget + 1, 8, fps)
 
 
-def test_memory_itself_is_filled_to_the_last_token():
-    line = replace(roofline(), device=with_figures(load_device("orin-nx-8"), system_mib=4000))
-    budget = largest_budget(line, 8, 1e-6)
-    of = [memory_of(SMALL, line.device, "int4", "fp16", tokens, 8) for tokens in (budget, budget + 1)]
-    assert [fits(line, memory) for memory in of] == [True, False]
-    assert of[1].total > line.device.usable_bytes >= of[0].total
-
-
 def test_the_largest_rate_is_kept_up_with_and_no_more():
     line = make_line(device="orin-nx-16", budget=4000)
     rate = speed_of(roofline(), 4000, 8).prefill_fps
     assert line["largest_fps"] == round(rate, 3)
     assert can_run(roofline(), 4000, 8, rate)
     assert not can_run(roofline(), 4000, 8, np.nextafter(rate, np.inf))
-
-
-def test_positions_bound_a_budget_too():
-    short = replace(SMALL, limit=4096)
-    assert largest_budget(roofline("orin-agx-64", model=short), 8, 0.1) == short.most_budget == 4096 - 32 - 3 * 256
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "last"), [(1, 100, 37), (1, 100, 100), (1, 100, 1), (5, 5, 5), (1, 100, 0), (9, 3, 99)]
-)
-def test_bisection_finds_what_a_search_finds(least, most, last):
-    holds = [number for number in range(least, most + 1) if number <= last]
-    assert largest(least, most, lambda number: number <= last) == (max(holds) if holds else 0)
 
 
 # Monotonic in every argument.
@@ -102,15 +80,6 @@ def test_wider_numbers_are_more_memory_and_fewer_tokens(device):
     assert policy_bytes(SMALL, 4000) < policy_bytes(SMALL, 4001)
 
 
-def test_a_chunk_of_more_frames_takes_more_memory_and_no_more_time_a_frame():
-    line = roofline("cpu", "fp32", "fp32")
-    chunks = (2, 4, 8, 16, 32)
-    memories = [memory_of(SMALL, line.device, "fp32", "fp32", 6000, chunk) for chunk in chunks]
-    assert all(a.vision < b.vision and a.activations <= b.activations for a, b in pairwise(memories))
-    rates = [speed_of(line, 6000, chunk).prefill_fps for chunk in chunks]
-    assert rates == sorted(rates)
-
-
 def test_cameras_share_weights_and_time_and_the_most_of_them_is_exact():
     device = with_figures(load_device("orin-nx-16"), system_mib=12000)
     asked = {"budget": 2000, "precision": "int4", "kv": "fp16", "fps": 0.5}
@@ -125,24 +94,6 @@ def test_cameras_share_weights_and_time_and_the_most_of_them_is_exact():
     assert [plan.fits and plan.keeps_up for plan in edge] == [True, False]
     run = choose(SMALL, device, PlanRequest("a model", **asked)).line()
     assert (run["snapshots_mb"], run["cameras"], run["largest_cameras"]) == (0, 1, most)
-
-
-def test_asking_for_more_frames_leaves_a_smaller_budget():
-    budgets = [largest_budget(roofline("orin-nano-8"), 8, fps) for fps in (0.1, 3.0, 5.0, 50.0)]
-    assert budgets == sorted(budgets, reverse=True)
-    assert budgets[0] > budgets[2]
-    assert budgets[-1] == 0
-
-
-@pytest.mark.parametrize("figure", ["bandwidth_gb_s", "fp16_tflops"])
-def test_a_faster_device_is_no_slower(figure):
-    line = roofline()
-    faster = replace(line, device=with_figures(line.device, **{figure: 2 * line.device[figure]}))
-    slow, fast = (speed_of(of, 6000, 8) for of in (line, faster))
-    assert fast.prefill_fps >= slow.prefill_fps
-    assert fast.tokens_per_s >= slow.tokens_per_s
-    assert (fast.prefill_fps, fast.tokens_per_s) != (slow.prefill_fps, slow.tokens_per_s)
-    assert isinstance(line.device.figures[figure], Figure)
 
 
 # The command.
@@ -164,27 +115,6 @@ def test_json_has_the_fields_of_a_plan_in_order():
     assert line["fits"] is line["keeps_up"] is True
     parts = ("weights", "kv", "policy", "activations", "vision", "runtime")
     assert line["total_mb"] == pytest.approx(sum(line[f"{part}_mb"] for part in parts), abs=0.5)
-
-
-def test_a_person_reads_what_fits_and_what_binds():
-    text = run("demo", "--device", "orin-nano-super").stdout
-    assert "Jetson Orin Nano 8 GB in Super mode\nfp32 weights, fp16 cache" in text
-    assert "fits in" in text
-    assert "bound by" in text
-    assert "largest     budget" in text
-
-
-def test_the_usual_budget_is_a_runs():
-    assert default_budget(SMALL) == 6000 // SMALL.tower.rows * SMALL.tower.rows
-    assert default_budget(replace(SMALL, limit=4000)) == 2000 // SMALL.tower.rows * SMALL.tower.rows
-
-
-def test_two_frames_that_the_positions_have_no_room_for_are_said_whatever_budget_is_asked():
-    model = replace(SMALL, limit=SMALL.tower.rows)
-    with pytest.raises(
-        UserError, match=r"two frames take \d+ tokens and its positions leave room for .*; give a smaller --frame-size"
-    ):
-        choose(model, load_device("cpu"), PlanRequest("", "cpu", 100))
 
 
 @pytest.mark.parametrize(
@@ -216,11 +146,3 @@ def test_only_a_bundle_as_it_is_on_a_cpu_can_be_measured(asked):
     done = run("demo", *asked, "--measure")
     assert isinstance(done.exception, UserError)
     assert "--measure runs demo or a bundle on this CPU as it is; leave" in str(done.exception)
-
-
-def test_a_bundle_of_other_precisions_is_measured_as_it_is():
-    """Given as options too: that is what they say."""
-    bundle = replace(SMALL, files={"decoder": 1, "embedding": 1, "vision": 1}, precision="int4", kv="int8")
-    assert is_measurable(roofline("cpu", "int4", "int8", bundle))
-    assert not is_measurable(roofline("cpu", "int4", "fp32", bundle))
-    assert not is_measurable(roofline("cpu", "int4", "int8", replace(bundle, files={})))
