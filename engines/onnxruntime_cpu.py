@@ -78,8 +78,6 @@ class Calls:
 class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.runtime.engine.Engine`."""
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     kv_device: KVDevice = "host"
     ort_device = "cpu"  # the same, as ONNX Runtime calls it
     shrunk = "cpu:0"  # the arenas that :meth:`release_memory` is about

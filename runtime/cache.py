@@ -100,8 +100,6 @@ class KVCache(_native.Cache):
     meet another's change raises CacheError, as does one given arrays of the memory it is to change.
     """
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "pair_axis")
 
     def __init__(

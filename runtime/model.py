@@ -31,8 +31,6 @@ class Model:
     Its sessions submit their work to ``scheduler``, whose thread alone calls the engine.
     """
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     bundle: Bundle
     engine: Engine
     tokenizer: Tokenizer

@@ -16,7 +16,7 @@ from edgevlm.runtime.policies import Policy, as_policy, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import AUTO, CHANGED, AppendChanged, SessionSettings, parse_append, parse_encode
 from edgevlm.runtime.snapshots.capture import model_hash, policy_text
-from edgevlm.runtime.snapshots.directory import snapshots
+from edgevlm.runtime.snapshots.storage import snapshots
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY

@@ -65,8 +65,6 @@ class Session:
     ``cache`` and ``store``, to look at while the session does nothing else.
     """
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     @classmethod
     def _opened(
         cls, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None

@@ -1,11 +1,8 @@
-"""What a policy keeps from one call to the next: declared once, for snapshots, byte accounting and stats."""
+"""State that a policy keeps between calls, declared once for snapshots, byte accounting and stats."""
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +13,7 @@ State = Mapping[str, NDArray]
 
 
 class Stateful:
-    """Something that keeps arrays between calls, in the attributes that ``state_fields`` names.
+    """An object that keeps arrays between calls, in the attributes that ``state_fields`` names.
 
     A field holds an array, a number, a text, another Stateful, None (nothing yet), or a dict (keys: int or str) or list of
     those. Snapshots store exactly these fields, and a policy is charged for exactly their arrays::
@@ -32,7 +29,7 @@ class Stateful:
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ()
-    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # of the call at hand, or counters that a snapshot may lose
+    _scratch_fields: ClassVar[tuple[str, ...]] = ()  # of one call, or counters that a snapshot may lose
 
     @property
     def state_bytes(self) -> int:
@@ -40,25 +37,19 @@ class Stateful:
         return sum(bytes_of(getattr(self, name)) for name in self.state_fields)
 
     def undeclared(self) -> list[str]:
-        """Attributes that hold arrays, however deep, beside those charged: a snapshot would lose them.
-
-        A field of ``state_fields`` is among them if an object that is no Stateful, a deque or a set holds arrays for it.
-        """
-        known = {id(self): self} | {
-            id(each): each for name in self.state_fields for each in _declared(getattr(self, name, None))
-        }
-        unknown = (name for name in _attributes(self) if name not in self._scratch_fields)
-        return [name for name in unknown if _reaches_array(getattr(self, name), dict(known))]
+        """Return the attributes with arrays that no field names: they are not charged, and a snapshot would lose them."""
+        named = (*self.state_fields, *self._scratch_fields)
+        return [name for name, value in vars(self).items() if name not in named and _holds_arrays(value)]
 
     def state(self) -> State:
         """The fields as arrays by name, for a snapshot; views, not copies."""
         return {name: array for field in self.state_fields for name, array in _arrays(_public(field), getattr(self, field))}
 
     def restore(self, state: State) -> None:
-        """Go on from what :meth:`state` was in an object made with the same settings; ``state`` is copied.
+        """Restore what :meth:`state` returned in an object made with the same settings; ``state`` is copied.
 
-        Raises KeyError for a field that is not there; ValueError for one that is not declared, or of another type or shape (an
-        array that is empty until then takes any).
+        Raises KeyError for a missing field; ValueError for one that is not declared, or of another type or shape (an empty
+        array takes any shape).
         """
         known = {_public(field) for field in self.state_fields}
         if unknown := [name for name in state if name.partition(".")[0] not in known]:
@@ -89,58 +80,11 @@ def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 
-def _declared(value: object) -> Iterator[object]:
-    """The arrays that a field is charged for, and our own Statefuls that hold them."""
-    if isinstance(value, Stateful):
-        if type(value).__module__.startswith("edgevlm."):
-            yield value
-        for name in value.state_fields:
-            yield from _declared(getattr(value, name, None))
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _declared(part)
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        yield value
-
-
-_NO_PARTS = (
-    str, bytes, int, float, complex, type(None), np.generic, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
-    logging.Logger,
-)  # fmt: skip
-
-
-def _reaches_array(value: object, seen: dict[int, object]) -> bool:
-    """Whether ``value`` is an array, or holds one that is not in ``seen`` (objects by id).
-
-    ``_not_state`` marks the classes of what the session owns and a policy may refer to, like the cache.
-    """
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, _NO_PARTS) or id(value) in seen or getattr(type(value), "_not_state", False):
-            continue
-        seen[id(value)] = value
-        if isinstance(value, np.ndarray):
-            if value.size:
-                return True
-            continue
-        if isinstance(value, Mapping):
-            left += value.values()
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            left += value
-        left += (getattr(value, name) for name in _attributes(value))
-    return False
-
-
-def _attributes(value: object) -> list[str]:
-    """Names of what is set on an object itself, in ``__dict__`` or slots."""
-    slots = {
-        name: None
-        for kind in type(value).__mro__
-        for name, each in vars(kind).items()
-        if isinstance(each, MemberDescriptorType)
-    }
-    return [*getattr(value, "__dict__", ()), *(name for name in slots if hasattr(value, name))]
+def _holds_arrays(value: object) -> bool:
+    """Whether ``value`` is an array with content, or a container with one."""
+    if isinstance(value, Mapping | list | tuple | set):
+        return any(map(_holds_arrays, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, np.ndarray) and value.size > 0
 
 
 def _public(field: str) -> str:
@@ -163,7 +107,7 @@ def _arrays(name: str, value: object) -> Iterator[tuple[str, NDArray]]:
 
 
 def _restored(name: str, value: object, state: State) -> object:
-    """What takes the place of ``value``, which a field or an entry of one holds before :meth:`Stateful.restore`."""
+    """The new value of a field, or of an entry of one, that now holds ``value``."""
     below = strip_prefix(name, state)
     if isinstance(value, Stateful):
         value.restore(below)

@@ -6,25 +6,24 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from edgevlm import __version__
-from edgevlm.apps.cluster.changes import EMPTY, View, changed
 from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
 from edgevlm.apps.cluster.events import FILE as EVENTS
 from edgevlm.apps.cluster.events import MovingEvents
 from edgevlm.apps.cluster.forget import NoteFollower
-from edgevlm.apps.cluster.head import HeadAway, boot_time
+from edgevlm.apps.cluster.head import EMPTY, HeadAway, View, boot_time
 from edgevlm.apps.cluster.needs import ModelNeeds
 from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig
-from edgevlm.apps.serve.service import Service, check_client_policy, field
+from edgevlm.apps.serve.service import Hooks, Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
@@ -36,7 +35,7 @@ DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
 Call = Callable[..., Any]  # of a head's method by its name
 
 
-class NodeAgent:
+class NodeAgent(Hooks):
     """Keeps a service at what the head orders. Threads of its own ask and work, from :meth:`start` to :meth:`close`.
 
     A camera is watched, and its events are recorded, while the node's lease names it with the epoch that it was opened with;
@@ -79,11 +78,10 @@ class NodeAgent:
             for work in (self._ask_on, self._work_on)
         ]
         self._local = service.state / "pictures"  # where they do not lie beside the snapshots
-        service.camera_folder, service.camera_address = self._folder, self._address
-        service.may_watch = self.may_watch
-        service.watches.may_record = self._may_record
-        service.replace_cameras, service.replace_watches = self._replace_cameras, self._replace_watches
-        service.watches.elsewhere = lambda: self.view["cameras"]
+        service.hooks = self
+
+    def cameras_elsewhere(self) -> Collection[str]:
+        return self.view["cameras"].keys()
 
     def start(self) -> None:
         """Begin. The service is open, without cameras."""
@@ -140,7 +138,7 @@ class NodeAgent:
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
-            self.view, self._mark = changed(EMPTY if told["is_all"] else self.view, told["changes"]), told["mark"]
+            self.view, self._mark = told["view"] or self.view, told["mark"]
             for model in told["unknown"]:
                 self.needs.learn(model)
         self._wake.set()
@@ -220,7 +218,6 @@ class NodeAgent:
             self.notes.follow_at(name, epoch)
             self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
             self._tell_again(name)
-            self.needs.reserve_camera(name, given["model"], given["fps"])
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
             self._service.add(name, settings, given["by_client"], given["paused"])
             self._pause_watches(name, given["paused_watches"])
@@ -230,7 +227,6 @@ class NodeAgent:
             if epoch == given["begins"]:  # nothing has been written there yet
                 self._shared.delete(name, epoch)
             self.epochs.pop(name, None)
-            self.needs.release_camera(name)
             self._notify(f"{name}: {self.problems[name]}")
             return
         for each in before:
@@ -254,7 +250,6 @@ class NodeAgent:
         if name in self._service.streams:
             thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
-            self.needs.release_camera(name)
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
@@ -263,7 +258,7 @@ class NodeAgent:
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)
 
-    def _folder(self, name: str) -> Path:
+    def camera_folder(self, service: Service, name: str) -> Path:
         """Of a camera's pictures, and of its snapshots where nodes share a folder."""
         if (known := self._where(name)) is not None and not isinstance(known, str):
             return known
@@ -273,7 +268,7 @@ class NodeAgent:
         """Of the snapshots of a camera that is open here."""
         return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
-    def _address(self, name: str) -> str | None:
+    def camera_address(self, service: Service, name: str) -> str | None:
         where = self._where(name)
         return where if isinstance(where, str) else None
 
@@ -317,7 +312,7 @@ class NodeAgent:
             self.ask()
             return self.notes.counts.get(number, {}), self.notes.waits_for(number)
 
-    def _may_record(self, event: WatchEvent) -> bool:
+    def may_record(self, event: WatchEvent) -> bool:
         """Whether this node may; then it is written where the camera's next node finds it."""
         if not self.may_watch(event.camera):
             return False
@@ -351,7 +346,7 @@ class NodeAgent:
             self.call("watch", name, None)
             self.ask()
 
-    def _replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
+    def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
         """Have the cluster watch what this node's configuration names now; what was done, a line each."""
         old, new = self._asked_for(before), self._asked_for(config)
         done = []
@@ -371,7 +366,7 @@ class NodeAgent:
         self._wake.set()
         return done
 
-    def _replace_watches(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
+    def replace_watches(self, service: Service, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
         old, new, done = {each.name: each for each in before}, {each.name: each for each in after}, []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in self.view["watches"]):

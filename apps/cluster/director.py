@@ -45,9 +45,9 @@ class Member:
 class DirectorState:
     """All that outlives the head: nodes, cameras, where they are, and their epochs."""
 
-    removed: dict[str, tuple[int, int]]
-    nodes: list[tuple[Node, bool]]  # and whether it is being emptied
-    cameras: list[Assignment]
+    removed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    nodes: list[tuple[Node, bool]] = field(default_factory=list)  # and whether it is being emptied
+    cameras: list[Assignment] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -78,14 +78,15 @@ class Director:
     def spread(self, now: float) -> None:
         """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
         self._place(now)
-        self._move(rebalance(self._watched(), self._open_nodes(), self.needs, self.placed()), now)
+        cameras = [each.camera for each in self.cameras.values()]
+        self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()), now)
         self.keep()
 
     def leave(self, name: str, now: float) -> None:
         """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
         self._member(name).leaving = True
         held = self.placed()
-        elsewhere = place(self._watched(), self._open_nodes(), self.needs, held)
+        elsewhere = place([each.camera for each in self.cameras.values()], self._open_nodes(), self.needs, held)
         self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name}, now)
         self.keep()
 
@@ -100,9 +101,8 @@ class Director:
         self.keep()
 
     def remove(self, name: str, now: float) -> None:
-        """Watch a camera no longer. Raises UserError."""
-        each = self._camera(name)
-        del self.cameras[name]
+        """Watch a camera no longer."""
+        each = self.cameras.pop(name)
         self._take(each)
         self.removed[name] = each.epoch, each.begins
         self._place(now)
@@ -111,14 +111,14 @@ class Director:
     def renew(self, name: str, begins: int | None = None) -> int:
         """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
 
-        A removed one has it when it is added again. Raises UserError.
+        A removed one has it when it is added again.
         """
         if name in self.removed:
             epoch = self.removed[name][0] + 1
             self.removed[name] = epoch, epoch
             self.keep()
             return epoch
-        each = self._camera(name)
+        each = self.cameras[name]
         each.epoch += 1
         each.begins = each.epoch if begins is None else begins
         self.keep()
@@ -158,7 +158,7 @@ class Director:
         return lost
 
     def keep(self) -> None:
-        """Save what has changed. Raises whatever ``save`` does; then it is tried again with the next orders."""
+        """Save what has changed. Raises whatever ``save`` does; then the next orders try again."""
         self._save_at = -float("inf")
         self.save()
         self._note_saved()
@@ -179,13 +179,13 @@ class Director:
         return {name: node for name, each in self.cameras.items() if (node := each.going or each.node)}
 
     def state(self) -> DirectorState:
-        """What it goes on from; of the very cameras that it has."""
+        """Return what :meth:`restore` takes, of the very cameras that it has."""
         return DirectorState(
             self.removed, [(member.node, member.leaving) for member in self.members.values()], list(self.cameras.values())
         )
 
     def restore(self, state: DirectorState, now: float) -> None:
-        """Go on as a head that was killed; each node has a lease's time to be heard of again."""
+        """Go on as a head that was killed did; each node has a lease's time to ask again."""
         self.removed = dict(state.removed)
         self.members = {node.name: Member(node, now, leaving) for node, leaving in state.nodes}
         for each in state.cameras:
@@ -198,14 +198,6 @@ class Director:
         if name not in self.members:
             raise UserError(f"there is no node {name!r}; {nearest(name, self.members)}")
         return self.members[name]
-
-    def _camera(self, name: str) -> Assignment:
-        if name not in self.cameras:
-            raise UserError(f"there is no stream {name!r}; {nearest(name, self.cameras)}")
-        return self.cameras[name]
-
-    def _watched(self) -> Iterable[Camera]:
-        return [each.camera for each in self.cameras.values()]
 
     def _open_nodes(self) -> list[Node]:
         return [member.node for member in self.members.values() if not member.leaving]

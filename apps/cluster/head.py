@@ -13,7 +13,6 @@ from uuid import uuid4
 from pydantic import TypeAdapter, ValidationError
 
 from edgevlm import __version__
-from edgevlm.apps.cluster.changes import Changes
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, DirectorState
 from edgevlm.apps.cluster.placement import Camera, Need, Node
 from edgevlm.apps.cluster.shared import shared_at
@@ -22,25 +21,33 @@ from edgevlm.errors import UserError, nearest
 
 FILE = "cluster.json"
 NEWEST = "head.id"  # which head was started last over a folder
-LOOK_S = 2.0  # from one look there to the next: far less than GRACE_S, for leases go on meanwhile
+LOOK_S = 2.0  # between looks at it: far less than GRACE_S, for leases go on meanwhile
 LOOKING_S = 1.0  # that a look may take before nodes are answered all the same
+View = Mapping[str, Any]
+EMPTY: View = {
+    "nodes": {}, "cameras": {}, "removed": {}, "nodes_forgot": {}, "cameras_forgot": {}, "watches": {}, "notes": [],
+}  # fmt: skip
 
 
 @dataclass(slots=True)
 class HeadState:
-    """What a head's file has: its attributes of these names."""
+    """What a head's file has.
 
-    director: DirectorState
-    given: dict[str, dict[str, Any]]
-    instances: dict[str, str]
-    urls: dict[str, str]
-    watches: dict[str, dict[str, Any]]
-    needs: list[tuple[str, str, Need]]
-    notes: list[dict[str, str | bool | int | float | None]]
-    number: int
-    forgotten: dict[str, dict[str, int]]
+    given: cameras as :meth:`Head.add` takes them. instances: which process goes by a node's name, lost ones too. notes: of
+    what is to be forgotten, by number, until all have; ``number`` is the newest one's, and ``forgotten`` how far each is.
+    removed_nodes: whose names are not taken again.
+    """
+
+    director: DirectorState = field(default_factory=DirectorState)
+    given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    instances: dict[str, str] = field(default_factory=dict)
+    urls: dict[str, str] = field(default_factory=dict)
+    watches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    needs: list[tuple[str, str, Need]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    number: int = 0
+    forgotten: dict[str, dict[str, int]] = field(default_factory=lambda: {"nodes": {}, "cameras": {}})
     removed_nodes: list[str] = field(default_factory=list)
-    mark: str | None = None  # of the view that nodes were told
 
 
 STATE = TypeAdapter(HeadState)
@@ -60,7 +67,7 @@ def boot_time() -> float:
 
 
 class Head:
-    """Answers the nodes; calls come one at a time. What it knows outlives it, in a file below ``where``.
+    """Answers the nodes; calls come one at a time. Its state outlives it, in a file below ``where``.
 
     Of two heads over one ``where`` only the one that was started last gives out cameras: the other's :meth:`join`,
     :meth:`ask` and changes raise UserError. All arguments and answers are what JSON has, so that any transport does. Raises
@@ -69,24 +76,19 @@ class Head:
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
         self._where, self._shared, self._clock = mask_credentials(where), shared_at(where), clock
-        self._needs: dict[tuple[str, str], Need] = {}
-        self._director = Director(self._needs, self._save)
-        self._given: dict[str, dict[str, Any]] = {}  # of cameras: as :meth:`add` takes them
-        self._instances: dict[str, str] = {}  # of nodes, lost ones too: which process goes by a name
-        self._urls: dict[str, str] = {}
-        self._watches: dict[str, dict[str, Any]] = {}
-        self._notes: list[dict[str, Any]] = []  # of what is to be forgotten, by number, until all have
-        self._number = 0  # of the newest note
-        self._forgotten: dict[str, dict[str, int]] = {"nodes": {}, "cameras": {}}  # to which number each has
-        self._removed_nodes: list[str] = []  # whose names are not taken again
         self._id, self._is_replaced, self._look_at = uuid4().hex, False, -float("inf")
         self._looker = ThreadPoolExecutor(1, "edgevlm-head")  # a share that hangs holds up no answer
         self._look: Future[None] | None = None
         self._read()  # a file that is refused leaves a head that runs as it is
-        self._begin()
-        mark = self._restore(self._read())
-        self._changes = Changes(self._id, self.view(), mark)
-        self._models = self._models_of_cameras()
+        try:
+            self._shared.write(NEWEST, self._id.encode())
+        except OSError as error:
+            raise UserError(f"{self._where}/{NEWEST}: cannot be written ({error.strerror or error})") from None
+        self._state = self._read()
+        self._needs = {(kind, model): need for kind, model, need in self._state.needs}
+        self._director = Director(self._needs, self._save)
+        self._director.restore(self._state.director, clock())
+        self._view, self._saves = self.view(), 0  # what nodes are told: the view that was saved
 
     def join(
         self,
@@ -97,10 +99,10 @@ class Head:
         watches: Mapping[str, Mapping[str, Any]],
         version: str,
     ) -> list[str]:
-        """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
+        """Take in a node with nothing open, and its configuration's cameras and watches; return a line for each not taken.
 
         Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching, for a node
-        that was removed: nobody knows any more what it was to forget, and for one of another minor version of edgevlm.
+        that was removed, which may still keep what was to be forgotten, and for another minor version of edgevlm.
         """
         self._check_is_newest()
         if minor(version) != minor(__version__):
@@ -109,29 +111,29 @@ class Head:
                 f"{minor(__version__)}.x, go together; install edgevlm=={__version__} here, or end all nodes and upgrade all"
             )
         self._tick()
-        name, known, now = node["name"], self._director.members.get(node["name"]), self._clock()
-        if known is not None and self._instances.get(name) != instance:
+        state, name, now = self._state, node["name"], self._clock()
+        is_back = state.instances.get(name) == instance  # what was removed meanwhile stays so until the process is restarted
+        if (known := self._director.members.get(name)) is not None and not is_back:
             left = known.seen + LEASE_S + GRACE_S - now
             raise UserError(f"there is a node {name} already; if it was killed it is free in {max(1.0, left):.0f} s")
-        if name in self._removed_nodes:
+        if name in state.removed_nodes:
             raise UserError(
                 f"node {name} was removed from the cluster; if it is the same machine empty its --state, which may hold what"
                 " was to be forgotten, and give it another cluster.node"
             )
-        is_back = self._instances.get(name) == instance  # what was removed meanwhile stays so until the process is restarted
-        self._forgotten["nodes"].setdefault(name, 0)
+        state.forgotten["nodes"].setdefault(name, 0)
         refused = []
         for camera, given in cameras.items():
             if is_back and camera in self._director.removed:
                 continue
-            if camera not in self._given:
+            if camera not in state.given:
                 self._add(camera, given)
-            elif self._given[camera]["settings"] != given["settings"]:
+            elif state.given[camera]["settings"] != given["settings"]:
                 refused.append(f"{camera}: another node has other settings for it, which stay; remove it first to change them")
         for watch, fields in {} if is_back else watches.items():
-            if self._watches.setdefault(watch, dict(fields)) != fields:
+            if state.watches.setdefault(watch, dict(fields)) != fields:
                 refused.append(f"watch {watch}: another node has another one of that name, which stays")
-        self._instances[name], self._urls[name] = instance, url
+        state.instances[name], state.urls[name] = instance, url
         self._director.join(Node(name, name, int(node["memory_bytes"])), now)
         return refused
 
@@ -145,12 +147,11 @@ class Head:
         forgotten_of: Mapping[str, int] | None = None,
         mark: str | None = None,
     ) -> dict[str, Any]:
-        """What a node is to watch until LEASE_S after it asked, and where all else is. Raises UserError for one to join again.
-
-        The answer's ``changes`` are of the view that the node's ``mark`` stands for; of an empty one where it ``is_all``.
+        """Return what a node is to watch until LEASE_S after it asked, and the view, None where its ``mark`` is the newest.
 
         open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them.
         forgotten: the number of the last note that was followed in what the node keeps; forgotten_of: in memories of cameras.
+        Raises UserError for a node that has to join again.
         """
         self._check_is_newest()
         if not self._is_member(name, instance):
@@ -164,37 +165,37 @@ class Head:
             orders = self._director.orders(name, open, now)
         self._tick()
         self._have_forgotten(name, forgotten, forgotten_of or {})
-        changes = self._changes.since(mark)
+        newest, models = f"{self._id} {self._saves}", {each["model"] for each in self._view["cameras"].values()}
         return {
             "orders": orders,
-            "unknown": sorted(model for model in self._models if (name, model) not in self._needs),
-            "mark": self._changes.mark,
-            "is_all": changes is None,
-            "changes": self._changes.all() if changes is None else changes,
+            "unknown": sorted(model for model in models if (name, model) not in self._needs),
+            "mark": newest,
+            "view": None if mark == newest else self._view,
         }
 
     def view(self) -> dict[str, Any]:
-        """Nodes and cameras, where they are, and what else all nodes know, as :data:`~edgevlm.apps.cluster.changes.EMPTY`."""
+        """Return nodes and cameras, where they are, and what else all nodes know, as :data:`EMPTY` has it."""
+        state = self._state
         return {
             "nodes": {
-                name: {"url": self._urls[name], "leaving": member.leaving} for name, member in self._director.members.items()
+                name: {"url": state.urls[name], "leaving": member.leaving} for name, member in self._director.members.items()
             },
             "cameras": {
                 name: {
-                    **self._given[name], "node": each.node, "moves_to": each.going, "epoch": each.epoch,
+                    **state.given[name], "node": each.node, "moves_to": each.going, "epoch": each.epoch,
                     "begins": each.begins, "problem": each.problem,
                 }
                 for name, each in self._director.cameras.items()
             },
             "removed": {camera: begins for camera, (_, begins) in self._director.removed.items()},
-            "nodes_forgot": dict(self._forgotten["nodes"]),
-            "cameras_forgot": dict(self._forgotten["cameras"]),
-            "watches": dict(self._watches),
-            "notes": self._notes,
+            "nodes_forgot": dict(state.forgotten["nodes"]),
+            "cameras_forgot": dict(state.forgotten["cameras"]),
+            "watches": dict(state.watches),
+            "notes": state.notes,
         }  # fmt: skip
 
     def heard(self) -> dict[str, float]:
-        """Seconds since each node was last heard of."""
+        """Seconds since each node last asked."""
         now = self._clock()
         return {name: round(now - member.seen, 1) for name, member in self._director.members.items()}
 
@@ -205,7 +206,7 @@ class Head:
         ``by_client``. Added to it: ``paused``, ``paused_watches``, and ``switched``, settings that replace some of those.
         """
         self._tick()
-        if name in self._given:
+        if name in self._state.given:
             raise UserError(f"there is a stream {name} already; remove it first, or choose another name")
         self._add(name, given)
         problem = self._director.cameras[name].problem
@@ -214,98 +215,98 @@ class Head:
             raise UserError(f"{name} fits on no node: {problem}")
 
     def _add(self, name: str, given: Mapping[str, Any]) -> None:
-        self._forgotten["cameras"].setdefault(name, self._number)
-        self._given[name] = {"paused": False, "paused_watches": [], "switched": {}, **given}
+        self._state.forgotten["cameras"].setdefault(name, self._state.number)
+        self._state.given[name] = {"paused": False, "paused_watches": [], "switched": {}, **given}
         self._director.add([Camera(name, given["model"], given["fps"], given["only"])], self._clock())
 
     def remove(self, name: str) -> None:
         """Watch a camera no longer. Raises UserError."""
         self._camera(name)
-        del self._given[name]
+        del self._state.given[name]
         self._director.remove(name, self._clock())
 
     def pause(self, name: str, paused: bool) -> None:
-        """A camera is paused, or goes on, wherever it is watched. Raises UserError."""
+        """Pause a camera, or let it go on, wherever it is watched. Raises UserError."""
         self._camera(name)["paused"] = paused
         self._director.keep()
 
     def switch(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> int:
-        """A camera is opened again with these settings in place of some of its own, as :meth:`Director.renew`; its new epoch.
+        """Open a camera again with these settings in place of some of its own; return its new epoch. Raises UserError.
 
-        Raises UserError.
+        begins: as :meth:`Director.renew` takes it.
         """
         self._camera(name)["switched"] = dict(switched)
         return self._director.renew(name, begins)
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str]) -> None:
-        """A watch is paused on these cameras, or goes on there, wherever they are watched."""
-        for given in (self._given[name] for name in cameras if name in self._given):
+        """Pause a watch on these cameras, or let it go on there, wherever they are watched."""
+        for given in (self._state.given[name] for name in cameras if name in self._state.given):
             others = [each for each in given["paused_watches"] if each != watch]
             given["paused_watches"] = [*others, watch] if paused else others
         self._director.keep()
 
     def _camera(self, name: str) -> dict[str, Any]:
-        if name not in self._given:
-            raise UserError(f"there is no stream {name!r}; {nearest(name, self._given)}")
-        return self._given[name]
+        if name not in self._state.given:
+            raise UserError(f"there is no stream {name!r}; {nearest(name, self._state.given)}")
+        return self._state.given[name]
 
     def watch(self, name: str, fields: Mapping[str, Any] | None) -> None:
-        """A watch of all nodes; None removes it."""
+        """Ask a watch on all nodes; None removes it."""
         if fields is None:
-            self._watches.pop(name, None)
-            self.pause_watch(name, False, self._given)
+            self._state.watches.pop(name, None)
+            self.pause_watch(name, False, self._state.given)
         else:
-            self._watches[name] = dict(fields)
+            self._state.watches[name] = dict(fields)
         self._director.keep()
 
     def forget(self, camera: str | None, since: float | None, until: float, everything: bool) -> int:
-        """What was seen of a camera, or of all, is to be forgotten: a note's number, kept until all nodes and cameras have.
+        """Note what all nodes have to forget of a camera, or of all cameras; return the note's number.
 
-        everything: cameras begin with an empty memory. Raises UserError.
+        everything: cameras begin with an empty memory. Raises UserError for a camera that there never was.
         """
-        named = [*self._given, *self._director.removed]
+        state, named = self._state, [*self._state.given, *self._director.removed]
         if camera is not None and camera not in named:
             raise UserError(f"there is no stream {camera!r}; {nearest(camera, named)}")
-        self._number += 1
-        note = {"number": self._number, "camera": camera, "since": since, "until": until, "all": everything}
-        self._notes = [*self._notes, note]
+        state.number += 1
+        note = {"number": state.number, "camera": camera, "since": since, "until": until, "all": everything}
+        state.notes = [*state.notes, note]
         for name in named if everything else ():
             if camera in (None, name):
                 self._director.renew(name)
         self._director.keep()
-        return self._number
+        return state.number
 
     def _have_forgotten(self, node: str, number: int, cameras: Mapping[str, int]) -> None:
-        nodes, known = self._forgotten["nodes"], self._forgotten["cameras"]
+        nodes, known = self._state.forgotten["nodes"], self._state.forgotten["cameras"]
         new = {name: each for name, each in cameras.items() if each > known.get(name, 0)}
-        if number <= nodes.get(node, 0) and not new:
-            return
-        nodes[node] = max(number, nodes.get(node, 0))
-        known.update(new)
-        self._end_notes()
+        if number > nodes.get(node, 0) or new:
+            nodes[node] = max(number, nodes.get(node, 0))
+            known.update(new)
+            self._end_notes()
 
     def _end_notes(self) -> None:
-        """Of those that all have followed."""
-        nodes, cameras = self._forgotten["nodes"], self._forgotten["cameras"]
-        self._notes = [
-            note for note in self._notes
+        """Drop the notes that all nodes and cameras have followed."""
+        nodes, cameras = self._state.forgotten["nodes"], self._state.forgotten["cameras"]
+        self._state.notes = [
+            note for note in self._state.notes
             if any(each < note["number"] for each in nodes.values())
             or any(each < note["number"] for name, each in cameras.items() if note["camera"] in (None, name))
         ]  # fmt: skip
         self._director.keep()
 
     def remove_node(self, name: str) -> None:
-        """A node that is away does not come back: nothing waits for it. Raises UserError for one that is there."""
+        """Wait no more for a node that does not come back. Raises UserError for one that is there."""
         self._tick()
+        nodes = self._state.forgotten["nodes"]
         if name in self._director.members:
             raise UserError(f"node {name} is there; end it, and wait {LEASE_S + GRACE_S:g} s where it was killed")
-        if name not in self._forgotten["nodes"]:
-            raise UserError(f"there is no node {name!r}; {nearest(name, self._forgotten['nodes'])}")
-        del self._forgotten["nodes"][name]
-        self._instances.pop(name, None)
+        if name not in nodes:
+            raise UserError(f"there is no node {name!r}; {nearest(name, nodes)}")
+        del nodes[name]
+        self._state.instances.pop(name, None)
         for known in [known for known in self._needs if known[0] == name]:
             del self._needs[known]
-        self._removed_nodes.append(name)
+        self._state.removed_nodes.append(name)
         self._end_notes()
 
     def leave(self, name: str, instance: str) -> None:
@@ -314,28 +315,21 @@ class Head:
             self._director.leave(name, self._clock())
 
     def gone(self, name: str, instance: str) -> None:
-        """A node has closed all that it had open, and asks no more."""
+        """Give a node up at once: it has closed all that it had open, and asks no more."""
         if self._is_member(name, instance):
             self._director.members[name].seen = -float("inf")
             self._tick()
-            del self._instances[name]
+            del self._state.instances[name]
 
     def _is_member(self, name: str, instance: str) -> bool:
-        return name in self._director.members and self._instances[name] == instance
+        return name in self._director.members and self._state.instances[name] == instance
 
     def _tick(self) -> None:
         self._director.tick(self._clock())
-        if len(self._urls) > len(self._director.members):
-            self._urls = {name: url for name, url in self._urls.items() if name in self._director.members}
-
-    def _begin(self) -> None:
-        try:
-            self._shared.write(NEWEST, self._id.encode())
-        except OSError as error:
-            raise UserError(f"{self._where}/{NEWEST}: cannot be written ({error.strerror or error})") from None
+        self._state.urls = {name: url for name, url in self._state.urls.items() if name in self._director.members}
 
     def _check_is_newest(self) -> None:
-        """Raise UserError where another head was started since. A folder that is away says nothing."""
+        """Raise UserError where another head was started since. A folder that is away proves nothing."""
         now = self._clock()
         if now >= self._look_at and (self._look is None or self._look.done()):
             self._look_at, self._look = now + LOOK_S, self._looker.submit(self._look_who_is_newest)
@@ -350,51 +344,34 @@ class Head:
         if self._is_replaced:
             raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
 
-    def _models_of_cameras(self) -> set[str]:
-        return {each.camera.model for each in self._director.cameras.values()}
-
     def _save(self) -> None:
-        """In one step, before anybody is told. Raises OSError, and UserError where there is a newer head; nothing is told."""
+        """Write the file in one step, before any node is told. Raises OSError, and UserError where there is a newer head."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
-        known = HeadState(
-            self._director.state(), self._given, self._instances, self._urls, self._watches,
-            [(*key, need) for key, need in self._needs.items()], self._notes, self._number, self._forgotten,
-            self._removed_nodes, self._changes.next_mark,
-        )  # fmt: skip
-        self._shared.write(FILE, STATE.dump_json(known))
+        self._state.director = self._director.state()
+        self._state.needs = [(*key, need) for key, need in self._needs.items()]
+        self._shared.write(FILE, STATE.dump_json(self._state))
         self._look_who_is_newest()  # one that was started meanwhile has not read this
         self._refuse_if_replaced()
-        self._changes.take(self.view())
-        self._models = self._models_of_cameras()
+        self._view, self._saves = self.view(), self._saves + 1
 
-    def _no_file_of_ours(self, why: str) -> UserError:
-        return UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it")
-
-    def _read(self) -> HeadState | None:
-        """The file; None where there is none. Raises UserError."""
+    def _read(self) -> HeadState:
+        """Read the file; an empty state where there is none. Raises UserError."""
         try:
             known = STATE.validate_json(self._shared.read(FILE))
         except FileNotFoundError:
-            return None
+            return HeadState()
         except OSError as error:
             raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
         except ValidationError as error:
-            raise self._no_file_of_ours(error.errors()[0]["msg"]) from None
+            raise self._not_a_head(error.errors()[0]["msg"]) from None
         nodes = {node.name for node, _ in known.director.nodes}
         cameras = {each.camera.name for each in known.director.cameras}
         has_all = nodes <= known.urls.keys() & known.instances.keys() and cameras <= known.given.keys()
         if not has_all or not {"nodes", "cameras"} <= known.forgotten.keys():
-            raise self._no_file_of_ours("it names nodes or cameras of which it says nothing")
+            raise self._not_a_head("it names nodes or cameras of which it says nothing")
+        known.given = {each.camera.name: known.given[each.camera.name] for each in known.director.cameras}
         return known
 
-    def _restore(self, known: HeadState | None) -> str | None:
-        if known is None:
-            return None
-        self._given = {each.camera.name: known.given[each.camera.name] for each in known.director.cameras}
-        self._instances, self._urls = known.instances, known.urls
-        self._watches, self._notes, self._number = known.watches, known.notes, known.number
-        self._forgotten, self._removed_nodes = known.forgotten, known.removed_nodes
-        self._needs.update({(kind, model): need for kind, model, need in known.needs})
-        self._director.restore(known.director, self._clock())
-        return known.mark
+    def _not_a_head(self, why: str) -> UserError:
+        return UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it")

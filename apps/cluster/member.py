@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from edgevlm.apps.cluster.agent import NodeAgent
-from edgevlm.apps.cluster.needs import MEMORY, TIME
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
@@ -72,11 +71,9 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
     shared, shown = shared_at(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
-    own, redis = f"edgevlm_node_{name}", redis_of(wanted.redis) if is_head and wanted.redis else None
-    resources = {MEMORY: memory // 1_000_000 + 1, TIME: 1.0, own: 1.0}
-    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, resources, service.key, own, redis))
+    redis = redis_of(wanted.redis) if is_head and wanted.redis else None
+    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, name, service.key, redis))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
-    agent.needs.reserve, agent.needs.release = link.reserve, link.release
     return ClusterMember(service, link, agent)
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
@@ -29,8 +29,9 @@ from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
-from edgevlm.apps.watches.events import MOST, EventStore
+from edgevlm.apps.watches.events import MOST, EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Sink, open_sinks
+from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
 from edgevlm.engines.power import find_meter
@@ -69,6 +70,39 @@ def check_client_policy(policy: str | None) -> None:
         raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
 
+class Hooks:
+    """What a service asks, and what stands in for it, where it is part of something larger: a node of a cluster."""
+
+    def camera_folder(self, service: Service, name: str) -> Path:
+        """Return the folder of a camera's pictures, and of its snapshots unless they have an address."""
+        return service.state / name
+
+    def camera_address(self, service: Service, name: str) -> str | None:
+        """Return where a camera's snapshots go, if not to its folder."""
+        snapshots = service.config.snapshots
+        return None if snapshots is None else f"{snapshots.rstrip('/')}/{name}"
+
+    def may_watch(self, name: str) -> bool:
+        """Whether a camera's next frame may be watched."""
+        return True
+
+    def may_record(self, event: WatchEvent) -> bool:
+        """Whether an event may be recorded."""
+        return True
+
+    def cameras_elsewhere(self) -> Collection[str]:
+        """Return the cameras that others watch."""
+        return ()
+
+    def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
+        """Watch what another configuration names; returns what was done, a line each."""
+        return service.replace_cameras(before, config)
+
+    def replace_watches(self, service: Service, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
+        """Ask another configuration's watches; returns what was done, a line each."""
+        return service.watches.replace(before, after)
+
+
 class Service:
     """The streams of a configuration, by name. Weights are loaded once for each model. Any thread may call any method.
 
@@ -96,11 +130,11 @@ class Service:
         self.state = Path(config.state) if config.state else state_folder()
         self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
-        self.watches = Watches(self._watchers, lambda: self.delivery, notify)
-        self.replace_cameras, self.replace_watches = self._replace_cameras, self.watches.replace  # of another configuration
-        self.camera_folder: Callable[[str], Path] = lambda name: self.state / name  # of its snapshots
-        self.camera_address: Callable[[str], str | None] = self._address  # where they go, if not to that folder
-        self.may_watch: Callable[[str], bool] = lambda name: True  # asked before each frame of a camera
+        self.hooks = Hooks()  # replaced before the service is opened
+        self.watches = Watches(
+            self._watchers, lambda: self.delivery, notify, lambda event: self.hooks.may_record(event),
+            lambda: self.hooks.cameras_elsewhere(),
+        )  # fmt: skip
 
     def open(self) -> None:
         """Open sinks, all cameras and watches. Raises UserError for the first that cannot be, and closes the others."""
@@ -136,9 +170,10 @@ class Service:
                 check_source(address, None)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
-            for folder in self.camera_folder(name).glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
-                shutil.rmtree(folder, ignore_errors=True)
-            return self._open(name, wanted, self.camera_folder(name), hosts, paused)
+            folder = self.hooks.camera_folder(self, name)
+            for switched in folder.glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
+                shutil.rmtree(switched, ignore_errors=True)
+            return self._open(name, wanted, folder, hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
@@ -154,10 +189,11 @@ class Service:
             wanted = before.settings.model_copy(update=change)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
+            home = self.hooks.camera_folder(self, name)
             try:
-                folder = Path(mkdtemp(prefix=SWITCHED, dir=self.camera_folder(name)))
+                folder = Path(mkdtemp(prefix=SWITCHED, dir=home))
             except OSError as error:
-                raise UserError(f"{self.camera_folder(name)}: no folder can be made there ({error.strerror})") from None
+                raise UserError(f"{home}: no folder can be made there ({error.strerror})") from None
             before.close()
             try:
                 stream = self._open(name, wanted, folder, before.hosts, before.paused)
@@ -193,7 +229,7 @@ class Service:
             for each, path in self.removed().items():
                 if name in (None, each):
                     done[each] = self.forget_at(path, span)
-                    if (address := self.camera_address(each)) is not None:
+                    if (address := self.hooks.camera_address(self, each)) is not None:
                         done[each] |= self.forget_at(address, span)
             if self.has_events or (self.state / EventStore.FILE).exists():
                 done.setdefault(name or "", {})["events"] = self.delivery.store.delete(name, span.since, span.until)
@@ -209,19 +245,15 @@ class Service:
         """Cameras that are not watched any more and of which something is kept, with their folders."""
         return {name: path for path, name in cameras(self.state) if name not in self.streams}
 
-    def _address(self, name: str) -> str | None:
-        """Where a camera's snapshots go, if not to its folder."""
-        return None if self.config.snapshots is None else f"{self.config.snapshots.rstrip('/')}/{name}"
-
     def _forget_all(self, name: str) -> Forgotten:
         before = self.stream(name)
         count = len(before.observer.thumbnails.taken())
         before.close()
-        for folder in {before.folder, self.camera_folder(name)}:
+        for folder in {before.folder, self.hooks.camera_folder(self, name)}:
             shutil.rmtree(folder, ignore_errors=True)
             if folder.exists():
                 raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
-        if (address := self.camera_address(name)) is not None:
+        if (address := self.hooks.camera_address(self, name)) is not None:
             forget_camera(address, Span(), self._state_key)
         self._open(name, before.settings, before.folder, before.hosts, before.paused)
         return {"thumbnails": count}
@@ -276,7 +308,7 @@ class Service:
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
             self.key, self.config = server_key(config.server), config
-            done += self.replace_cameras(before, config)
+            done += self.hooks.replace_cameras(self, before, config)
             self._close_unused_models()
             if config.sinks != before.sinks:
                 try:
@@ -284,9 +316,9 @@ class Service:
                     done.append("sinks: opened again")
                 except UserError as error:
                     done.append(mask_credentials(str(error)))
-            return done + self.replace_watches(before.watches, config.watches)
+            return done + self.hooks.replace_watches(self, before.watches, config.watches)
 
-    def _replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
+    def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
         """Watch what another configuration names; what was done, a line each."""
         done = []
         for name in list(self.streams):
@@ -491,11 +523,11 @@ class Service:
         every, pictures = config.state_every, config.server.max_pictures
         stream = CameraStream(
             name, settings, model, options, folder, every, pictures, self._notify, self.watches, config.thumbnails,
-            None if folder.name.startswith(SWITCHED) else self.camera_address(name), self._state_key,
+            None if folder.name.startswith(SWITCHED) else self.hooks.camera_address(self, name), self._state_key,
         )  # fmt: skip
         if self.journal is not None:
             stream.journal = JournalWriter(stream, self.journal, config.journal)
-        stream.paused, stream.may_watch = paused, lambda: self.may_watch(name)
+        stream.paused, stream.may_watch = paused, lambda: self.hooks.may_watch(name)
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)
         stream.start()

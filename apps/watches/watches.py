@@ -20,16 +20,23 @@ MAX_WATCHES = 256
 class Watches:
     """Watches by name. Any thread may call any method.
 
-    watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch.
+    watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch. may_record: asked
+    before each event. elsewhere: cameras that other nodes of a cluster watch.
     """
 
-    def __init__(self, watchers: Callable[[], Mapping[str, Watcher]], delivery: Callable[[], Delivery], notify: Notify) -> None:
+    def __init__(
+        self,
+        watchers: Callable[[], Mapping[str, Watcher]],
+        delivery: Callable[[], Delivery],
+        notify: Notify,
+        may_record: Callable[[WatchEvent], bool],
+        elsewhere: Callable[[], Collection[str]],
+    ) -> None:
         self.watches: dict[str, Watch] = {}
         self._watchers, self._delivery, self._notify = watchers, delivery, notify
         self._lock = threading.RLock()
         self._announced: list[WatchStatus] = []
-        self.elsewhere: Callable[[], Collection[str]] = tuple  # cameras that other nodes of a cluster watch
-        self.may_record: Callable[[WatchEvent], bool] = lambda event: True  # asked before each event
+        self._may_record, self._elsewhere = may_record, elsewhere
 
     def add(self, watch: Watch) -> None:
         """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
@@ -39,7 +46,7 @@ class Watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
             if len(self.watches) >= MAX_WATCHES:
                 raise UserError(f"there are {MAX_WATCHES} watches already; remove one first")
-            there = {*self._watchers(), *self.elsewhere()}
+            there = {*self._watchers(), *self._elsewhere()}
             for camera in watch.cameras:
                 if camera not in there:
                     raise FieldError("cameras", f"there is no camera {camera!r}; {nearest(camera, there)}")
@@ -114,7 +121,7 @@ class Watches:
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
         """Write an event, and send it where the watch is ``on`` it."""
-        if self.may_record(event):
+        if self._may_record(event):
             self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:

@@ -28,8 +28,6 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 class TensorRT:
     """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     kv_device: KVDevice = "cuda"
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 

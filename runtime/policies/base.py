@@ -55,8 +55,6 @@ class StreamShape:
     whether frames enter with what changed alone, one token or more of the p. text_per_frame: the most rows of text around one.
     """
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     layers: int
     tokens_per_frame: int
     prefix: int

@@ -38,7 +38,7 @@ Seconds = Annotated[float, Ge(-1e12), Le(1e12)]
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """positions: of :class:`edgevlm.runtime.positions.Positions`."""
+    """positions: see :class:`edgevlm.runtime.positions.Positions`."""
 
     positions: (
         tuple[Index, Index | None, Index, Seconds] | tuple[Index, Index | None, Index, Seconds, Index | None]
@@ -50,7 +50,7 @@ class StreamHeader:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """Frames of the chunk that is filling up."""
+    """Frames of the chunk that is being filled."""
 
     taken: Count
     encoded: Count
@@ -68,7 +68,7 @@ class SessionHeader:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What :func:`identity` always has."""
+    """The fields that :func:`identity` always has."""
 
     model: str
     name: str
@@ -81,7 +81,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """What a snapshot's header must be, whoever wrote it."""
+    """The schema of a snapshot's header."""
 
     edgevlm: str
     written: Annotated[float, Ge(0), Le(1e12)]
@@ -100,7 +100,7 @@ def _schema() -> TypeAdapter[SnapshotHeader]:
 
 
 def check_header(about: Mapping[str, Any]) -> None:
-    """Raise SnapshotError for an invalid header; OtherFormat where another edgevlm may have meant something by it."""
+    """Raise SnapshotError for an invalid header; OtherFormat if another version of edgevlm wrote it."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 
@@ -116,7 +116,7 @@ def check_header(about: Mapping[str, Any]) -> None:
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """What must be the same in the session that goes on, as JSON has it; ``name`` is for people."""
+    """Return the settings that must be the same in a session that resumes, as JSON; ``name`` is for people."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {
@@ -136,10 +136,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
 
 
 def model_hash(bundle: Bundle) -> str:
-    """SHA-256 of all that a bundle is made of, calibration included; not of who wrote it, when and where.
-
-    It is the same for every size of frames that a bundle takes.
-    """
+    """Return the SHA-256 of a bundle's contents, calibration included; the same for every frame size that it takes."""
     parts = {part: asdict(getattr(bundle, part)) for part in ("decoder", "vision", "chat")}
     by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
     parts["vision"] = {name: value for name, value in parts["vision"].items() if name not in by_size}
@@ -149,7 +146,7 @@ def model_hash(bundle: Bundle) -> str:
 
 
 def policy_text(policy: Policy) -> str:
-    """``name:setting=value,...`` with the settings that are not the defaults."""
+    """Return ``name:setting=value,...`` with the settings that differ from the defaults."""
     if not is_dataclass(policy):
         return policy.name
     changed = (field.name for field in fields(policy) if getattr(policy, field.name) != field.default)
@@ -160,7 +157,7 @@ def policy_text(policy: Policy) -> str:
 def capture(
     stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """A header, and the arrays of all that is held: views, to be copied before anything changes."""
+    """Return a header, and the arrays of the session: views, to be copied before anything changes."""
     numbers, held = stream.state()
     counts, waiting = chunk.state()
     turns = {name: list(of) for name, of in conversations.turns.items()}
@@ -169,10 +166,9 @@ def capture(
 
 
 def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
-    """Go on from a snapshot of a session with the same :func:`identity`.
+    """Restore a snapshot of a session with the same :func:`identity`.
 
-    Raises SnapshotError for one that does not fit, and UserError where another edgevlm wrote it; nothing may be done with them
-    after that.
+    Raises SnapshotError for one that does not fit, and UserError if another edgevlm wrote it; the parts are unusable then.
     """
     about, arrays = snapshot.about, snapshot.arrays
     try:
@@ -198,9 +194,9 @@ def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Con
 
 
 class CaptureBuffer:
-    """A second buffer: arrays are copied here while the stream is held, and written from here while it goes on.
+    """A second buffer: arrays are copied here while the stream waits, and written from here while it continues.
 
-    Its pages are touched at once; it grows where arrays need more.
+    Its pages are touched at the start; it grows when arrays need more.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -224,14 +220,14 @@ class CaptureBuffer:
 
 
 def described(about: Mapping[str, Any], now: float | None = None) -> str:
-    """How much of a stream a snapshot holds, and how old it is, for one line."""
+    """Describe a snapshot's length and age in one line."""
     age = max(0.0, (time.time() if now is None else now) - about["written"])
     session = about["session"]
     return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
 
 
 def lost(path: Path) -> str:
-    """How much of a stream went with a snapshot that cannot be used, as far as it says so."""
+    """Describe a snapshot that cannot be used, as far as its header can be read."""
     try:
         about, _ = read_about(path)
         check_header(about)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.capture import check_header, lost
 from edgevlm.runtime.snapshots.encryption import SnapshotKey, read_at
-from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, write
+from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts
 from edgevlm.runtime.snapshots.storage import SUFFIX, Folder, ObjectStore, storage_of
 
 
-def snapshots(where: str | Path) -> list[Any]:
-    """The snapshots in a folder or at an address, newest first. Raises OSError."""
-    return storage_of(where).snapshots()
-
-
-def verified(where: str | Path, key: SnapshotKey | None = None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
-    """Each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
-    return _verified(storage_of(where), key)
-
-
-def _verified(storage: Folder | ObjectStore, key: SnapshotKey | None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+def verified(
+    where: str | Path | Folder | ObjectStore, key: SnapshotKey | None = None
+) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+    """Yield each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
+    storage = storage_of(where) if isinstance(where, str | Path) else where
     for path in storage.snapshots():
         try:
             found = read_at(storage, path, key)
@@ -36,7 +29,7 @@ def _verified(storage: Folder | ObjectStore, key: SnapshotKey | None) -> Iterato
 
 
 class SnapshotDirectory:
-    """A folder that this process alone writes to, until :meth:`close`, or an address of an object store.
+    """A folder that only this process writes to, until :meth:`close`, or an address of an object store.
 
     key: encrypts what is written. Raises UserError, one line, when it cannot be made or written, or another process has it.
     """
@@ -45,49 +38,48 @@ class SnapshotDirectory:
         if not str(path).strip():
             raise UserError("--state '': give a folder")
         self.storage, self._key = storage_of(path), key
+        self._kept: PurePath | None = None  # the newest that is known to be good
         try:
             self.storage.take()
             self._number = max(map(_number, self.storage.snapshots()[:1]), default=0)
-        except BlockingIOError:
+        except BaseException as error:
             self.close()
-            raise UserError(f"--state {path}: another process uses it; end that one, or choose another folder") from None
-        except OSError as error:
-            self.close()
-            why = self.storage.why(error)
-            raise UserError(f"--state {self.storage}: cannot be written ({why}); choose another folder") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, BlockingIOError):
+                raise UserError(f"--state {path}: another process uses it; end that one, or choose another folder") from None
+            if isinstance(error, OSError):
+                why = self.storage.why(error)
+                raise UserError(f"--state {self.storage}: cannot be written ({why}); choose another folder") from None
             raise
-        self._kept: PurePath | None = None  # the newest that is known to be good
 
     @property
     def folder(self) -> Path | None:
-        """Where other files may lie beside the snapshots; None at an address."""
+        """The folder, where other files may be beside the snapshots; None at an address."""
         return self.storage.root if isinstance(self.storage, Folder) else None
 
     def resume(
         self, wanted: Mapping[str, Any], take: Callable[[Snapshot], object] = lambda _: None
     ) -> tuple[Snapshot | None, list[str]]:
-        """The newest good snapshot of a session with the identity ``wanted``, and why newer ones were refused.
+        """Return the newest good snapshot of a session with the identity ``wanted``, and why newer ones were refused.
 
-        take: goes on from it, or raises SnapshotError: then the one before is tried. Raises UserError where what is there is
-        good and of another session: it must not be overwritten.
+        take: restores it, or raises SnapshotError: then the one before is tried. Raises UserError if the good snapshots are
+        of another session: they must not be replaced.
         """
         refused: list[str] = []
         others: list[str] = []
         for path, found in self.verified():
-            why = str(found) if isinstance(found, SnapshotError) else difference(found.about["identity"], wanted)
-            fits = not why
-            if fits and isinstance(found, Snapshot):
+            if isinstance(found, SnapshotError):
+                why, is_other = str(found), isinstance(found, OtherFormat)
+            elif why := difference(found.about["identity"], wanted):
+                is_other = True
+            else:
                 try:
                     take(found)
-                except SnapshotError as error:
-                    why = str(error)
-                else:
                     self._kept = path
                     return found, refused
+                except SnapshotError as error:
+                    why, is_other = str(error), False
             refused.append(f"{path.name} {why}")
-            if isinstance(found, Snapshot | OtherFormat) and not fits:
+            if is_other:
                 others.append(refused[-1])
         if others:
             same = "run with the same settings as before, or choose another folder"
@@ -95,10 +87,10 @@ class SnapshotDirectory:
         return None, refused
 
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
-        """Write the next generation and remove all but the newest good one before it; that too, where it is to be ``alone``.
+        """Write the next generation and remove all but the newest good one before it; with ``alone`` that one too.
 
-        Raises OSError, then also for one that cannot be removed, and UserError where another process wrote a newer one; nothing
-        is lost then.
+        Raises OSError (with ``alone`` also if one cannot be removed), and UserError if another process wrote a newer one;
+        nothing is lost then.
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):
@@ -109,22 +101,20 @@ class SnapshotDirectory:
             if self._key is not None:
                 self._key.encrypt(parts(about, arrays), stream)
             else:
-                write(stream, about, arrays)
+                stream.writelines(parts(about, arrays))
         before, self._kept = None if alone else self._kept, target
-        trying = nullcontext if alone else partial(suppress, OSError)  # what was written is good
-        with trying():
+        with nullcontext() if alone else suppress(OSError):  # the new one is good already
             for path in storage.snapshots():
                 if path not in (before, target) and _number(path) < self._number:
-                    with trying():  # a folder, say
+                    with nullcontext() if alone else suppress(OSError):  # a folder, for example
                         storage.remove(path)
         return target
 
     def verified(self) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
-        """As :func:`verified`, with its own key."""
-        return _verified(self.storage, self._key)
+        return verified(self.storage, self._key)
 
     def clear(self) -> int:
-        """Remove all snapshots; how many there were. Raises UserError."""
+        """Remove all snapshots; returns their number. Raises UserError."""
         storage: Any = self.storage
         try:
             found = storage.snapshots()
@@ -135,10 +125,8 @@ class SnapshotDirectory:
         return len(found)
 
     def lost(self) -> str:
-        """What its snapshots held, where none can be used."""
-        if self.folder is None:
-            return "; ".join(path.name for path in self.storage.snapshots())
-        return "; ".join(map(lost, snapshots(self.folder)))
+        """Describe the snapshots, none of which can be used."""
+        return "; ".join(lost(path) if isinstance(path, Path) else path.name for path in self.storage.snapshots())
 
     def close(self) -> None:
         """Let another process have it."""
@@ -146,7 +134,7 @@ class SnapshotDirectory:
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """In what a snapshot is of another session, in words; empty where it is not."""
+    """Describe in words why a snapshot is of another session; empty if it is not."""
     if found.get("dtype") != wanted["dtype"]:
         return f"holds {_brief(found.get('dtype'))} keys and values, and this model keeps {wanted['dtype']}"
     if found["model"] != wanted["model"]:
@@ -158,7 +146,6 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def _brief(value: object) -> str:
-    """As a line has it."""
     return " ".join(str(value)[:200].split())
 
 

@@ -1,4 +1,4 @@
-"""Snapshots that only a key reads: files of age, https://age-encryption.org/v1, as its own programs make and open them."""
+"""Snapshots that only a key reads: files of age, https://age-encryption.org/v1, made and opened with pyrage."""
 
 from __future__ import annotations
 
@@ -15,52 +15,50 @@ from edgevlm.runtime.snapshots.format import OtherFormat, Snapshot, read, unread
 from edgevlm.runtime.snapshots.storage import Folder, ObjectStore, as_os_error
 
 AGE = b"age-encryption.org/"  # begins an encrypted file
-COPY_BYTES = 1 << 20
+
+
+def _pyrage() -> Any:
+    with needs("encrypted snapshots", "encryption"):
+        import pyrage
+    return pyrage
 
 
 class SnapshotKey:
     """A key of age, ``AGE-SECRET-KEY-1...``, as text; lines of ``#`` are comments. Raises UserError, without repeating it."""
 
     def __init__(self, text: str) -> None:
-        with needs("encrypted snapshots", "encryption"):
-            import pyrage
+        self._age = _pyrage()
         keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         try:
             (key,) = keys
-            self._identity = pyrage.x25519.Identity.from_str(key)
-        except (ValueError, pyrage.IdentityError):
+            self._identity = self._age.x25519.Identity.from_str(key)
+        except (ValueError, self._age.IdentityError):
             raise UserError("the key of --state is none of age; edgevlm state key FILE makes one") from None
 
     @staticmethod
     def generate() -> str:
-        """The text of a new key."""
-        with needs("encrypted snapshots", "encryption"):
-            import pyrage
-        return str(pyrage.x25519.Identity.generate())
+        """Return the text of a new key."""
+        return str(_pyrage().x25519.Identity.generate())
 
     def encrypt(self, parts: Iterable[bytes | memoryview], stream: BinaryIO) -> None:
         """Raises OSError."""
-        import pyrage
-
         try:
-            pyrage.encrypt_io(_Joined(parts), stream, [self._identity.to_public()])
-        except pyrage.EncryptError as error:
+            self._age.encrypt_io(_Joined(parts), stream, [self._identity.to_public()])
+        except self._age.EncryptError as error:
             raise OSError(str(error)) from None
 
     def decrypt(self, stream: BinaryIO, plain: BinaryIO) -> None:
         """Raises SnapshotError."""
-        import pyrage
-
         try:
-            pyrage.decrypt_io(stream, plain, [self._identity])
-        except (pyrage.DecryptError, OSError) as error:
+            self._age.decrypt_io(stream, plain, [self._identity])
+        except (self._age.DecryptError, OSError) as error:
             if str(error).startswith("No matching keys"):
                 raise OtherFormat("is encrypted with another key") from None
             raise SnapshotError(f"is damaged, or was not read whole (it cannot be decrypted: {error})") from None
 
 
 def read_at(place: Folder | ObjectStore, path: Any, key: SnapshotKey | None) -> Snapshot:
-    """A snapshot, every byte verified. What is encrypted or far away is held in memory, never on disk. Raises SnapshotError."""
+    """Read and verify a snapshot. An encrypted or remote one is held in memory, never on disk. Raises SnapshotError."""
     try:
         with as_os_error(), place.open(path) as stream:
             is_encrypted = stream.read(len(AGE)) == AGE
@@ -73,7 +71,7 @@ def read_at(place: Folder | ObjectStore, path: Any, key: SnapshotKey | None) -> 
                 if is_encrypted and key is not None:
                     key.decrypt(stream, plain)
                 else:
-                    shutil.copyfileobj(stream, plain, COPY_BYTES)
+                    shutil.copyfileobj(stream, plain, 1 << 20)
                 plain.flush()
                 return read(Path(f"/proc/self/fd/{plain.fileno()}"), path)
     except OSError as error:

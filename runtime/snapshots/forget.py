@@ -21,17 +21,17 @@ Bool = NDArray[np.bool_]
 
 
 class AllOrNothing(UserError):
-    """A time cannot be forgotten alone."""
+    """A window cannot be forgotten, only everything."""
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
-    """Change header and arrays of a capture, in place; returns the rows that the layer which loses most of them lost.
+    """Delete a window from header and arrays of a capture, in place; returns the most rows that a layer lost.
 
-    A row goes that was seen or confirmed in the window, and summaries, which are of no time. All heads of a layer keep as many
-    rows, so that some lose their oldest besides. Policies keep their scores; references, the tower's cache and conversations
-    begin anew. Where nothing was seen in the window, nothing is changed.
+    Deletes rows seen or confirmed in the window, and summaries, which belong to no time. All heads of a layer keep the same
+    number of rows, so some lose their oldest too. Policies keep their scores; references, the tower's cache and conversations
+    are reset. Nothing changes if nothing was seen in the window.
 
-    Raises UserError where the policy mixes times outside the memory, and for frame 0 under one that keeps it for all others.
+    Raises AllOrNothing if the policy mixes times outside the memory, and for frame 0 under one that keeps it for all others.
     """
     if any(name.startswith("policy.store.") for name in arrays):
         raise AllOrNothing("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
@@ -71,9 +71,9 @@ def _in_window(arrays: Mapping[str, NDArray], layer: str, first: int, last: int)
 
 
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
-    """What stays, ``[kv_heads, n]``, as many rows of each head; text goes with the frames that it stands around.
+    """Rows to keep, ``[kv_heads, n]``, the same number in each head; text goes with its frames.
 
-    oldest: the first frame of which rows may go that were not seen then.
+    oldest: the first frame that may lose rows from outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone
@@ -96,7 +96,7 @@ def _waiting_in(arrays: Mapping[str, NDArray], window: TimeWindow) -> bool:
 
 
 def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
-    """The frames of the chunk at hand are watched, and nothing is held of them."""
+    """Count the frames of the waiting chunk as watched, and drop them."""
     frames, features = len(arrays["chunk.seconds"]), arrays.pop("chunk.features", None)
     encoded = frames - len(arrays["chunk.pixels"])
     group = max(1, encoded // len(features)) if features is not None and len(features) else 1
@@ -107,9 +107,9 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
 
 
 def _begun_anew(name: str, array: NDArray) -> list[NDArray]:
-    """What takes the place of something that shows parts of frames or texts; empty for what may stay.
+    """The replacement of an array that shows parts of frames or texts, if it does.
 
-    Of policies these are queries ``[heads, rows, head_dim]`` and texts; their scores may stay.
+    Policies' queries ``[heads, rows, head_dim]`` and texts do, their scores do not.
     """
     if name in ("references.seq", "chunk.encoder.changes.since"):
         return [np.full_like(array, -1)]

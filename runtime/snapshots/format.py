@@ -1,6 +1,5 @@
-"""One snapshot in one file: a preamble, a JSON header that says what follows, and arrays as raw bytes. Nothing is pickled.
+"""One snapshot in one file: a preamble, a JSON header and arrays as raw bytes, all under CRC-32. Nothing is pickled.
 
-Everything is little-endian and padded with zeros to 64 bytes; every byte of the file is under one of its checksums (CRC-32).
 docs/internals/snapshots.md draws the layout.
 """
 
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -38,12 +37,12 @@ Arrays = Mapping[str, NDArray]
 
 
 class OtherFormat(SnapshotError):
-    """A snapshot that another edgevlm can read."""
+    """A snapshot that another edgevlm, or one with another key, can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a file holds. path: where it lies. nbytes: of all of it. about: the header. arrays: read-only, mapped, verified."""
+    """A verified file. about: its header. arrays: read-only, mapped."""
 
     path: PurePath
     nbytes: int
@@ -52,17 +51,11 @@ class Snapshot:
 
 
 def padding(size: int) -> int:
-    """Bytes from ``size`` to the next boundary."""
     return -size % ALIGNMENT
 
 
-def write(stream: BinaryIO, about: Mapping[str, Any], arrays: Arrays) -> int:
-    """Write a snapshot and return its bytes. about: JSON, without the key ``sections``. arrays: dense. Raises OSError."""
-    return sum(stream.write(part) for part in parts(about, arrays))
-
-
 def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
-    """What :func:`write` writes, one after the other."""
+    """Yield the bytes of a snapshot, in order. about: JSON, without the key ``sections``. arrays: dense."""
     flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for name, array in arrays.items()}
     sections, offset = [], 0
     for name, array in arrays.items():
@@ -80,7 +73,7 @@ def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryvi
 
 
 def read_about(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a snapshot, and the bytes before its arrays, which are not looked at. Raises SnapshotError."""
+    """Return the header of a snapshot, and where its arrays begin, which are not read. Raises SnapshotError."""
     try:
         with open_file(path) as stream:
             start = stream.read(PREAMBLE.size)
@@ -106,10 +99,7 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def read(path: Path, of: PurePath | None = None) -> Snapshot:
-    """A snapshot, every byte verified; a copy ``of`` another path, if given.
-
-    Raises SnapshotError, which says what is wrong with it and leaves its name out.
-    """
+    """Read and verify a snapshot, a copy ``of`` another path if given. Raises SnapshotError, without the file's name."""
     about, start = read_about(path)
     sections = about.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)) or about["bytes"] < 0:
@@ -126,10 +116,7 @@ def read(path: Path, of: PurePath | None = None) -> Snapshot:
 
 
 def unreadable(path: PurePath, error: OSError, why: str | None) -> UserError:
-    """What to raise for a snapshot that cannot be read: SnapshotError where the disk has lost it, or it is there no more.
-
-    Else another try may read it, and nothing must be written over it.
-    """
+    """SnapshotError where the disk has lost the snapshot; else another try may read it, and it must not be replaced."""
     if error.errno == errno.ENOENT or (isinstance(path, Path) and error.errno in LOST):
         return SnapshotError(f"cannot be read ({why})")
     return UserError(f"{path}: cannot be read now ({why}); nothing was written over it")
@@ -154,7 +141,7 @@ def _array(
     offset: int,
     checksum: int,
 ) -> NDArray:
-    """An array, mapped; read once before, for its checksum: where the disk cannot, a mapping would kill the process."""
+    """Map an array after reading it once for its checksum: a disk error in a mapping would kill the process."""
     dtype = np.dtype(kind)
     size = dtype.itemsize * math.prod(shape)
     if not offset <= offset + size <= len(block):

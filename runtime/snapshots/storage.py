@@ -1,4 +1,4 @@
-"""Where snapshots lie: a folder, or an address that fsspec knows. A name there holds a whole snapshot, or is not there."""
+"""Places of snapshots: a folder, or an address that fsspec knows. A name there holds a whole snapshot, or does not exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -22,23 +22,27 @@ PART_BYTES = 8 << 20  # of an upload
 
 
 def storage_of(where: str | Path) -> Folder | ObjectStore:
-    """The storage at a path or an address such as ``s3://bucket/cameras``. Raises UserError for what fsspec does not know."""
+    """Return the storage at a path or an address such as ``s3://bucket/cameras``. Raises UserError for unknown addresses."""
     return ObjectStore(str(where)) if is_address(where) else Folder(Path(str(where).removeprefix("file://")))
 
 
 def is_address(where: str | Path) -> bool:
-    """Whether it is none of a folder of this machine."""
+    """Whether ``where`` is not a folder of this machine."""
     return isinstance(where, str) and "://" in where and not where.startswith("file://")
 
 
-def newest_first(paths: Iterator[PurePath]) -> list[Any]:
-    """The snapshots among ``paths``."""
+def snapshots(where: str | Path) -> list[Any]:
+    """Return the snapshots in a folder or at an address, newest first. Raises OSError."""
+    return storage_of(where).snapshots()
+
+
+def _newest_first(paths: Iterator[PurePath]) -> list[Any]:
     found = (path for path in paths if path.suffix == SUFFIX and path.stem.isdecimal())
     return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
 
 class Folder:
-    """A folder; nothing is made of it before :meth:`take`."""
+    """A local folder: writes are flushed to the disk, links are not followed, and one process at a time holds its lock."""
 
     def __init__(self, path: Path) -> None:
         self.root = path
@@ -48,7 +52,7 @@ class Folder:
         return str(self.root)
 
     def take(self) -> None:
-        """Make it where it is missing, and let no other process have it. Raises OSError, BlockingIOError where one has."""
+        """Make the folder if it is missing, and lock it. Raises OSError, BlockingIOError if another process has it."""
         private_folder(self.root)
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,23 +63,20 @@ class Folder:
 
     def snapshots(self) -> list[Path]:
         """Newest first."""
-        return newest_first(self.root.glob(f"*{SUFFIX}"))
+        return _newest_first(self.root.glob(f"*{SUFFIX}"))
 
     def open(self, path: Path) -> BinaryIO:
-        """To be read. Raises OSError."""
+        """Raises OSError."""
         return open_file(path)
 
-    @contextmanager
-    def create(self, path: Path) -> Iterator[BinaryIO]:
-        """To be written; it is there once the block has ended well. Raises OSError."""
-        with atomic_write(path, private=True) as stream:
-            yield stream
+    def create(self, path: Path) -> AbstractContextManager[BinaryIO]:
+        """Open a file for writing; it appears once the block has ended well. Raises OSError."""
+        return atomic_write(path, private=True)
 
     def remove(self, path: Path) -> None:
         path.unlink()
 
     def why(self, error: OSError) -> str:
-        """Why it cannot be written, in words."""
         return reason(error, self.root)
 
     def close(self) -> None:
@@ -86,7 +87,7 @@ class Folder:
 
 
 class ObjectStore:
-    """A prefix of an object store, or a folder of another machine: whatever fsspec opens. It has no lock."""
+    """A prefix of an object store, or a folder of another machine, opened by fsspec. It has no lock."""
 
     def __init__(self, address: str) -> None:
         self._scheme = address.partition("://")[0]
@@ -95,7 +96,7 @@ class ObjectStore:
             import fsspec
         try:
             self.files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
-        except ImportError as error:  # of a protocol whose package is missing: it says which
+        except ImportError as error:  # it names the package that the protocol needs
             hint = install("s3") if self._scheme == "s3" else str(error)
             raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
         except ValueError as error:
@@ -106,7 +107,7 @@ class ObjectStore:
         return self._name
 
     def take(self) -> None:
-        """Find out whether it can be written. Raises OSError."""
+        """Raises OSError if the store cannot be written."""
         probe = str(self.root / f"probe{UNFINISHED}")
         with as_os_error():
             self.make_folder(self.root)
@@ -114,7 +115,6 @@ class ObjectStore:
             self.files.rm_file(probe)
 
     def make_folder(self, path: PurePosixPath) -> None:
-        """Where the store has folders."""
         if self._scheme not in BUCKETS:
             self.files.makedirs(str(path), exist_ok=True)
 
@@ -122,19 +122,19 @@ class ObjectStore:
         """Newest first. Raises OSError."""
         with as_os_error():
             try:
-                return newest_first(map(PurePosixPath, self.files.ls(str(self.root), detail=False)))
+                return _newest_first(map(PurePosixPath, self.files.ls(str(self.root), detail=False)))
             except FileNotFoundError:
                 return []
 
     def open(self, path: PurePosixPath) -> BinaryIO:
-        """To be read. Raises OSError."""
+        """Raises OSError."""
         with as_os_error():
             stream: BinaryIO = self.files.open(str(path), "rb", block_size=PART_BYTES, cache_type="readahead")
             return stream
 
     @contextmanager
     def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
-        """To be written; it is there once the block has ended well. Raises OSError."""
+        """Open an object for writing; it appears once the block has ended well. Raises OSError."""
         with as_os_error():
             stream = self.files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
             try:
@@ -153,7 +153,6 @@ class ObjectStore:
             self.files.rm_file(str(path))
 
     def why(self, error: OSError) -> str:
-        """Why it cannot be written, in words."""
         return " ".join((error.strerror or str(error) or type(error).__name__).split())[:300]
 
     def close(self) -> None: ...

@@ -24,21 +24,23 @@ from edgevlm.runtime.store import Store
 
 
 class Captured(Protocol):
-    """What the writer needs of a session. ``_version`` changes whenever the session does."""
+    """A session, as the writer uses it."""
 
     @property
-    def _version(self) -> object: ...
+    def _version(self) -> object:
+        """Changes whenever the session does."""
+
     @property
     def store(self) -> Store | None: ...
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]: ...
 
 
 class SnapshotWriter:
-    """Snapshots of one session, in a directory that this process alone writes to.
+    """Writes snapshots of one session to a directory that only this process writes to.
 
-    every: seconds from one to the next; where nothing has changed since the last, none is taken. notify: is told, from any
-    thread, in one line, what was resumed or refused, that a snapshot could not be written, and that it can again; the logger
-    ``edgevlm`` unless given. source: what is watched, for people; give no secrets. key: of a SnapshotDirectory.
+    every: seconds between two; unchanged sessions are skipped. notify: called from any thread with one line when a snapshot
+    is resumed, refused, cannot be written, or can be written again; by default the logger ``edgevlm``. source: for people;
+    without secrets. key: of a SnapshotDirectory.
 
     Raises UserError for a directory that cannot be used, before anything is loaded.
     """
@@ -70,9 +72,9 @@ class SnapshotWriter:
         return self._directory.folder
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
-        """Let ``session`` go on from the newest snapshot that it can; called once, by the session.
+        """Resume ``session`` from the newest snapshot that fits; called once, by the session.
 
-        nbytes: of the second buffer. take: goes on from a snapshot; where it raises SnapshotError, from none of it. Raises
+        nbytes: of the second buffer. take: restores a snapshot, or raises SnapshotError and keeps nothing of it. Raises
         UserError for a directory that holds another session.
         """
         self._session, self._identity = session, identity
@@ -92,7 +94,7 @@ class SnapshotWriter:
         self.buffer = CaptureBuffer(nbytes)
 
     def start(self) -> None:
-        """Begin to take snapshots; of the one to go on from, all has been taken, and its file is let go of."""
+        """Begin to take snapshots, and close the file that was resumed from."""
         if self.resumed is not None:
             self.resumed = replace(self.resumed, arrays={})
         self._last = self._session._version
@@ -100,7 +102,7 @@ class SnapshotWriter:
         self._thread.start()
 
     def begin_anew(self) -> None:
-        """Take a snapshot now, and remove all before it. Raises UserError where it cannot be written, and they stay."""
+        """Take a snapshot now and remove all earlier ones. Raises UserError if it cannot be written; they stay then."""
         with self._writing:
             version = self._session._version
             try:
@@ -112,7 +114,7 @@ class SnapshotWriter:
             self.written += 1
 
     def unfit(self, error: Exception) -> SnapshotError:
-        """What to raise where the session cannot go on as it was resumed. No more snapshots are taken of it."""
+        """Return the error for a session that fails after it was resumed; no more snapshots are taken of it."""
         assert self.resumed is not None
         self._unfit = True
         why = f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
@@ -121,7 +123,7 @@ class SnapshotWriter:
         )
 
     def close(self) -> None:
-        """Take the last snapshot, if anything has changed, and let go of the directory. Closing it again does nothing."""
+        """Take a last snapshot if anything has changed, and release the directory. May be called again."""
         self._closing.set()
         try:
             if self._thread is not None:
@@ -137,32 +139,29 @@ class SnapshotWriter:
 
     def _snapshot(self) -> None:
         with self._writing:
-            self._snapshot_if_changed()
-
-    def _snapshot_if_changed(self) -> None:
-        version = self._session._version
-        if version == self._last or self._unfit:
-            return
-        try:
-            path = self._write()
-        except Exception as error:  # of a policy from outside, whatever its state may be
-            why = f"{type(error).__name__}: {error}"
-            if isinstance(error, MemoryError):
-                why = "there is no memory for it"
-            elif isinstance(error, OSError):
-                why = self._directory.storage.why(error)
-            elif isinstance(error, UserError):
-                why = str(error)
-            return self._failed(f"no snapshot in {self._directory.storage} ({why})")
-        self._last = version
-        self.written += 1
-        if self._failing:
-            self._try_notify(f"snapshots are written again ({path.name})")
-        self._failing = False
+            version = self._session._version
+            if version == self._last or self._unfit:
+                return
+            try:
+                path = self._write()
+            except Exception as error:  # a plugin's policy may raise anything
+                why = f"{type(error).__name__}: {error}"
+                if isinstance(error, MemoryError):
+                    why = "there is no memory for it"
+                elif isinstance(error, OSError):
+                    why = self._directory.storage.why(error)
+                elif isinstance(error, UserError):
+                    why = str(error)
+                return self._failed(f"no snapshot in {self._directory.storage} ({why})")
+            self._last = version
+            self.written += 1
+            if self._failing:
+                self._try_notify(f"snapshots are written again ({path.name})")
+            self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
-        """Where the session is now. Raises OSError, MemoryError."""
-        self._sync()  # so that little is left to be written while the session is held
+        """Raises OSError, MemoryError."""
+        self._sync()  # so that little is left for the second one, between capture and write
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()
@@ -170,7 +169,7 @@ class SnapshotWriter:
         return self._directory.write({**head, **about}, arrays, alone)
 
     def _sync(self) -> None:
-        """See onto the disk what a store has written: it must outlive a power cut as the snapshot that names it does."""
+        """Flush the store: it must survive a power cut like the snapshot that refers to it."""
         if self._session.store is not None:
             self._session.store.sync()
 

@@ -62,8 +62,6 @@ class Store:
     Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
     """
 
-    _not_state = True  # a policy that refers to it is not charged for it
-
     def __init__(
         self,
         path: str | Path | None = None,

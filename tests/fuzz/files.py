@@ -250,7 +250,7 @@ def prepare_snapshots(folder: Path) -> None:
 
 
 def spoil_snapshot(folder: Path, rng: Rng) -> None:
-    from edgevlm.runtime.snapshots.format import read, write
+    from edgevlm.runtime.snapshots.format import parts, read
 
     policy = POLICIES[rng.integers(len(POLICIES))]
     (folder / "policy").write_text(policy)
@@ -273,7 +273,7 @@ def spoil_snapshot(folder: Path, rng: Rng) -> None:
                 del arrays[name]
         path.unlink()
         with path.open("wb") as stream:
-            write(stream, about, arrays)
+            stream.writelines(parts(about, arrays))
 
 
 def spoiled_array(array: np.ndarray, rng: Rng) -> np.ndarray:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
-from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, padding, read, read_about, write
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
+from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, padding, parts, read, read_about
+from edgevlm.runtime.snapshots.storage import snapshots
 
 ARRAYS = {
     "layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8),
@@ -35,7 +36,7 @@ ABOUT = {
 
 def written(path, about=ABOUT, arrays=ARRAYS):
     with path.open("wb") as stream:
-        size = write(stream, about, arrays)
+        size = sum(map(stream.write, parts(about, arrays)))
     assert size == path.stat().st_size
     return path
 

@@ -10,8 +10,9 @@ from pictures import frames
 
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
-from edgevlm.runtime.snapshots.directory import snapshots, verified
+from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.snapshots.storage import snapshots
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots import format as format_module
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
-from edgevlm.runtime.snapshots.format import read, write
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
+from edgevlm.runtime.snapshots.format import parts, read
+from edgevlm.runtime.snapshots.storage import snapshots
 
 TEXT_BUDGET = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
@@ -260,7 +261,7 @@ def test_one_that_another_edgevlm_wrote_otherwise_is_one_line_and_stays(model, t
     about, arrays = copy.deepcopy(dict(found.about)), dict(found.arrays)
     change(about, arrays)
     with path.with_suffix(".other").open("wb") as stream:
-        write(stream, {**about, "edgevlm": "0.0.9"}, arrays)
+        stream.writelines(parts({**about, "edgevlm": "0.0.9"}, arrays))
     path.with_suffix(".other").rename(path)
     before = path.read_bytes()
     with pytest.raises(
@@ -279,7 +280,7 @@ def rewritten(path, change):
     change(about, arrays)
     path.unlink()
     with path.open("wb") as stream:
-        write(stream, about, arrays)
+        stream.writelines(parts(about, arrays))
 
 
 WRONG = [

@@ -49,10 +49,10 @@ def test_any_node_answers_for_all_cameras(cluster):
     for path in (f"/v1/streams/{there}/events", "/v1/models/one"):
         assert httpx.delete(f"{a.url}{path}", timeout=WAIT_S).status_code == 405
     assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
-    described = b.app.openapi()["paths"]
+    described = b.app.openapi()
     for path in ("/v1/nodes", "/v1/streams"):
-        schema = described[path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-        Draft202012Validator(schema).validate(b.get(path).json())
+        schema = described["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        Draft202012Validator({**schema, "components": described["components"]}).validate(b.get(path).json())
 
 
 def test_a_frozen_node_neither_watches_nor_writes_once_another_may(cluster):
@@ -138,23 +138,14 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
         cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {}, __version__)
 
 
-def test_a_models_weights_are_reserved_while_a_camera_of_it_is_open(cluster, monkeypatch):
-    a, held = cluster.start("a", ["one", "two"]), {}
-    a.agent.needs.reserve, a.agent.needs.release = held.__setitem__, lambda name: held.pop(name, None)
-    assert len(cluster.settle()) == 2
-    weights, camera, rate = a.agent.needs.known["demo"]
-    time = int(1e4 * 20.0 / rate) / 1e4
-    one = {"edgevlm_memory": camera // 1_000_000, "edgevlm_time": time}
-    assert held == {"model demo": {"edgevlm_memory": weights // 1_000_000}, "one": one, "two": one}
-    for camera, left in (("one", {"model demo", "two"}), ("two", set())):
-        assert httpx.delete(f"{a.url}/v1/streams/{camera}", timeout=WAIT_S).status_code == 204
-        cluster.settle()
-        assert held.keys() == left
+def test_a_camera_that_cannot_be_opened_says_why(cluster, monkeypatch):
+    a = cluster.start("a")
+    cluster.settle()
     monkeypatch.setattr(a.service, "add", Mock(side_effect=UserError("it does not answer")))
     assert httpx.post(f"{a.url}/v1/streams", json={"id": "three", "source": "demo"}, timeout=WAIT_S).status_code == 201
     a.step()
+    a.step()
     assert a.agent.problems == {"three": "it does not answer"}
-    assert held == {}
 
 
 def test_a_camera_says_no_password_of_its_models_address(cluster):

@@ -41,6 +41,15 @@ def answer(link, method, *arguments):
     return eventually(once)[0]
 
 
+def below(link):
+    """Processes that the link has started."""
+    return psutil.Process(link.helper.process.pid).children(recursive=True)
+
+
+def raylets(link):
+    return {each.pid for each in below(link) if "raylet" in each.name()}
+
+
 def raises_away(link):
     try:
         link.call("view")
@@ -51,20 +60,14 @@ def raises_away(link):
 
 @pytest.mark.slow
 def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
-    resources = {"edgevlm_memory": 100, "edgevlm_own": 1}
-    link = RayLink(Joining(f"127.0.0.1:{free_port()}", "127.0.0.1", True, str(tmp_path), resources, "secret", "edgevlm_own"))
+    link = RayLink(Joining(f"127.0.0.1:{free_port()}", "127.0.0.1", True, str(tmp_path), "a", "secret"))
     try:
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
         answer(link, "join", {"name": "a", "memory_bytes": 10**9}, "first", "http://127.1", {"one": given}, {}, __version__)
         assert answer(link, "ask", "a", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
         with pytest.raises(UserError, match="there is a stream one already"):
             answer(link, "add", "one", given)
-        link.reserve("one", {"edgevlm_memory": 60})
-        with pytest.raises(UserError, match="two: Ray has not enough resources left on this node"):
-            link.reserve("two", {"edgevlm_memory": 60})
-        link.release("one")
-        link.reserve("two", {"edgevlm_memory": 60})
-        mine = psutil.Process(link.pid).children(recursive=True)
+        mine = below(link)
         head = next(each for each in mine if each.cmdline()[:1] == ["ray::Head"])
         head.kill()
         assert answer(link, "view")["cameras"]["one"]["epoch"] == 1
@@ -72,9 +75,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
         next(each for each in mine if each.name() == "raylet").kill()  # as it ends itself where the head has given it up
         eventually(lambda: raises_away(link))
         assert answer(link, "ask", "a", "first", ["one"], {})["orders"] == {"one": 1}
-        with pytest.raises(UserError, match="one: Ray has not enough resources left on this node"):
-            link.reserve("one", {"edgevlm_memory": 60})  # the new Ray knows of two
-        mine += psutil.Process(link.pid).children(recursive=True)
+        mine += below(link)
     finally:
         link.close()
     assert not psutil.wait_procs(mine, WAIT_S)[1]
@@ -108,7 +109,7 @@ def in_a_process_of_its_own(joining):
 def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server here")
-    ports, resources = [free_port(), free_port()], {"edgevlm_memory": 100}
+    ports = [free_port(), free_port()]
     address, at = f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
     (tmp_path / "redis.conf").write_text("requirepass correct/horse\n")
     command = [
@@ -116,26 +117,21 @@ def test_a_head_with_a_redis_finds_the_nodes_as_they_are(tmp_path):
         "--dir", str(tmp_path),
     ]  # fmt: skip
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    own, at = {**resources, "edgevlm_a": 1}, f"redis://:correct%2Fhorse@{at}"
-    head = Joining(address, "127.0.0.1", True, str(tmp_path), own, "secret", "edgevlm_a", at)
-    link = RayLink(Joining(address, "127.0.0.2", False, str(tmp_path), {**resources, "edgevlm_b": 1}, "secret", "edgevlm_b"))
+    head = Joining(address, "127.0.0.1", True, str(tmp_path), "a", "secret", f"redis://:correct%2Fhorse@{at}")
+    link = RayLink(Joining(address, "127.0.0.2", False, str(tmp_path), "b", "secret"))
     try:
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
         with in_a_process_of_its_own(head):
             link.wait()
             answer(link, "join", {"name": "b", "memory_bytes": 10**9}, "first", "http://127.1", {"one": given}, {}, __version__)
             assert answer(link, "ask", "b", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
-            link.reserve("one", {"edgevlm_memory": 60})
-            ray = {each.pid for each in psutil.Process(link.pid).children(recursive=True) if "raylet" in each.name()}
+            ray = raylets(link)
         with pytest.raises(HeadAway):
             link.call("view")
         with in_a_process_of_its_own(head):
             assert answer(link, "ask", "b", "first", ["one"], {})["orders"] == {"one": 1}
-            now = {each.pid for each in psutil.Process(link.pid).children(recursive=True) if "raylet" in each.name()}
             assert ray
-            assert ray == now  # the same Ray, which has the same head by the handle that it had
-            with pytest.raises(UserError, match="two: Ray has not enough resources left on this node"):
-                link.reserve("two", {"edgevlm_memory": 60})
+            assert ray == raylets(link)  # the same Ray, which has the same head by the handle that it had
     finally:
         link.close()
         redis.terminate()
