@@ -1,16 +1,15 @@
-"""From options to a run: check them, open model, source and session, choose the output."""
+"""From settings to a run: resolve what they mean here, open model, source and session, run to the end."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,16 +23,16 @@ from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gat
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
+from edgevlm.apps.settings import RunSettings
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
-from edgevlm.progress import Report, progress, to_stderr, typing_hidden
+from edgevlm.progress import Notify, Report, progress, to_stderr, typing_hidden
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.plugins import load_class
-from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.settings import ALL, SessionSettings, parse_budget
+from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots import SnapshotWriter
 
 if TYPE_CHECKING:
@@ -41,164 +40,164 @@ if TYPE_CHECKING:
 
 FULL = "full"  # the policy without a budget
 DEMO_FRAMES = 384  # of the demo without a terminal: more than its memory holds
-DEMO_BUDGET = "512"  # tokens of the demo on a terminal: 32 whole frames, so that forgetting is soon to be seen
+DEMO_BUDGET = 512  # tokens of the demo on a terminal: 32 whole frames, so that forgetting is soon to be seen
 DEMO_SPEED = 4.0  # times the demo world's own, on a terminal
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
-    """The options of ``edgevlm run``, as typed."""
+class Start:
+    """What settings mean on this terminal; nothing is open yet. compares: the demo shows three memories side by side."""
 
-    camera: str | None
-    video: str | None
-    source: SourceOptions
-    model: str
-    policy: str
-    budget: str | None
-    chunk: int
-    reindexing: Reindexing
-    append: str
-    encode: str
-    gate: str
-    realtime: bool | None
-    frames: int | None
-    seconds: float | None
-    ask: list[str]
-    ask_at: list[str]
-    threads: int | None
+    settings: RunSettings
     as_json: bool
-    state: str | None = None
-    state_every: float = 30.0
-    state_key: str | None = None  # as secret() reads it
-    store_bytes: str | None = None
-    host_bytes: str | None = None
-    engine: str = DEFAULT_ENGINE
-    positions: str | None = None
-    quiet: bool = False
-    stats_every: float | None = None
-    precision: str | None = None
-    vision_precision: str | None = None
-    kv: str | None = None
-    frame_size: tuple[int, int] | None = None  # (height, width); None: the source's own
+    quiet: bool
+    drawn: bool
+    interactive: bool
+    compares: bool
+    plan: RunPlan
+    options: SourceOptions
+    gate: Gate | None
+
+    @property
+    def notify(self) -> Notify:
+        return (lambda line: None) if self.quiet else to_stderr
+
+    @property
+    def questions(self) -> int | None:
+        """The descriptor that questions may come on, where stdin is neither the video nor the prompt."""
+        from edgevlm.apps.terminal.commands import stdin_lines
+
+        stdin_is_video = "-" in (self.settings.camera, self.settings.video)
+        return None if self.drawn or stdin_is_video else stdin_lines(self.as_json)
 
 
-def launch(request: RunRequest) -> None:
+def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False) -> None:
     """Run to the end. Raises UserError before anything is opened where that is possible."""
-    drawn = not request.as_json and is_terminal() and not is_dumb()
-    with typing_hidden() if drawn else nullcontext():  # until the prompt shows it
-        _launch(request, drawn)
+    start = resolve(settings, as_json, quiet)
+    with typing_hidden() if start.drawn else nullcontext():  # until the prompt shows it
+        run = open_run(start)
+        try:
+            with listening(start, run):
+                run()
+        except KeyboardInterrupt:
+            if run.shutdown.forced:
+                raise
+        except OSError:
+            if not silence_what_is_gone():  # else nobody reads the error either
+                raise
 
 
-def _launch(request: RunRequest, drawn: bool) -> None:
-    is_demo_source = request.video is None and request.camera in (None, "demo")
-    interactive = not request.as_json and is_terminal()
-    plan = make_plan(request)
-    endless = not comes_to_an_end(request.camera, request.video) and plan.frames is None and plan.seconds is None
-    if is_demo_source and endless and (not interactive or plan.end):
+def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
+    """Decide how to run. Raises UserError for settings that do not go together, and for a source that cannot be opened."""
+    interactive = not as_json and is_terminal()
+    drawn = interactive and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    plan = RunPlan(settings.frames, settings.seconds, list(settings.ask), list(settings.ask_at))
+    endless = not comes_to_an_end(settings.camera, settings.video) and plan.frames is None and plan.seconds is None
+    if settings.is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
-    compares = is_demo_source and drawn and request.model == "demo" and request.state is None and not plan.questions
-    options = replace(request.source, realtime=is_demo_source and interactive if request.realtime is None else request.realtime)
-    if compares and request.realtime is None:
-        options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
-    budget = request.budget or (DEMO_BUDGET if compares else None)
-    SessionSettings.checked(
-        policy=request.policy, budget=budget, chunk=request.chunk, append=request.append, encode=request.encode,
-        reindexing=request.reindexing, store_bytes=request.store_bytes, host_bytes=request.host_bytes,
+    compares = drawn and settings.is_demo_source and (settings.model, settings.state, plan.questions) == ("demo", None, [])
+    paced = settings.is_demo_source and interactive if settings.realtime is None else settings.realtime
+    options = SourceOptions(
+        fps=settings.fps, realtime=paced, rule=settings.rule, size=settings.size, pixel_format=settings.pixel_format,
+        camera_fps=settings.camera_fps, decode=settings.decode, wait=settings.wait, seed=settings.seed,
+        open_timeout_s=settings.open_timeout, read_timeout_s=settings.read_timeout, stall_timeout_s=settings.stall_timeout,
     )  # fmt: skip
-    gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
-    check_source(request.camera, request.video)
-    key = state_key(request.state_key)
-    writer = SnapshotWriter(request.state, request.state_every, to_stderr, key=key) if request.state is not None else None
-    source: Source | None = None
-    try:
-        load_class("engines", request.engine)
+    if compares and settings.realtime is None:
+        options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
+    if compares and settings.budget is None:
+        settings = settings.model_copy(update={"budget": DEMO_BUDGET})
+    gate = Gate(rule) if (rule := parse_gate(settings.gate)) else None
+    check_source(settings.camera, settings.video)
+    load_class("engines", settings.engine)
+    return Start(settings, as_json, quiet, drawn, interactive, compares, plan, options, gate)
+
+
+def open_run(start: Start) -> RunLoop:
+    """Open model, source, session and output. Raises UserError, and closes what was opened."""
+    settings, plan = start.settings, start.plan
+    with ExitStack() as opened:
+        writer = None
+        if settings.state is not None:
+            writer = SnapshotWriter(settings.state, settings.state_every, to_stderr, key=state_key(settings.state_key))
+            opened.callback(writer.close)
+        choice = export_choice(start)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
-            choice, notify = make_choice(request, options), to_stderr if not request.quiet else lambda line: None
-            bundle = resolve_model(request.model, step, notify, request.engine, choice)
-            size = size_of(bundle, choice, step, asked=request.frame_size is not None)
-        if choice.asks and choice.plan is None and request.engine == DEFAULT_ENGINE:
+            bundle = resolve_model(settings.model, step, start.notify, settings.engine, choice)
+            size = frame_size(bundle, choice, step, asked=settings.frame_size is not None)
+        if choice.asks and choice.plan is None and settings.engine == DEFAULT_ENGINE:
             asked = "--precision, --vision-precision and --kv"
-            raise UserError(f"{asked} are for a checkpoint that is exported; {request.model} is as it was made")
-        source = open_source(request.camera, request.video, options)
+            raise UserError(f"{asked} are for a checkpoint that is exported; {settings.model} is as it was made")
+        source = opened.enter_context(closing(open_source(settings.camera, settings.video, start.options)))
         with progress("verifying and loading the model"):  # a large bundle takes seconds
-            model = Model.load(bundle, engine=request.engine, threads=request.threads, positions=request.positions)
+            model = Model.load(bundle, engine=settings.engine, threads=settings.threads, positions=settings.positions)
             model = model if size is None else model.for_frames(size)
+        output = make_output(start)
+        if choice.plan is not None and isinstance(output, JsonOutput):
+            output.chosen(fields(choice.plan))
 
         def open_session(
-            policy: str | None, tokens: str | None, state: SnapshotWriter | None = None, append: str = request.append
+            policy: str | None, budget: str | int | None, state: SnapshotWriter | None = None, append: str = settings.append
         ) -> Session:
-            """Anew, with what was asked for at first where nothing else is."""
-            given = tokens or budget or (None if request.policy == FULL else choice.budget)
+            """Open a session with the run's settings, but for those given."""
+            budget = budget or settings.budget or (None if settings.policy == FULL else choice.budget)
             session = Session.open(
-                model, policy=policy or request.policy, budget=given,
-                chunk=request.chunk, reindexing=request.reindexing, append=append, encode=request.encode,
-                state=state, store_bytes=request.store_bytes, host_bytes=request.host_bytes,
+                model, settings, state=state, policy=policy or settings.policy, budget=budget, append=append
             )  # fmt: skip
             session.notify = output.notice
             return session
 
-        own_questions = model.is_demo and is_demo_source and not plan.questions
-        output = make_output(request, drawn)
-        if choice.plan is not None and isinstance(output, JsonOutput):
-            output.chosen(fields(choice.plan))
-        session, baseline = open_session(None, None, writer), partial(open_session, append=ALL)
+        session = open_session(None, None, writer)
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
-            skip_to_snapshot(source, writer, plan, gate)
-        if own_questions and not compares:
-            plan.sample = np.random.default_rng(request.source.seed)
-        source.prepare = FramePreparation(session.prepare, gate, partial(warn_of_stretching, model, output))
+            skip_to_snapshot(source, writer, plan, start.gate)
+        if model.is_demo and settings.is_demo_source and not plan.questions and not start.compares:
+            plan.sample = np.random.default_rng(settings.seed)
+        source.prepare = FramePreparation(session.prepare, start.gate, partial(warn_of_stretching, model, output))
+        observer: SideBySide | MemoryWatch | None = None
+        if start.compares:
+            observer = SideBySide(session, partial(open_session, append=ALL))
+        elif start.drawn:
+            observer = MemoryWatch(session)
         run = RunLoop(
-            session, source, output, plan,
-            observer=SideBySide(session, baseline) if compares else MemoryWatch(session) if drawn else None,
-            stats_every=1.0 if interactive or request.stats_every is None else request.stats_every,
+            session, source, output, plan, observer=observer,
+            stats_every=1.0 if start.interactive or settings.stats_every is None else settings.stats_every,
             open_session=open_session if writer is None else None,
         )  # fmt: skip
         run.check()
-        asks = not drawn and stdin_questions(request) is not None
-        for line in opening_lines(session, source, model, plan, request.as_json, drawn, compares, asks):
+        for line in opening_lines(start, run):
             output.notice(line)
-    except BaseException:
-        if source is not None:
-            source.close()
-        if writer is not None:
-            writer.close()
-        raise
-    try:
-        with listening(output, run, request):
-            run()
-    except KeyboardInterrupt:
-        if run.shutdown.forced:
-            raise
-    except OSError:
-        if not silence_what_is_gone():  # else nobody is there to be told
-            raise
+        opened.pop_all()  # the run closes them
+    return run
 
 
-def make_choice(request: RunRequest, options: SourceOptions) -> ExportChoice:
-    """What to export, were a checkpoint given: by what was asked for, this machine, and the source's frames."""
+def export_choice(start: Start) -> ExportChoice:
+    """What to export, were a checkpoint given: by the settings, this machine, and the source's frames."""
+    settings = start.settings
+    budget: Any = settings.budget
 
     def frame_shape() -> tuple[int, int] | None:
         """(height, width) of the first frame. The source is opened for it, and closed; stdin can be opened but once."""
-        if "-" in (request.camera, request.video):
+        if "-" in (settings.camera, settings.video):
             return None
-        with closing(open_source(request.camera, request.video, replace(options, realtime=False, rule=None))) as source:
+        options = replace(start.options, realtime=False, rule=None)
+        with closing(open_source(settings.camera, settings.video, options)) as source:
             frame = source.read()
         return None if frame is None else (frame.image.shape[0], frame.image.shape[1])
 
     asked = PlanRequest(
-        request.model, None, None if request.budget is None else parse_budget(request.budget), request.precision, request.kv,
-        options.fps, request.chunk, vision_precision=request.vision_precision,
+        settings.model, None, budget, settings.precision, settings.kv, settings.fps, settings.chunk,
+        vision_precision=settings.vision_precision,
     )  # fmt: skip
-    return ExportChoice(asked, request.frame_size, frame_shape, (lambda line: None) if request.quiet else to_stderr)
+    size = None if settings.frame_size is None else (settings.frame_size[1], settings.frame_size[0])
+    return ExportChoice(asked, size, frame_shape, start.notify)
 
 
-def size_of(path: str, choice: ExportChoice, step: Report, *, asked: bool) -> tuple[int, int] | None:
+def frame_size(path: str, choice: ExportChoice, step: Report, *, asked: bool) -> tuple[int, int] | None:
     """The frame size to open a bundle for, as asked for or as the source's frames are; None for the bundle's own.
 
-    Raises UserError where another is asked of a bundle that takes one alone.
+    Raises UserError where another is asked of a bundle that takes only one.
     """
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
@@ -206,106 +205,64 @@ def size_of(path: str, choice: ExportChoice, step: Report, *, asked: bool) -> tu
         return choice.size()
     if asked and choice.plan is None:
         height, width = bundle.vision.size
-        raise UserError(f"{path}: takes frames of {width}x{height} alone; leave out --frame-size")
+        raise UserError(f"{path}: takes only frames of {width}x{height}; leave out --frame-size")
     return None
 
 
 def warn_of_stretching(model: Model, output: Output, shape: tuple[int, int]) -> None:
-    """Say where the first frame's aspect is not the one that the session was opened for."""
+    """Warn where the first frame's aspect is not the one that the session was opened for."""
     if not model.is_demo and (warning := stretched(model.bundle, shape)):
         output.notice(warning)
 
 
-def opening_lines(
-    session: Session, source: Source, model: Model, plan: RunPlan, as_json: bool, drawn: bool, compares: bool, asks: bool
-) -> Iterator[str]:
-    """The first thing somebody reads: what this is and what to do; then what the policy rests on, where nobody watches it.
+def make_output(start: Start) -> JsonOutput | TextOutput | Screen:
+    if start.as_json:
+        return JsonOutput(start.quiet)
+    if not start.drawn:
+        return TextOutput(start.quiet, with_stats=start.settings.stats_every is not None)
+    from edgevlm.apps.terminal.screen import Screen
 
-    asks: whether questions may come on stdin.
-    """
-    if compares:
+    return Screen(quiet=start.quiet)
+
+
+def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
+    """What this is and what to do; then what the policy rests on."""
+    source, session = run.source, run.session
+    if start.compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
         yield "Three memories watch the same frames: watch what each forgets. /help lists commands, ctrl-D ends."
-    elif drawn:
+    elif start.drawn:
         yield f"Watching {source.name}. Ask about what it has seen so far; /help lists commands, ctrl-D ends."
-    elif as_json:
-        pass  # a program reads it
-    elif plan.sample is not None:
+    elif not start.as_json and run.plan.sample is not None:
         yield "A small model watches a made-up world of coloured shapes. Questions on stdin replace the demo's own."
-    else:
+    elif not start.as_json:
         answered = "as they come" if source.live else "at its end"
-        yield f"Watching {source.name}." + f" Questions on stdin are answered {answered}." * asks
-    if model.is_demo and source.name != "demo":
+        yield f"Watching {source.name}." + f" Questions on stdin are answered {answered}." * (start.questions is not None)
+    if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if session.basis and not drawn:  # at a terminal /policy says it
+    if session.basis and not start.drawn:  # at a terminal /policy says it
         yield session.basis
 
 
-def listening(output: JsonOutput | TextOutput | Screen, run: RunLoop, request: RunRequest) -> AbstractContextManager[None]:
-    """Questions typed at the terminal or piped into stdin, where that is not the video."""
+def listening(start: Start, run: RunLoop) -> AbstractContextManager[None]:
+    """Take questions typed at the terminal or piped into stdin while the block runs."""
     from edgevlm.apps.terminal.commands import piped_questions
 
-    if isinstance(output, (JsonOutput, TextOutput)):
-        lines = stdin_questions(request)
-        return nullcontext() if lines is None else piped_questions(run, to_stderr, lines)
-    return output.attached(run)
-
-
-def stdin_questions(request: RunRequest) -> int | None:
-    """The descriptor that questions may come on, where stdin is not the video."""
-    from edgevlm.apps.terminal.commands import stdin_lines
-
-    return None if "-" in (request.camera, request.video) else stdin_lines(request.as_json)
+    if not isinstance(run.output, (JsonOutput, TextOutput)):
+        screen: Screen = run.output  # type: ignore[assignment]
+        return screen.attached(run)
+    return nullcontext() if start.questions is None else piped_questions(run, to_stderr, start.questions)
 
 
 def is_terminal() -> bool:
-    """Whether somebody sits at a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def is_dumb() -> bool:
-    """Whether the terminal can only write one line after the other."""
-    return os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-
-
-def make_plan(request: RunRequest) -> RunPlan:
-    """Limits and questions as typed. Raises UserError if it is invalid."""
-    if request.seconds is not None and not math.isfinite(request.seconds):
-        raise UserError(f"--seconds {request.seconds}: give a number of seconds")
-    if not all(text.strip() for text in request.ask):
-        raise UserError("--ask '': give a question")
-    return RunPlan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
-
-
-def make_output(request: RunRequest, drawn: bool) -> JsonOutput | TextOutput | Screen:
-    if request.as_json:
-        return JsonOutput(request.quiet)
-    if not drawn:
-        return TextOutput(request.quiet, with_stats=request.stats_every is not None)
-    from edgevlm.apps.terminal.screen import Screen
-
-    return Screen(quiet=request.quiet)
-
-
-def parse_ask_at(text: str) -> tuple[float, str]:
-    """``60:Who came in?`` is at 60 seconds."""
-    time_s, colon, question = text.partition(":")
-    try:
-        seconds = float(time_s)
-        if not colon or not question.strip() or not 0 <= seconds < math.inf:
-            raise ValueError
-        return seconds, question.strip()
-    except ValueError:
-        raise UserError(f"--ask-at {text}: give seconds, a colon and the question, like 60:'who came in?'") from None
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan, gate: Gate | None = None) -> None:
     """Take ``source``, ``plan`` and ``gate`` to where the resumed snapshot was taken, if there is one.
 
-    What is recorded, the demo and files, goes on behind the frame that was the newest: those up to it are read and passed over.
-    What is live goes on at once, and its clock has gone on meanwhile: its times begin at the snapshot's and the seconds since.
-    The gate sees what is passed over, so that it holds back what it would have.
-    Questions planned for times before the snapshot's have been asked.
+    A recording goes on after the newest frame; the gate sees what is skipped. A live source goes on at once, and its times
+    begin at the snapshot's and the seconds since. Questions planned for earlier times have been asked.
     """
     if writer.resumed is None:
         return

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, flag, option, parse_size
+from edgevlm.apps.commands.cli_options import KV, Json, flag, option
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.progress import to_stderr
 
@@ -39,10 +39,11 @@ def export(
     Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Interrupted, the same command resumes. Without
     --out the bundle is cached, and `edgevlm run --model CHECKPOINT` finds it.
     """
+    from edgevlm.apps.settings import parse_size
     from edgevlm.errors import UserError
     from edgevlm.progress import progress
 
-    width, height = parse_size("--frame-size", frame_size)
+    width, height = parse_size(frame_size, "--frame-size ")
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:

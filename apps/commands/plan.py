@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Device, Json, flag, option, parse_size
+from edgevlm.apps.commands.cli_options import KV, Device, Json, flag, option
 from edgevlm.progress import to_stderr
 
 EPILOG = """
@@ -46,10 +46,11 @@ def plan(
     with progress("planning") as step:
         from edgevlm.apps.bundles.fetch import resolve_config
         from edgevlm.apps.planning import plan as command
+        from edgevlm.apps.settings import parse_size
         from edgevlm.runtime.settings import parse_budget
 
         wanted = None if budget is None else parse_budget(budget)
-        width, height = parse_size("--frame-size", frame_size)
+        width, height = parse_size(frame_size, "--frame-size ")
         folder = resolve_config(model, step, to_stderr)
         request = command.PlanRequest(
             folder, device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, changed, cameras

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import EncryptWith, Json, KeyFile, Snapshots, flag, lines, option
+from edgevlm.apps.commands.cli_options import EncryptWith, Json, KeyFile, Snapshots, flag, lines, option, with_settings
 from edgevlm.apps.credentials import secret, state_key
+from edgevlm.apps.settings import RunSettings
 from edgevlm.packages import needed
 from edgevlm.progress import to_stderr
 
@@ -23,15 +24,11 @@ Examples:
 """
 
 
+@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "append", "encode", "threads")}, given=True)
 def serve(
+    settings: dict[str, Any],
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
     camera: Annotated[list[str] | None, option("[NAME=]SRC", "Watch this camera; may be given again.", "demo")] = None,
-    model: Annotated[str | None, option("MODEL", "Use demo, a bundle, a checkpoint, or ORG/NAME.")] = None,
-    policy: Annotated[str | None, option("NAME[:K=V,..]", "Forget by this policy.")] = None,
-    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
-    fps: Annotated[float | None, option("N", "Watch this many frames a second.")] = None,
-    append: Annotated[str | None, option("auto|all|changed", "Append all of each frame, or what changed.")] = None,
-    encode: Annotated[str | None, option("auto|all|changed", "Encode all of each frame, or what changed.")] = None,
     host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
     port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
     key_file: KeyFile = None,
@@ -39,7 +36,6 @@ def serve(
     state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
     state_key_file: EncryptWith = None,
     snapshots: Snapshots = None,
-    threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     assigned: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,9 +53,8 @@ def serve(
 
     with progress("starting"):
         server_of = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
-    shared = {"model": model, "policy": policy, "budget": budget, "fps": fps, "state": state, "threads": threads}
-    shared |= {"append": append, "encode": encode, "snapshots": snapshots}
-    shared["state_key"] = None if state_key_file is None else f"file:{state_key_file}"
+    key = None if state_key_file is None else f"file:{state_key_file}"
+    shared = {**settings, "state": state, "snapshots": snapshots, "state_key": key}
     server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
     given = assigned or lines("EDGEVLM_SERVE_SET")
     if config is None and not camera and Path("edgevlm.toml").is_file():

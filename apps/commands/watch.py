@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import EncryptWith, Json, Snapshots, flag, option
+from edgevlm.apps.commands.cli_options import EncryptWith, Json, Snapshots, flag, option, with_settings
+from edgevlm.apps.settings import RunSettings
 from edgevlm.packages import needed
 
 RULE, SEND = "When it opens and closes", "Where events go"
@@ -22,18 +23,15 @@ It opens when the answer becomes yes, and closes when it no longer is. Several w
 """
 
 
+@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, given=True)
 def watch(
+    settings: dict[str, Any],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this again and again.")],
     camera: Annotated[str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.")] = "demo",
-    model: Annotated[str, option("MODEL", "Use demo, a bundle, a checkpoint, or ORG/NAME.")] = "demo",
-    policy: Annotated[str, option("NAME[:K=V,..]", "Forget by this policy.")] = "auto",
-    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
-    fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
     state: Annotated[str | None, option("DIR", "Keep memory and events there, and resume.")] = None,
     state_key_file: EncryptWith = None,
     snapshots: Snapshots = None,
     seed: Annotated[int, option("N", "Seed the demo world.", min=0)] = DEMO_SEED,
-    threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     json: Json = False,
     quiet: Annotated[bool, flag("--quiet", "Write events and errors only.")] = False,
     choice: Annotated[list[str] | None, option("TEXT", "Offer this answer.", "yes, no", panel=RULE)] = None,
@@ -70,8 +68,8 @@ def watch(
     addresses = {"webhook": webhook, "mqtt": mqtt, "apprise": apprise}
     sinks = [{"kind": kind, "url": url} for kind, urls in addresses.items() for url in urls or []]
     sinks += [{"kind": "exec", "command": command} for command in exec or []]
-    shared = {"model": model, "policy": policy, "budget": budget, "fps": fps, "state": state, "threads": threads}
-    shared |= {"snapshots": snapshots, "state_key": None if state_key_file is None else f"file:{state_key_file}"}
-    settings: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
+    key = None if state_key_file is None else f"file:{state_key_file}"
+    kept = {"state": state, "snapshots": snapshots, "state_key": key}
+    settings |= {name: value for name, value in kept.items() if value is not None}
     settings |= {"cameras": {"demo" if camera == "demo" else "camera": {"source": camera}}, "watches": [asked], "sinks": sinks}
     watching.watch(config.check_config(settings, "watch"), SourceOptions(seed=seed), json, quiet)

@@ -11,12 +11,10 @@ import pytest
 
 from edgevlm.apps.bundles import cache as bundles
 from edgevlm.apps.bundles import resolve
-from edgevlm.apps.commands.cli_options import check_kv
 from edgevlm.cli import main
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, seal_manifest
-from edgevlm.runtime.kv import DTYPES, KV_TYPES
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 
@@ -258,7 +256,3 @@ def test_what_is_no_checkpoint_is_left_as_it_is(exported, tmp_path):
     bundle = str(exported("llava", **SHAPE).bundle)
     for model in ("demo", bundle, str(tmp_path), str(tmp_path / "nowhere")):
         assert resolve.resolve_model(model, print, print) == model
-
-
-def test_the_precisions_that_can_be_typed_are_those_that_there_are():
-    assert [check_kv(kind) for kind in KV_TYPES] == list(KV_TYPES) == list(DTYPES)
