@@ -30,7 +30,7 @@ Contest = tuple[str, str]  # oracles are compared that have the same budget, and
 @dataclass(frozen=True, slots=True)
 class ReportRow:
     """One policy at one budget on one group of questions. tokens: |M|, or what the policy uses of it; held, some: evidence
-    still held, see worker.QuestionResult."""
+    still held, see worker.ask."""
 
     policy: str
     budget: str

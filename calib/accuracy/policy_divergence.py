@@ -1,4 +1,4 @@
-"""How close a policy's next-token distributions stay to full KV's, where nobody knows the right answers."""
+"""How close a policy's next-token distributions stay to full KV's, for models without known answers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from edgevlm.runtime.stream import Stream
 
 QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-MOMENTS = 8  # at which the questions are asked, evenly over a clip, its end among them
-ANSWER = 16  # tokens of full KV's answer, at most
+MOMENTS = 8  # at which the questions are asked, evenly spaced, the last at a clip's end
+ANSWER = 16  # most tokens of full KV's answer
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAnswer:
-    """Full KV's own greedy answer to a question at a moment. logits: before each of its tokens, ``[tokens, vocabulary]``."""
+    """Full KV's greedy answer to a question at a moment. logits: before each of its tokens, ``[tokens, vocabulary]``."""
 
     question: list[int]
     answer: list[int]
@@ -44,17 +44,14 @@ class ReferenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FullKVReference:
-    """A clip under full KV. features: ``[F, tokens_per_frame, width]``; asked: by the frames watched until then."""
+    """A clip under full KV. features: ``[F, tokens_per_frame, width]``; asked: answers by the number of frames watched."""
 
     features: Float32
     asked: dict[int, list[ReferenceAnswer]]
 
 
 class DivergenceMeter:
-    """Streams clips through one model, with chunks and text budget as a session has them.
-
-    Raises UserError for questions that do not fit in it.
-    """
+    """Streams clips through one model, with a session's chunks and text budget. Raises UserError for too long questions."""
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
@@ -68,13 +65,13 @@ class DivergenceMeter:
         self.per_frame = Framing(model).rows_per_frame
 
     def longest(self) -> tuple[int, str]:
-        """The frames that full KV can hold, and what ends them: the model's positions, or half of the free memory."""
+        """The most frames that full KV can hold, and the limit: the model's positions, or half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (self._bytes_per_token * self.per_frame)
         return (positions, "positions") if positions <= memory else (memory, "half of the free memory")
 
     def allowed(self, tokens: int) -> int:
-        """Bytes of a sliding window of ``tokens``, which every policy gets. Raises UserError where that is no budget."""
+        """Bytes of a sliding window of ``tokens``, which every policy gets. Raises UserError for an impossible budget."""
         return self._peak_bytes(PLAIN.policy, 0, tokens)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
@@ -90,7 +87,7 @@ class DivergenceMeter:
         return bytes_per_token(self.model.bundle)
 
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
-        """Watch the first ``frames`` of a clip under full KV; at its moments of more than ``beyond`` tokens it is asked."""
+        """Watch the first ``frames`` of a clip under full KV; ask at its moments after more than ``beyond`` tokens."""
         preprocess, engine = Preprocessor(self.model.bundle.vision), self.model.engine
         pixels = [preprocess(frame) for frame in islice(clip.frames, frames)]
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
@@ -104,10 +101,10 @@ class DivergenceMeter:
     def measure(
         self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
     ) -> Record:
-        """One policy at |M| = ``tokens``, at the moments when a sliding window of ``budget`` tokens is full.
+        """Measure a policy at |M| = ``tokens``, at the moments when a sliding window of ``budget`` tokens is full.
 
-        kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, both a list a moment, of all the
-        tokens of all its answers. appended: of the tokens that left the present.
+        kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, a list a moment of all tokens of
+        its answers. appended: fraction of the tokens that left the present.
         """
         stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
@@ -131,14 +128,14 @@ class DivergenceMeter:
         }
 
     def measure_append(self, reference: FullKVReference, append: AppendChanged, frames: int, budget: int) -> Record:
-        """Full KV over what changed in ``frames`` frames, whose newest is the present: no more rows than whole frames take."""
+        """Measure full KV over what changed in ``frames`` frames, with no more rows than whole frames take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
 
-    def measure_encode(self, reference: FullKVReference, clip: Clip, encode: EncodeChanged, budget: int) -> Record:
-        """Full KV over the same frames of the clip, of which only the patches that changed are encoded.
+    def measure_encode(self, encode: EncodeChanged, budget: int, reference: FullKVReference, clip: Clip) -> Record:
+        """Measure full KV over the clip's frames with only the changed patches encoded.
 
-        encoded: the fraction of these; low_cosine: of a hundred features one is farther from the whole tower's.
+        encoded: the fraction of patches; low_cosine: the first percentile of the features' cosines to the whole tower's.
         """
         vision, features = self.model.bundle.vision, []
         preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)
@@ -155,7 +152,7 @@ class DivergenceMeter:
         return Stream(self.model, policy, tokens, self._prefix, self._text_rows, "lazy", CHUNK, append=append)
 
     def _watch(self, stream: Stream, features: Float32) -> Iterator[int]:
-        """Append chunk by chunk; yields the frames watched so far."""
+        """Append chunk by chunk, yielding the frames watched so far."""
         for first in range(0, len(features), CHUNK):
             chunk = features[first : first + CHUNK]
             stream.append_frames(chunk)
@@ -173,7 +170,7 @@ class DivergenceMeter:
         return ReferenceAnswer(question, answer, np.stack(logits))
 
     def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
-        """The logits before each token of full KV's answer, all in one call."""
+        """The logits before each token of full KV's answer, in one call."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
@@ -184,7 +181,7 @@ class DivergenceMeter:
 
 
 def moments(frames: int) -> set[int]:
-    """After how many frames to ask: MOMENTS even steps through a clip, each at the end of a chunk."""
+    """Numbers of frames after which to ask: MOMENTS even steps through a clip, each at a chunk's end."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 

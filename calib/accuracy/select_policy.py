@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +14,7 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
-from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
+from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter, FullKVReference
 from edgevlm.calib.accuracy.select_changed import (
     REFRESH,
     SETTINGS,
@@ -48,7 +49,7 @@ LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """What to compare. budgets: of a clip, or tokens; none: the usual one and LOW. measure: None picks by the model."""
+    """What to compare. budgets: fractions of a clip, or tokens; none: the usual one and LOW. measure: None: by the model."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget | int] = ()
@@ -57,13 +58,13 @@ class ComparisonRequest:
     streams: int = 24
 
     def measured_by(self, model: Model) -> Measure:
-        """``streamqa`` where the model is the demo's and nothing else was asked for, ``kl`` otherwise."""
+        """``streamqa`` for the demo model unless another was asked for, else ``kl``."""
         return "streamqa" if (self.measure or ("streamqa" if model.is_demo else "agreement")) == "streamqa" else "kl"
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonInput:
-    """The model and the clips. frames: of a clip; folder: keeps what is measured, which is not measured again."""
+    """The model and the clips. frames: of a clip; folder: keeps measurements, which are not repeated."""
 
     model: Model
     clips: Sequence[Clip]
@@ -73,7 +74,6 @@ class ComparisonInput:
     notify: Notify
 
     def report_on(self, compared: str) -> Report:
-        """What counts cases reports so to ``progress``, in one line."""
         return lambda what, done=None, total=None: self.progress(f"comparing {compared}: {what}, {done} of {total}")
 
 
@@ -93,10 +93,13 @@ class BudgetComparison:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
+Found = tuple[int, dict[int, BudgetComparison], AppendChoice | None, EncodeChoice | None]  # frames, by budget, ..
+
+
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
     """Measure every candidate at every budget, and select one at each. Raises UserError."""
     by = request.measured_by(given.model)
-    frames, choices, append, encode = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
+    frames, comparisons, append, encode = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
     worlds = (f"{request.streams} demo worlds, seed {SEED}",)
     return Choices(
         edgevlm=__version__,
@@ -105,14 +108,14 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
         watched=worlds if by == "streamqa" else tuple(clip.name for clip in given.clips),
         frames=frames,
         known=tuple(evicting()),
-        budgets=choices,
+        budgets=tuple(_choices(comparisons, given.notify)),
         append=append,
         encode=encode,
     )
 
 
 def _choices(comparisons: dict[int, BudgetComparison], notify: Notify) -> Iterator[Choice]:
-    """A choice at each budget that one of the policies can run at, rising. Raises UserError where there is none."""
+    """Yield a choice at each budget that a policy can run at, rising. Raises UserError where there is none."""
     for budget, comparison in sorted(comparisons.items()):
         if comparison.measured:
             candidates = tuple(of.candidate for of in comparison.measured)
@@ -126,10 +129,10 @@ def _choices(comparisons: dict[int, BudgetComparison], notify: Notify) -> Iterat
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Of the policies that cannot be told from the best, the one that takes least time to compress.
+    """Of the policies that cannot be told from the best, return the one that takes least time to compress.
 
-    None, for FALLBACK, where nothing is clearly better: FALLBACK cannot be told from the best, or none of several can. The best
-    has the largest mean; what is told apart is told by paired differences, on the same clusters in the same order.
+    None, for FALLBACK, where nothing is clearly better: FALLBACK, or all of several, cannot be told from the best. The best has
+    the largest mean; paired differences on the same clusters tell policies apart.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
     level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
@@ -139,14 +142,13 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 
 def make_candidate(policy: str, records: Sequence[Record], estimate: Estimate, top1: float | None = None) -> Candidate:
-    """A candidate from its records, one a stream, and the estimate of its value."""
-    value, low, high = (round(number, 6) for number in (estimate.value, estimate.low, estimate.high))
+    """Make a candidate of its records, one a stream, and the estimate of its value."""
     return Candidate(
         policy=policy,
         tokens=records[0]["tokens"],
-        value=value,
-        ci_low=low,
-        ci_high=high,
+        value=round(estimate.value, 6),
+        ci_low=round(estimate.low, 6),
+        ci_high=round(estimate.high, 6),
         compress_ms=round(fmean(record["compress_ms"] for record in records), 3),
         bytes=max(record["bytes"] for record in records),
         top1=None if top1 is None else round(top1, 6),
@@ -154,18 +156,14 @@ def make_candidate(policy: str, records: Sequence[Record], estimate: Estimate, t
 
 
 def usual_budget(model: Model) -> int:
-    """|M| of a session of which no budget is asked."""
+    """|M| of a session without a budget of its own."""
     text, prefix = TextBudget.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
     most = model.bundle.limit - len(prefix) - text.rows(model)
     return default_budget(model, create_policy(PLAIN.policy), most)
 
 
 def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: int) -> list[int]:
-    """|M| of each budget, rising.
-
-    Under a budget that holds a whole clip all policies are alike: raises UserError where it was asked for, and leaves it out
-    otherwise.
-    """
+    """|M| of each budget, rising. One that holds a whole clip tells nothing: raises UserError if typed, else leaves it out."""
     wanted = request.budgets or [usual_budget(given.model), *parse_budgets(LOW)]
     tokens = sorted({budget if isinstance(budget, int) else budget.tokens(clip_tokens) for budget in wanted})
     least = 1 if request.budgets else given.model.bundle.vision.tokens_per_frame
@@ -183,12 +181,8 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
     return left
 
 
-# frames, a choice at each budget, what to append, what to encode
-Found = tuple[int, tuple[Choice, ...], AppendChoice | None, EncodeChoice | None]
-
-
 def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
-    """The streamqa suite, on development seeds; by its questions of the kinds that full KV answers."""
+    """Compare by the streamqa suite's questions of the kinds that full KV answers, on development seeds."""
     model, frames = given.model, given.frames or STREAM
     stream_tokens = frames * model.bundle.vision.tokens_per_frame
     budgets = budgets_of(request, given, stream_tokens)
@@ -212,7 +206,6 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
             raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
         measured = MeasuredCandidate(make_candidate(run.label, found.records[run], fraction_right(right)), right)
         comparisons[int(run.budget)].measured.append(measured)
-    choices = tuple(_choices(comparisons, given.notify))
     try:
         append = append_by_questions(settings, request.streams, journal, model, given.report_on("--append"))
     except UserError as error:  # no positions for the present beside a whole stream
@@ -221,26 +214,22 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
     encode = None
     if model.bundle.vision.changed is not None:
         encode = encode_by_questions(settings, request.streams, journal, model, given.report_on("--encode"))
-    return frames, choices, append, encode
+    return frames, comparisons, append, encode
 
 
 def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
-    """Divergence from full KV's next tokens, on so many frames of each clip as the shortest has."""
+    """Compare by divergence from full KV's next tokens, on as many frames of each clip as the shortest has."""
     meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
     longest, limit = meter.longest()
     tokens = [budget for budget in request.budgets if isinstance(budget, int)] or [usual_budget(given.model)]
     wanted = given.frames or 2 * max(tokens) // meter.per_frame
     if wanted > longest:
-        given.notify(f"full KV can hold {longest} frames ({limit}): so many of a clip are compared, not {wanted}")
+        given.notify(f"full KV can hold {longest} frames ({limit}): that many of a clip are compared, not {wanted}")
     given.progress("counting frames")
     frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
     budgets = budgets_of(request, given, frames * meter.per_frame)
     journal = given.folder / f"kl-{frames}.jsonl"
-    comparisons, append, encode = compare_by_divergence(
-        meter, given.clips, frames, request.policies, budgets, journal,
-        lambda what: given.progress(f"comparing policies: {what}"),
-    )  # fmt: skip
-    return frames, tuple(_choices(comparisons, given.notify)), append, encode
+    return frames, *compare_by_divergence(meter, given.clips, frames, request.policies, budgets, journal, given.progress)
 
 
 def compare_by_divergence(
@@ -252,44 +241,43 @@ def compare_by_divergence(
     journal: Path,
     progress: Notify,
 ) -> tuple[dict[int, BudgetComparison], AppendChoice, EncodeChoice | None]:
-    """Stream the first ``frames`` of every clip under full KV, under each policy at each budget of |M| tokens, and at each tau
-    and way to encode.
+    """Stream the first ``frames`` of every clip under full KV, each policy at each budget, each tau and each way to encode.
 
-    What ``journal`` has already is not done again. Clusters are (clip, moment). Raises UserError.
+    Records in ``journal`` are not measured again. Clusters are (clip, moment). Raises UserError.
     """
     comparisons = {budget: BudgetComparison() for budget in budgets}
     runs: list[tuple[int, str, int]] = []  # budget, policy, its |M|
     for budget in budgets:
         for policy in policies:
-            progress(f"equal bytes: {policy} at {budget} tokens")
+            progress(f"comparing policies: equal bytes: {policy} at {budget} tokens")
             try:
                 runs.append((budget, policy, meter.fitted(policy, budget, frames)))
             except UserError as error:
                 comparisons[budget].skipped.append((policy, reason_of(error)))
-    settings = SETTINGS if meter.model.bundle.vision.changed is not None else ()
-    least = budgets[0]
+    least, settings = budgets[0], SETTINGS if meter.model.bundle.vision.changed is not None else ()
+
+    def measure_policy(policy: str, tokens: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
+        return meter.measure(reference, create_policy(policy), tokens, budget)
+
+    def measure_append(tau: float, reference: FullKVReference, clip: Clip) -> Record:
+        record = meter.measure_append(reference, AppendChanged(tau), frames, least)
+        return record | {"refreshed": appended_fraction(reference.features, AppendChanged(tau, REFRESH))}
+
+    jobs: list[tuple[str, int, Callable[[FullKVReference, Clip], Record]]] = [
+        *((policy, budget, partial(measure_policy, policy, tokens, budget)) for budget, policy, tokens in runs),
+        *((append_label(tau), least, partial(measure_append, tau)) for tau in TAUS),
+        *((encode_label(way), least, partial(meter.measure_encode, way, least)) for way in settings),
+    ]
     with JsonLines(journal, {"journal": "edgevlm calibrate"}, key_of) as saved:
         for number, clip in enumerate(clips):
-            todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
-            taus = [tau for tau in TAUS if (append_label(tau), str(least), number) not in saved.records]
-            ways = [way for way in settings if (encode_label(way), str(least), number) not in saved.records]
-            if not todo and not taus and not ways:
+            todo = [job for job in jobs if (job[0], str(job[1]), number) not in saved.records]
+            if not todo:
                 continue
-            progress(f"{clip.name}: full KV")
+            progress(f"comparing policies: {clip.name}: full KV")
             reference = meter.reference(clip, frames, least)
-            for done, (budget, policy, tokens) in enumerate(todo, 1):
-                progress(f"{clip.name}: {policy} at {budget} tokens ({done} of {len(todo)})")
-                record = meter.measure(reference, create_policy(policy), tokens, budget)
-                saved.add({"policy": policy, "budget": str(budget), "stream": number, **record})
-            for tau in taus:
-                progress(f"{clip.name}: --append {AppendChanged(tau)}")
-                record = meter.measure_append(reference, AppendChanged(tau), frames, least)
-                record["refreshed"] = appended_fraction(reference.features, AppendChanged(tau, REFRESH))
-                saved.add({"policy": append_label(tau), "budget": str(least), "stream": number, **record})
-            for way in ways:
-                progress(f"{clip.name}: --encode {way}")
-                record = meter.measure_encode(reference, clip, way, least)
-                saved.add({"policy": encode_label(way), "budget": str(least), "stream": number, **record})
+            for done, (label, budget, measure) in enumerate(todo, 1):
+                progress(f"comparing policies: {clip.name}: {label} at {budget} tokens ({done} of {len(todo)})")
+                saved.add({"policy": label, "budget": str(budget), "stream": number, **measure(reference, clip)})
 
         def of_clips(label: str, budget: int) -> list[Record]:
             return [saved.records[label, str(budget), number] for number in range(len(clips))]

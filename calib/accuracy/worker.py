@@ -17,7 +17,6 @@ from edgevlm.calib.accuracy.cases import (
     SUITES,
     Case,
     CaseQuestion,
-    EvidenceScore,
     make_case,
     score_evidence,
     seed_words,
@@ -73,63 +72,6 @@ class AccuracySettings:
 class CaseTask:
     run: VariantRun
     stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionResult:
-    """One answer. quarter, gap: where its evidence was last seen, see :class:`Case`; None without evidence.
-
-    held: fraction of the evidence tokens in the memory; any: whether one of them is, 0 or 1; means over layers and KV heads.
-    moved: bytes that retrieval fetched for it. seen: the score of the answer's own evidence, None without a truth.
-    """
-
-    kind: str
-    text: str
-    answer: str
-    right: bool
-    quarter: int | None
-    held: float | None
-    any: float | None
-    ttft_ms: float
-    gap: int | None = None
-    moved: int = 0
-    seen: EvidenceScore | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """kept: the fraction of layers and KV heads that hold each token of the stream. bytes: peak of cache and policy.
-
-    appended, encoded: fractions of tokens that entered the memory, of patches encoded. tower_bytes: of the tower, extra.
-    """
-
-    results: list[QuestionResult]
-    kept: NDArray[np.float64]
-    tokens: int
-    bytes: int
-    compressions: int
-    compress_ms: float
-    appended: float
-    encoded: float
-    tower_bytes: int
-
-    def record(self, with_kept: bool) -> Record:
-        """The journal's line; ``kept`` in hundredths, if at all."""
-        fields = {
-            "tokens": self.tokens,
-            "bytes": self.bytes,
-            "compressions": self.compressions,
-            "compress_ms": round(self.compress_ms, 3),
-            "appended": round(self.appended, 4),
-            "encoded": round(self.encoded, 4),
-            "tower_bytes": self.tower_bytes,
-            "results": [_rounded(asdict(result)) for result in self.results],
-        }
-        return fields | {"kept": np.rint(100 * self.kept).astype(int).tolist()} if with_kept else fields
-
-
-def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
 
 
 class FeatureCache:
@@ -206,13 +148,14 @@ class Worker:
             policy: Policy = make_oracle(variant.policy.removeprefix(f"{ORACLE}/"), case)
         else:
             policy = policy_of(variant, self.model, run.tokens)
-        result = run_case(
+        record = run_case(
             self.model, case, policy, run.tokens, variant.reindexing, self._text_budget, variant.append, variant.encode
         )
-        if run.allowed and result.bytes > run.allowed:
-            raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
-        key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
-        return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
+        if run.allowed and record["bytes"] > run.allowed:
+            raise RuntimeError(f"{run.label} at {run.budget} took {record['bytes']} bytes and was allowed {run.allowed}")
+        if task.stream or self.settings.suite not in SUITES:
+            del record["kept"]
+        return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
         """Yield each variant at the budget at which it takes no more bytes than a sliding window, or why it cannot run."""
@@ -278,16 +221,29 @@ def _open(
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy",
     text_budget: TextBudget = TEXT_BUDGET, append: str = ALL, encode: str = ALL,
-) -> CaseResult:  # fmt: skip
-    """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is no budget for this policy."""
+) -> Record:  # fmt: skip
+    """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is no budget for this policy.
+
+    tokens: |M|. bytes: peak of cache and policy. appended, encoded: fractions of the tokens appended and the patches encoded.
+    results: see :func:`ask`. kept: percent of layers and heads that hold each token.
+    """
     with _open(model, policy, tokens, reindexing, text_budget, append, encode) as session:
         peak = watch(session, policy, case.frames)
         held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
         stats, memory = session.stats, session.stats.memory
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
-    more = (memory.appended, stats.encoded, stats.tower_bytes)
-    return CaseResult(results, held.mean((0, 1)), policy.budget, peak.bytes, memory.compressions, compress_ms, *more)
+    return {
+        "tokens": policy.budget,
+        "bytes": peak.bytes,
+        "compressions": memory.compressions,
+        "compress_ms": round(compress_ms, 3),
+        "appended": round(memory.appended, 4),
+        "encoded": round(stats.encoded, 4),
+        "tower_bytes": stats.tower_bytes,
+        "results": results,
+        "kept": np.rint(100 * held.mean((0, 1))).astype(int).tolist(),
+    }
 
 
 def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]]) -> PeakBytes:
@@ -314,27 +270,31 @@ def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[n
     return held
 
 
-def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> QuestionResult:
-    """Ask, and compare the answer with the right one and what is held with the evidence."""
+def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> Record:
+    """Ask, and score the answer.
+
+    quarter, gap: where its evidence was last seen, see :class:`Case`. held, any: see :func:`overlap`. moved: bytes that
+    retrieval fetched for it. seen: the score of the answer's own evidence, None without a truth.
+    """
     before = moved_bytes(session)
     answer = session.ask(question.text)
     text, (fraction, some) = answer.text.strip(), overlap(held, question.evidence)
     seen = None
     if len(question.evidence) and answer.evidence is not None:
-        seen = score_evidence(answer.evidence, case, question, held, session.model.bundle.vision.grid)
-    return QuestionResult(
-        kind=question.kind,
-        text=question.text,
-        answer=text,
-        right=question.is_right(text),
-        quarter=case.quarter(question),
-        held=fraction,
-        any=some,
-        ttft_ms=answer.ttft_ms,
-        gap=case.gap(question),
-        moved=moved_bytes(session) - before,
-        seen=seen,
-    )
+        seen = asdict(score_evidence(answer.evidence, case, question, held, session.model.bundle.vision.grid))
+    return {
+        "kind": question.kind,
+        "text": question.text,
+        "answer": text,
+        "right": question.is_right(text),
+        "quarter": case.quarter(question),
+        "held": fraction,
+        "any": some,
+        "ttft_ms": round(answer.ttft_ms, 4),
+        "gap": case.gap(question),
+        "moved": moved_bytes(session) - before,
+        "seen": seen,
+    }
 
 
 def moved_bytes(session: Session) -> int:
@@ -348,7 +308,7 @@ def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float
     if not len(evidence):
         return None, None
     there = held[:, :, evidence]
-    return float(there.mean()), float(there.any(2).mean())
+    return round(float(there.mean()), 4), round(float(there.any(2).mean()), 4)
 
 
 def run_all(worker: Worker, tasks: Iterable[CaseTask], pool: Pool) -> Iterator[Record]:

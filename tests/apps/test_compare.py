@@ -152,7 +152,7 @@ def test_a_stretch_that_full_kv_cannot_hold_is_said(bundle, video, tmp_path):
     assert done.returncode == 2
     said, refused = done.stderr.splitlines()
     assert said.startswith("full KV can hold ")
-    assert said.endswith("(positions): so many of a clip are compared, not 112")
+    assert said.endswith("(positions): that many of a clip are compared, not 112")
     assert refused == "edgevlm: --budget 900: must lie within a clip's 480 tokens; give less, like 12.5%"
 
 

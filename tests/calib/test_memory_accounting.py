@@ -145,9 +145,9 @@ def plain(worker):
 def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, plain, name):
     (run,) = worker.runs([Variant(name)], Budget("50%", 0.5))
     result = run_case(worker.model, worker.case(0), create_policy(name), run.tokens)
-    assert plain.bytes == run.allowed
-    assert result.bytes <= plain.bytes
-    assert run.tokens == 128 or run_case(worker.model, worker.case(0), create_policy(name), 128).bytes > plain.bytes
+    assert plain["bytes"] == run.allowed
+    assert result["bytes"] <= plain["bytes"]
+    assert run.tokens == 128 or run_case(worker.model, worker.case(0), create_policy(name), 128)["bytes"] > plain["bytes"]
 
 
 def test_a_session_that_passes_what_it_was_allowed_stops_the_run(worker):

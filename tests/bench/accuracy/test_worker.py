@@ -56,16 +56,16 @@ def test_a_question_in_the_cache_is_not_held_by_it(demo):
 def test_answers_are_those_of_a_plain_session(demo, name):
     case = make_case(seed_words("0"), 1, 24)
     result = run_case(demo, case, create_policy(name), 64)
-    assert [found.kind for found in result.results] == [question.kind for question in case.questions]
-    assert result.compressions > 3
+    assert [found["kind"] for found in result["results"]] == [question.kind for question in case.questions]
+    assert result["compressions"] > 3
     with Session.open(demo, policy=name, budget=64, append="all") as session:
         for frame in case.frames:
             session.watch(frame)
-        for question, found in zip(case.questions, result.results, strict=True):
-            assert session.ask(question.text).text.strip() == found.answer
-            assert found.right == (found.answer == question.answer)
-    np.testing.assert_allclose(result.kept.sum(), 64, atol=17)
-    assert 0 < max(found.held for found in result.results if found.held is not None) <= 1
+        for question, found in zip(case.questions, result["results"], strict=True):
+            assert session.ask(question.text).text.strip() == found["answer"]
+            assert found["right"] == (found["answer"] == question.answer)
+    np.testing.assert_allclose(sum(result["kept"]) / 100, 64, atol=17)
+    assert 0 < max(found["held"] for found in result["results"] if found["held"] is not None) <= 1
 
 
 def test_the_present_and_its_references_count_in_equal_bytes():
@@ -101,13 +101,13 @@ def test_features_are_encoded_once_a_stream(demo):
     model, case = replace(demo, engine=shared), make_case(seed_words("0"), 0, 24)
     one, other = (run_case(model, case, create_policy(name), 64) for name in ("sliding-window", "uniform"))
     assert calls == [8, 8, 8]
-    assert [result.answer for result in run_case(demo, case, create_policy("uniform"), 64).results] == [
-        result.answer for result in other.results
+    assert [result["answer"] for result in run_case(demo, case, create_policy("uniform"), 64)["results"]] == [
+        result["answer"] for result in other["results"]
     ]
     shared.clear()
     run_case(model, case, create_policy("sliding-window"), 64)
     assert calls == [8] * 6
-    assert not np.array_equal(one.kept, other.kept)
+    assert one["kept"] != other["kept"]
 
 
 def test_an_interrupt_does_not_wait_for_work_in_progress():
