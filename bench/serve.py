@@ -135,7 +135,7 @@ def _ask_server(connection: http.client.HTTPConnection) -> float:
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
-        raise UserError(f"the server refused a question: {problem(response)}")
+        raise UserError(f"the server refused a question: {problem(response.status, response.read(65_536))}")
     for line in response:
         if first is None and line.startswith(b"data: {"):
             choice = json.loads(line[6:])["choices"][0]

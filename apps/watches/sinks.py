@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
 import inspect
 import logging
 import os
@@ -14,14 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 import httpx
+import standardwebhooks
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
@@ -81,7 +77,7 @@ class Stdout(Sink):
 
 
 class Webhook(Sink):
-    """Posts an event's JSON. With a secret it is signed as Standard Webhooks says: HMAC-SHA256 of id, timestamp and body.
+    """Posts an event's JSON. With a secret it is signed as https://www.standardwebhooks.com says.
 
     secret: ``whsec_`` and base64, or any text; that of SECRET_VARIABLE unless given. Redirects are not followed.
     """
@@ -94,14 +90,20 @@ class Webhook(Sink):
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise UserError(f"webhook {mask_credentials(url)}: give an address like https://HOST/PATH")
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.netloc.decode().rpartition('@')[2]}"
-        self._key = signing_key(secret or os.environ.get(SECRET_VARIABLE, ""))
+        secret, self._signer = secret or os.environ.get(SECRET_VARIABLE, ""), None
+        if secret:
+            try:
+                self._signer = standardwebhooks.Webhook(secret if secret.startswith("whsec_") else secret.encode())
+            except (ValueError, RuntimeError, standardwebhooks.webhooks.EmptyWebhookSecretError):
+                raise UserError("webhook: what follows whsec_ in its secret is no base64") from None
         self._client = httpx.Client(timeout=timeout, follow_redirects=False, verify=parsed.scheme == "https")
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        body, now = event.line().encode(), str(int(time.time()))
-        headers = {"content-type": "application/json", "webhook-id": event.id, "webhook-timestamp": now}
-        if self._key:
-            headers["webhook-signature"] = signature(self._key, event.id, now, body)
+        body, now = event.line(), datetime.now(timezone.utc)
+        stamp = str(int(now.timestamp()))
+        headers = {"content-type": "application/json", "webhook-id": event.id, "webhook-timestamp": stamp}
+        if self._signer is not None:
+            headers["webhook-signature"] = self._signer.sign(event.id, now, body)
         try:
             with self._client.stream("POST", self._url, content=body, headers=headers) as response:
                 status = response.status_code
@@ -113,22 +115,6 @@ class Webhook(Sink):
 
     def close(self) -> None:
         self._client.close()
-
-
-def signing_key(text: str) -> bytes:
-    """The bytes of a webhook's secret. Raises UserError."""
-    if not text.startswith("whsec_"):
-        return text.encode()
-    try:
-        return base64.b64decode(text.removeprefix("whsec_"), validate=True)
-    except binascii.Error:
-        raise UserError("webhook: what follows whsec_ in its secret is no base64") from None
-
-
-def signature(key: bytes, event_id: str, timestamp: str, body: bytes) -> str:
-    """The header ``webhook-signature``: ``v1,`` and base64."""
-    signed = hmac.digest(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256)
-    return f"v1,{base64.b64encode(signed).decode()}"
 
 
 class Exec(Sink):

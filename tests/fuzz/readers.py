@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from email.message import Message
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from typing import Any
 from unittest.mock import patch
 from zlib import crc32
 
+import httpx
 import numpy as np
 from files import seal, spoiled_bytes, spoiled_json
 
@@ -244,17 +245,6 @@ def engine(data: bytes) -> None:
     assert isinstance(found.about["capacity"], int)
 
 
-class Reply(io.BytesIO):
-    """A connection whose server answers with these bytes, whatever it is asked."""
-
-    status, reason = 200, "OK"
-
-    def request(self, *_: object) -> None: ...
-
-    def getresponse(self) -> Reply:
-        return self
-
-
 def replies(data: bytes) -> None:
     """What ``edgevlm ask``, ``digest``, ``journal`` and ``forget`` read of a server."""
     module, url, read = import_module("edgevlm.apps.serve.client"), "http://localhost:1", []
@@ -263,9 +253,10 @@ def replies(data: bytes) -> None:
         lambda: module.show_digest({}, url, None, as_json=False),
         lambda: module.journal_of(url, {}, None),
         lambda: module.forget_served(url, {}, None),
-        lambda: module.problem(Reply(data)),
+        lambda: module.problem(500, data),
     ]
-    with patch("http.client.HTTPConnection", lambda *_, **__: Reply(data)), redirect_stdout(io.StringIO()):
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, content=data))
+    with patch("httpx.Client", partial(httpx.Client, transport=answers)), redirect_stdout(io.StringIO()):
         for each in asked:
             with suppress(of("errors", "UserError")), redirect_stderr(io.StringIO()):
                 read.append(each())
@@ -360,7 +351,6 @@ def onnx_seeds() -> list[bytes]:
 
 
 def snapshot_seeds() -> list[bytes]:
-    stream = io.BytesIO()
     about = {
         "edgevlm": "0.1.0", "written": 0.0, "source": "x",
         "identity": {"model": "a", "name": "b", "policy": "uniform", "budget": 8, "dtype": "fp32", "chunk": 8,
@@ -369,10 +359,8 @@ def snapshot_seeds() -> list[bytes]:
         "chunk": {"taken": 0, "encoded": 0},
         "session": {"frames": 3, "chunks": 0, "time_s": 1.5, "conversations": {"talk": [["who?", "nobody"]]}},
     }  # fmt: skip
-    of("runtime.snapshots.format", "write")(
-        stream, about, {"layer0.key": np.zeros((2, 3, 8), np.float16), "empty": np.zeros((0, 4))}
-    )
-    return [stream.getvalue()]
+    arrays = {"layer0.key": np.zeros((2, 3, 8), np.float16), "empty": np.zeros((0, 4))}
+    return [b"".join(map(bytes, of("runtime.snapshots.format", "parts")(about, arrays)))]
 
 
 def record_seeds() -> list[bytes]:
