@@ -24,15 +24,6 @@ def test_an_engine_appends_in_place(kit):
     assert after["seq"].tolist() == [list(range(9))] * 3
 
 
-def test_layers_of_different_lengths_append_side_by_side(kit):
-    cache = kit.make(capacity=[10, 20])
-    kit.append(cache, 6)
-    cache.evict([kit.random_keep(np.random.default_rng(0), 2, 6, 2), None])
-    kit.append(cache, 8, start=6)
-    assert cache.lengths.tolist() == [10, 14]
-    assert sorted(cache.seq(0)[0, 2:].tolist()) == list(range(6, 14))
-
-
 def test_an_aborted_append_leaves_no_trace(kit):
     cache = kit.make()
     kit.append(cache, 6)
@@ -70,15 +61,6 @@ def test_a_full_layer_says_so_and_nothing_is_reserved(kit):
         cache.reserve(2**62)
 
 
-def test_no_rows_are_rows_too(kit):
-    cache = kit.make()
-    mark = cache.mark()
-    kit.append(cache, 0)
-    assert cache.lengths.tolist() == [0, 0]
-    assert cache.key(0).shape == (2, 0, 8)
-    cache.rollback(mark)
-
-
 def test_a_question_is_rolled_back_to_the_byte(kit):
     cache = kit.make()
     kit.append(cache, 6)
@@ -91,18 +73,6 @@ def test_a_question_is_rolled_back_to_the_byte(kit):
         cache.rollback(mark)
         assert cache.lengths.tolist() == [6, 6]
         np.testing.assert_array_equal(kit.rows_memory(cache), before)
-
-
-def test_marks_nest(kit):
-    cache = kit.make()
-    outer = cache.mark()
-    kit.append(cache, 3)
-    inner = cache.mark()
-    kit.append(cache, 2, start=3)
-    cache.rollback(inner)
-    assert cache.lengths.tolist() == [3, 3]
-    cache.rollback(outer)
-    assert cache.lengths.tolist() == [0, 0]
 
 
 def test_a_mark_is_stale_once_its_rows_were_rolled_back(kit):
@@ -140,24 +110,6 @@ def test_a_mark_is_stale_once_rows_were_touched(kit, touch):
     kit.append(cache, 2, start=50)
     cache.rollback(fresh)
     np.testing.assert_array_equal(cache.lengths, held)
-
-
-def test_a_mark_survives_what_touches_nothing(kit):
-    cache = kit.make()
-    kit.append(cache, 6)
-    mark = cache.mark()
-    assert cache.evict([np.ones((2, 6), np.bool_), None]) == 0
-    assert cache.reindex(0) == 6
-    cache.shift(0, cache.position(0).copy())
-    kit.append(cache, 2, start=6)
-    cache.rollback(mark)
-    assert cache.lengths.tolist() == [6, 6]
-
-
-def test_a_mark_of_another_cache(kit):
-    mark = kit.make().mark()
-    with pytest.raises(CacheError, match="another cache"):
-        kit.make().rollback(mark)
 
 
 def test_rows_that_a_policy_made_go_to_one_layer(kit):

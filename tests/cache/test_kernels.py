@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, kernels
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.kv import codes
 
@@ -134,33 +134,12 @@ def test_value_norms_of_codes(size, width):
     np.testing.assert_allclose(kernels.value_norms(value, scale), reference.value_norms(exact), rtol=1e-6, atol=2e-43)
 
 
-def test_codes_go_with_a_scale_and_nothing_else_does():
-    value, scale = np.zeros((2, 3, 4), np.int8), np.ones((2, 4), np.float32)
-    with pytest.raises(CacheError, match=r"value of int8 needs its scale, float32 \[heads, head_dim\]"):
-        kernels.value_norms(value)
-    with pytest.raises(CacheError, match="a scale goes with int8, and value is float32"):
-        kernels.value_norms(value.astype(np.float32), scale)
-    with pytest.raises(CacheError, match=r"scale must be \[2, 4\], not \[2, 3\]"):
-        kernels.value_norms(value, scale[:, :3])
-
-
 @given(scenes(), st.integers(0, 12))
 @QUICK
 def test_newest_frames(scene, count):
     _, _, _, tokens = scene
     found = kernels.newest_frames(tokens["frame"], tokens["valid"], count)
     np.testing.assert_array_equal(found, reference.newest_frames(tokens["frame"], tokens["valid"], count))
-
-
-@pytest.mark.parametrize("count", [1, 3, 200])
-def test_newest_frames_of_many_rows(count):
-    """Long enough for stretches of old rows to be passed over; frames in order, as a stream brings them, and in none."""
-    rng = np.random.default_rng(count)
-    rising = np.sort(rng.integers(0, 90, 1000)).astype(np.int32)
-    frame = np.stack([rising, rising[::-1], rng.permutation(rising)])
-    among = rng.random(frame.shape) < 0.7
-    found = kernels.newest_frames(frame, among, count)
-    np.testing.assert_array_equal(found, reference.newest_frames(frame, among, count))
 
 
 @given(scenes(), st.data())
@@ -228,13 +207,6 @@ def test_top_k_of_scores_that_lie_close_together_but_one(far):
         np.testing.assert_array_equal(found, reference.top_k(scores, seq, candidates, k))
 
 
-def test_top_k_takes_scores_shared_by_all_heads():
-    score = np.broadcast_to(np.array([3, 1, 2], np.float32), (4, 3))
-    seq, candidates = np.zeros((4, 3), np.int64), np.ones((4, 3), np.bool_)
-    assert kernels.top_k(score, seq, candidates, 2).tolist() == [[True, False, True]] * 4
-    assert kernels.top_k(score.T, seq.T, candidates.T, 2).sum() == 6
-
-
 @given(st.data())
 @QUICK
 def test_index_of(data):
@@ -253,100 +225,6 @@ def test_index_of(data):
     expected = np.where(found < 0, into, np.take_along_axis(score, np.maximum(found, 0), 1) if m else into)
     kernels.join(seq, known, score, into)
     np.testing.assert_array_equal(into, expected)
-
-
-def test_index_of_in_the_scratch_of_the_cache(kit):
-    cache = kit.make(layers=2, capacity=64)
-    kit.append(cache, 60)
-    cache.evict([None, kit.random_keep(np.random.default_rng(0), 2, 60, 20)])
-    before = _native.loose_allocations()
-    found = kernels.index_of(cache.seq(0), cache.seq(1))
-    assert _native.loose_allocations() == before
-    np.testing.assert_array_equal(found, reference.index_of(cache.seq(0), cache.seq(1)))
-    assert (found >= 0).sum() == 2 * 20
-    with pytest.raises(CacheError, match=r"known must be \[2, any\], not \[3, 4\]"):
-        kernels.index_of(cache.seq(0), np.zeros((3, 4), np.int64))
-
-
-@pytest.mark.parametrize("n", [1000, 6272])
-def test_many_tokens(n):
-    """At the size of a real budget, where nth_element and sort take their other paths."""
-    rng, heads, dim, side = np.random.default_rng(n), 2, 16, 14
-    frame = np.broadcast_to(np.arange(n, dtype=np.int32) // side**2, (heads, n))
-    row, col = (np.broadcast_to(np.arange(n) % side**2 // part % side, (heads, n)).astype(np.int16) for part in (side, 1))
-    key = rng.standard_normal((heads, n, dim), np.float32)
-    position = rng.integers(0, 30_000, (heads, n, 1), dtype=np.int32)
-    valid, recent = rng.random((heads, n)) < 0.9, frame >= frame.max() - 1
-    some = slice(0, n, n // 100)  # the reference is slow: check a sample of past tokens
-    checked = recent.copy()
-    checked[:, some] = True
-    arguments = (key, position, row, col, recent)
-    inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
-    found = kernels.temporal_similarity(*arguments, valid, inv_freq)
-    expected = reference.temporal_similarity(*arguments, valid & checked, inv_freq)
-    np.testing.assert_allclose(found[checked], expected[checked], atol=1e-5)
-    norms = kernels.value_norms(key)
-    np.testing.assert_allclose(
-        kernels.pool_norms(norms, frame, row, col, valid, 5),
-        reference.pool_norms(norms, frame, row, col, valid, 5),
-        rtol=1e-6,
-    )
-    seq = rng.permuted(np.broadcast_to(np.arange(n), (heads, n)), axis=1)
-    coarse = np.round(norms, 1)
-    np.testing.assert_array_equal(kernels.top_k(coarse, seq, valid, n // 2), reference.top_k(coarse, seq, valid, n // 2))
-
-
-FLOAT, SHORT, BOOL = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.int16), np.zeros((2, 4), np.bool_)
-KEY, INT, LONG = np.zeros((2, 4, 6), np.float32), np.zeros((2, 4), np.int32), np.zeros((2, 4), np.int64)
-SIMILARITY = {
-    "key": KEY,
-    "position": INT[..., None],
-    "row": SHORT,
-    "col": SHORT,
-    "recent": BOOL,
-    "valid": BOOL,
-    "inv_freq": np.ones(3),
-}
-POOL = {"norms": FLOAT, "frame": INT, "row": SHORT, "col": SHORT, "valid": BOOL, "window": 3}
-NEWEST = {"frame": INT, "among": BOOL, "count": 1}
-TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
-
-
-@pytest.mark.parametrize(
-    ("kernel", "good", "change", "message"),
-    [
-        (
-            "temporal_similarity",
-            SIMILARITY,
-            {"key": KEY.astype(np.float64)},
-            "key must be float32, float16 or int8, not float64",
-        ),
-        ("temporal_similarity", SIMILARITY, {"key": KEY[0]}, r"key must be \[any, any, any\], not \[4, 6\]"),
-        ("temporal_similarity", SIMILARITY, {"key": KEY[..., ::2], "inv_freq": np.ones(2)}, "key must be dense"),
-        ("temporal_similarity", SIMILARITY, {"position": INT}, r"position must be \[2, 4, any\], not \[2, 4\]"),
-        ("temporal_similarity", SIMILARITY, {"row": SHORT[:1]}, r"row must be \[2, 4\], not \[1, 4\]"),
-        ("temporal_similarity", SIMILARITY, {"col": INT}, "col must be int16, not int32"),
-        ("temporal_similarity", SIMILARITY, {"recent": INT}, "recent must be bool, not int32"),
-        ("temporal_similarity", SIMILARITY, {"valid": BOOL[:, :3]}, r"valid must be \[2, 4\], not \[2, 3\]"),
-        ("temporal_similarity", SIMILARITY, {"inv_freq": np.ones(2)}, "D / 2 numbers of a key's 6, not 2"),
-        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.int16)}, "value must be float32, float16 or int8, not int16"),
-        ("value_norms", {"value": KEY}, {"value": KEY[..., ::2]}, "value must be dense in its last axis"),
-        ("pool_norms", POOL, {"window": 2}, "window must be 1, 3, 5 or 7, not 2"),
-        ("pool_norms", POOL, {"norms": FLOAT[0]}, r"norms must be \[any, any\], not \[4\]"),
-        ("pool_norms", POOL, {"frame": LONG}, "frame must be int32, not int64"),
-        ("newest_frames", NEWEST, {"count": -1}, "cannot choose -1 frames"),
-        ("newest_frames", NEWEST, {"frame": LONG}, "frame must be int32, not int64"),
-        ("newest_frames", NEWEST, {"among": BOOL[:1]}, r"among must be \[2, 4\], not \[1, 4\]"),
-        ("top_k", TOP, {"k": -1}, "cannot choose -1 rows"),
-        ("top_k", TOP, {"scores": LONG}, "scores must be float32, not int64"),
-        ("top_k", TOP, {"seq": INT}, "seq must be int64, not int32"),
-        ("top_k", TOP, {"candidates": FLOAT}, "candidates must be bool, not float32"),
-    ],
-)
-def test_misuse(kernel, good, change, message):
-    getattr(kernels, kernel)(**good)
-    with pytest.raises(CacheError, match=message):
-        getattr(kernels, kernel)(**{**good, **change})
 
 
 def test_scores_of_all_layers_are_those_of_each(kit):
@@ -418,34 +296,6 @@ def test_selecting_is_the_scores_one_after_another(kit, settings):
         best = np.where(chosen, np.float32(np.inf), pooled)
         expected = ~among | kernels.top_k(best, seq, among, how["target"])
         np.testing.assert_array_equal(found[layer], expected)
-
-
-def test_selecting_from_a_cache_that_holds_nothing_and_misuse(kit):
-    cache = kit.make(layers=2)
-    assert [mask.shape for mask in kernels.infinipot_select(cache, 1, 1, 1, [1, 1])] == [(2, 0), (2, 0)]
-    with pytest.raises(CacheError, match="one number for each of the 2 layers, not 1"):
-        kernels.infinipot_select(cache, 1, 1, 1, [1])
-    with pytest.raises(CacheError, match="there are 3 thresholds, not 2"):
-        kernels.infinipot_select(cache, 1, 1, 1, [], [0.1, 0.2])
-    with pytest.raises(CacheError, match="window must be 1, 3, 5 or 7, not 2"):
-        kernels.infinipot_select(cache, 1, 1, 1, [2, 2])
-    with pytest.raises(CacheError, match="cannot choose a negative number"):
-        kernels.infinipot_select(cache, 1, 1, -1, [1, 1])
-    with pytest.raises(CacheError, match="open the cache with the sections"):
-        kernels.infinipot_select(kit.make(layers=1, axes=3), 1, 1, 1, [1])
-
-
-@pytest.mark.cpu
-def test_kernels_given_views_of_a_cache_work_in_its_scratch(kit):
-    cache = kit.make(layers=2, capacity=64)
-    kit.append(cache, 60)
-    before = _native.loose_allocations()
-    score(cache, cache.inv_freq.copy())
-    assert _native.loose_allocations() == before
-    score(cache, 2 * cache.inv_freq)  # not the cache's own angles: a table of its own
-    assert _native.loose_allocations() == before + 1
-    kernels.top_k(np.zeros((2, 60), np.float32), cache.seq(0).copy(), np.ones((2, 60), np.bool_), 3)
-    assert _native.loose_allocations() == before + 2
 
 
 def score(cache, inv_freq):

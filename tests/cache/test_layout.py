@@ -83,16 +83,6 @@ def test_views_are_read_only(kit):
         cache.inv_freq[0] = 0
 
 
-def test_lengths_and_capacities_are_copies(kit):
-    cache = kit.make()
-    kit.append(cache, 3)
-    cache.lengths[:] = 9
-    cache.capacities[:] = 9
-    assert cache.lengths.tolist() == [3, 3]
-    assert cache.capacities.tolist() == [32, 32]
-    assert cache.lengths.dtype == cache.capacities.dtype == np.int32
-
-
 def test_a_view_keeps_the_memory_alive(kit):
     cache = kit.make(capacity=4096)
     kit.append(cache, 4000)
@@ -113,40 +103,6 @@ def test_the_memory_goes_with_the_last_view(kit):
         assert alive() is not None
         views.pop()
     assert alive() is None
-
-
-@pytest.mark.cpu
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": 0}, "layers must be at least 1"),
-        ({"kv_heads": 0}, "kv_heads must lie in"),
-        ({"head_dim": 7}, "head_dim must be even"),
-        ({"head_dim": 0}, "head_dim must be even"),
-        ({"capacity": 0}, "capacity of layer 0"),
-        ({"capacity": [4, -1]}, "capacity of layer 1"),
-        ({"capacity": 2**31}, "capacity of layer 0"),
-        ({"capacity": [4]}, "each of the 2 layers, not 1"),
-        ({"axes": 2}, "axes must be 1, or 3"),
-        ({"dtype": "bf16"}, "dtype must be fp32, fp16 or int8, not bf16"),
-        ({"axes": 3, "sections": (1, 1, 1)}, r"3 numbers that add up to head_dim / 2 = 4, not \[1, 1, 1\]"),
-        ({"axes": 3, "sections": (2, 2)}, "sections must be 3 numbers"),
-        ({"axes": 3, "sections": (0, 2, 2), "interleaved": True}, "cannot be interleaved over 4 pairs"),
-        ({"inv_freq": np.ones(3)}, "head_dim / 2 = 4 numbers, not 3"),
-        ({"inv_freq": np.ones(4, np.float32)}, "inv_freq must be float64, not float32"),
-        ({"inv_freq": np.ones((2, 2))}, r"inv_freq must be \[any\], not \[2, 2\]"),
-        ({"inv_freq": [1.0] * 4}, "inv_freq must be a numpy array of float64"),
-        ({"inv_freq": np.array([1, np.nan, 1, 1])}, "inv_freq must be finite"),
-        ({"capacity": 2**31 - 1, "kv_heads": 65536, "head_dim": 65536, "inv_freq": np.ones(32768)}, "smaller budget"),
-    ],
-)
-def test_shapes_that_cannot_be(kit, change, message):
-    arguments = {"layers": 2, "kv_heads": 2, "head_dim": 8, "capacity": 4, "inv_freq": kit.frequencies(8), **change}
-    with pytest.raises(CacheError, match=message):
-        KVCache.bytes_for(**arguments)
-    with pytest.raises(CacheError, match=message):
-        KVCache(**arguments)
 
 
 def test_more_memory_than_there_is(kit):

@@ -41,18 +41,6 @@ def test_a_layer_comes_back_to_the_bit_and_behaves_alike(kit, axes):
             np.testing.assert_array_equal(mine[name], theirs[name], name)
 
 
-def test_what_a_layer_held_before_is_gone(kit):
-    one, other = compressed(kit), kit.make(capacity=40)
-    kit.append(other, 30, start=90)
-    mark = other.mark()
-    for layer, held in enumerate(all_of(kit, one)):
-        other.load(layer, held)
-    with pytest.raises(CacheError, match="stale"):
-        other.rollback(mark)
-    for buffer, length in zip(other.buffers(), other.lengths, strict=True):
-        assert all(not array[:, length:].any() for array in kit.memory(buffer)), "free rows are zero"
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -6,8 +6,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, kernels
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KVScales
 
@@ -101,25 +100,3 @@ def test_a_token_is_as_alike_as_its_best_newer_one_and_the_newest_as_unlike_as_c
     np.testing.assert_allclose(kernels.newer_similarity(cache, 0, among), [[0, 0, 0, 0, -1]], atol=1e-6)
     since = kernels.newer_similarity(cache, 0, np.ones((1, 5), np.bool_), 4)
     np.testing.assert_allclose(since, [[0, 0, 0, 0, -1]], atol=1e-6)
-
-
-def test_it_works_in_the_scratch_of_the_cache(kit):
-    cache = kit.make(layers=2, capacity=200)
-    kit.append(cache, 190)
-    before = _native.loose_allocations()
-    found = kernels.newer_similarity(cache, 1, np.ones((2, 190), np.bool_))
-    assert _native.loose_allocations() == before
-    assert found.max() <= 1.0001
-
-
-def test_misuse(kit):
-    cache = kit.make(layers=1, capacity=8)
-    kit.append(cache, 4)
-    with pytest.raises(CacheError, match="there is no layer 1 in a cache of 1"):
-        kernels.newer_similarity(cache, 1, np.ones((2, 4), np.bool_))
-    with pytest.raises(CacheError, match=r"valid must be \[2, 4\], not \[2, 5\]"):
-        kernels.newer_similarity(cache, 0, np.ones((2, 5), np.bool_))
-    three = kit.make(layers=1, capacity=8, axes=3)
-    kit.append(three, 4)
-    with pytest.raises(CacheError, match="cannot un-rotate keys with 3 position axes"):
-        kernels.newer_similarity(three, 0, np.ones((2, 4), np.bool_))

@@ -8,7 +8,6 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -228,31 +227,3 @@ def test_reindex_equals_the_reference(kit, data):
     assert cache.reindex(prefix) == following  # dense already
     for layer in range(3):
         np.testing.assert_array_equal(cache.position(layer), expected[layer])
-
-
-def test_reindex_goes_on_from_the_largest_of_all_heads(kit):
-    cache = kit.make(layers=2, kv_heads=2)
-    kit.append(cache, 10)
-    keep = np.zeros((2, 10), np.bool_)
-    keep[:, :2] = keep[0, 4:6] = keep[1, 8:] = True
-    cache.evict([None, keep])
-    assert cache.reindex(2) == 10  # layer 0 still holds all ten
-    assert np.sort(cache.position(1)[..., 0]).tolist() == [[0, 1, 2, 3]] * 2
-    cache.evict([keep, None])
-    assert cache.reindex(2) == 4
-
-
-def test_reindex_of_nothing(kit):
-    assert kit.make().reindex(5) == 0
-
-
-def test_three_axes_without_sections_are_stored_and_not_turned(kit):
-    cache = kit.make(axes=3)
-    kit.append(cache, 4)
-    assert cache.position(0).shape == (2, 4, 3)
-    before = cache.memory.copy()
-    with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
-        cache.reindex(0)
-    with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
-        cache.shift(0, cache.position(0).copy())
-    np.testing.assert_array_equal(cache.memory, before)

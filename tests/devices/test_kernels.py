@@ -50,20 +50,6 @@ def cosines(cache, rows, recent, valid, rotated=False):
     return reference.temporal_similarity(*arguments, rotated=rotated, pair_axis=cache.pair_axis)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_norms_and_similarity_of_rows_of_any_width(make, width, dtype):
-    random = np.random.default_rng(width)
-    rows = held(random, 70, width, dtype)
-    cache = cache_of(make, rows)
-    valid, recent = random.random((2, 70)) < 0.9, random.random((2, 70)) < 0.3
-    for rotated in (False, True):
-        [(similarity, norms)] = kernels.infinipot_scores(cache, [recent], [valid], rotated=rotated)
-        np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid, rotated), atol=3e-6)
-        np.testing.assert_allclose(norms, reference.value_norms(rows["value"]), rtol=1e-6)
-    np.testing.assert_array_equal(kernels.value_norms(cache.value(0)), norms)
-
-
 def test_three_axes(make):
     random = np.random.default_rng(0)
     rows = held(random, 90, 16, axes=3)
@@ -181,16 +167,6 @@ def test_attention_mass_with_more_query_rows_than_a_batch(make, queries, own, dt
         key, seq = np.concatenate([key, keys], 1), np.concatenate([seq, np.tile(places, (2, 1))], 1)
     expected = reference.attention_mass(query, query_seq, key, seq)[:, :130]
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
-
-
-def test_equal_keys_have_equal_mass(make):
-    """To the bit: policies break ties by age."""
-    random = np.random.default_rng(7)
-    rows = held(random, 131, 8)
-    rows["key"][:] = rows["key"][0, 0]
-    query = random.standard_normal((2, 70, 8)).astype(np.float32)
-    found = kernels.attention_mass(query, np.full(70, 1000), cache_of(make, rows).key(0), rows["seq"])
-    assert [len(np.unique(of_head)) for of_head in found] == [1, 1]
 
 
 def test_turns_are_exact_for_any_number_of_steps():

@@ -165,8 +165,3 @@ def test_clusters_in_a_file_that_is_full_keep_account_of_what_is_lost(tmp_path):
             assert len({int(seq) for each in found for seq in each.seq[0]}) == of.held.sum()
     store.close()
     assert told > 1000
-
-
-def test_a_state_of_other_shapes_is_refused():
-    with pytest.raises(ValueError, match="first is int64"):
-        ClusterPages(1, 1, 3).restore(ClusterPages(1, 1, 4).state())

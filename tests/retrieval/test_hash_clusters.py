@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from policies.reference_resv import ReferenceClusters, hash_bits, wicsum
 
-from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.retrieval.hash_clusters import BITS, HashClusters
 
@@ -154,19 +153,6 @@ def test_selections_are_those_of_the_reference(isa, share, sharpness):
         assert (found[head][clusters.count[0, head] == 0] == -1).all()
 
 
-def test_equal_scores_are_taken_in_the_order_of_their_slots(isa):
-    """All clusters alike: a share of s takes just as many as pass it, the lowest slots."""
-    clusters = HashClusters(1, 1, DIM, AXES, 80, BITS)
-    clusters.key[:], clusters.count[:] = 0.5, 4
-    query = np.ones((1, 3, DIM), np.float32)
-    assert np.flatnonzero(clusters.choose(0, query, 0.3)[0] >= 0).tolist() == list(range(25))  # 24 / 80 is 0.3, and not above
-    assert np.flatnonzero(clusters.choose(0, query, 0.0)[0] >= 0).tolist() == [0]
-    clusters.count[0, 0, 1:] = 1
-    assert np.flatnonzero(clusters.choose(0, query, 0.04)[0] >= 0).tolist() == [0], "tokens weigh"
-    clusters.count[:] = 0
-    assert (clusters.choose(0, query, 0.3) == -1).all()
-
-
 @pytest.mark.parametrize("count", [0, 1, 5, 16, 37, 64])
 def test_hamming_of_every_instruction_set(count):
     """Through joins: each word of 32 bits against as many open clusters."""
@@ -179,25 +165,3 @@ def test_hamming_of_every_instruction_set(count):
         clusters.join(0, keys[:, :count], places[:, :count], 0)
         found.append(clusters.join(0, keys[:, count:], places[:, count:], 9)[0])
     np.testing.assert_array_equal(found[0], found[1])
-
-
-def test_misuse_is_refused():
-    clusters = HashClusters(1, HEADS, DIM, AXES, 8, BITS)
-    keys, places = tokens(np.random.default_rng(0), 5)
-    with pytest.raises(CacheError, match="keys must be"):
-        clusters.join(0, keys[:1], places, 7)
-    with pytest.raises(CacheError, match="positions must be float32, not float64"):
-        clusters.join(0, keys, places.astype(np.float64), 7)
-    with pytest.raises(CacheError, match="there is no slot 8 of 8"):
-        clusters.seal(0, keys, places, np.full((HEADS, 5), 8, np.int32), np.ones((HEADS, 5), bool))
-    with pytest.raises(CacheError, match="distance must be -1"):
-        clusters.join(0, keys, places, -2)
-    with pytest.raises(CacheError, match="query heads must be a multiple of the 2 KV heads, not 3"):
-        clusters.choose(0, np.zeros((3, 1, DIM), np.float32), 0.3)
-    with pytest.raises(CacheError, match="there must be 4 to"):
-        HashClusters(1, HEADS, DIM, AXES, 3, BITS).join(0, keys, places, 7)
-    clusters.key.flags.writeable = False
-    with pytest.raises(CacheError, match="key must be writeable"):
-        clusters.join(0, keys, places, 7)
-    with pytest.raises(ValueError, match="bits is"):
-        clusters.restore(HashClusters(1, HEADS, DIM, AXES, 9, BITS).state() | {"key": clusters.key})

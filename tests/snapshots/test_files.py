@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
 from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, padding, parts, read, read_about
 from edgevlm.runtime.snapshots.storage import snapshots
@@ -133,12 +132,6 @@ def test_one_of_a_newer_edgevlm_is_not_written_over(tmp_path):
     state.close()
 
 
-def test_a_missing_file_and_a_folder(tmp_path):
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(SnapshotError, match="cannot be read"):
-            read(path)
-
-
 def test_two_generations_are_kept(tmp_path):
     state = SnapshotDirectory(tmp_path)
     assert state.resume(WANTED) == (None, [])
@@ -194,20 +187,6 @@ def test_what_a_killed_process_left_is_removed_and_strangers_stay(tmp_path):
     state.close()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"notes.txt", "my.snapshot", "lock", "00000002.snapshot", "00000003.snapshot"}
-
-
-def test_the_second_buffer_is_kept_and_grows():
-    copies = CaptureBuffer(4096)
-    one = copies.copy(ARRAYS)
-    for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(one[name], array)
-        assert not np.shares_memory(one[name], array) or not array.size
-    two = copies.copy(ARRAYS)
-    assert np.shares_memory(one["flags"], two["flags"])
-    assert copies.nbytes == 4096
-    strided = np.arange(6000.0).reshape(2, 3000)[:, ::2]
-    np.testing.assert_array_equal(copies.copy({"x": strided})["x"], strided)
-    assert copies.nbytes == 24000
 
 
 def test_a_link_that_somebody_put_there_is_not_followed(tmp_path):

@@ -113,19 +113,6 @@ def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, mon
     assert read(snapshots(tmp_path)[0]).about["session"]["frames"] == 20
 
 
-def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path, monkeypatch):
-    def fails(*_):
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    said = []
-    monkeypatch.setattr(SnapshotDirectory, "write", fails)
-    with opened(model, tmp_path, said) as session:
-        session.watch(next(frames(1, model)))
-    assert len(said) == 1
-    assert "the disk quota is used up" in said[0]
-    assert said[0].endswith("what came since the newest one is not kept")
-
-
 def test_what_cannot_be_read_now_is_not_written_over(model, tmp_path, monkeypatch):
     with opened(model, tmp_path, []) as session:
         session.watch(next(frames(1, model)))
@@ -141,26 +128,6 @@ def test_what_cannot_be_read_now_is_not_written_over(model, tmp_path, monkeypatc
     with opened(model, tmp_path, []) as session:
         assert session.stats.frames == 1
     assert snapshots(tmp_path) == before
-
-
-def test_names_that_are_no_characters_are_replaced(model, tmp_path):
-    with opened(model, tmp_path, []) as session:
-        session._writer.source = "caf\udce9"
-        session.watch(next(frames(1, model)))
-        session.ask(ASKED, "\ud800").wait()
-    with opened(model, tmp_path, []) as session:
-        assert session.stats.frames == 1
-
-
-def test_a_callers_mistake_in_a_question_is_not_the_snapshots(model, tmp_path):
-    with opened(model, tmp_path, []) as session:
-        session.watch(next(frames(1, model)))
-    images = frames(5, model)
-    with opened(model, tmp_path, []) as session:
-        with pytest.raises(KeyError):
-            session.ask(ASKED, logits_processor=lambda ids, logits: {}["missing"]).wait()
-        watch(session, images)
-    assert read(snapshots(tmp_path)[0]).about["session"]["frames"] == 6
 
 
 def test_a_snapshot_that_fails_for_whatever_reason_is_said_and_lets_go_of_the_folder(model, tmp_path, monkeypatch):
@@ -219,29 +186,7 @@ def test_an_interrupt_in_the_middle_of_a_frame_leaves_it_whole_in_the_last_snaps
         assert arena(session._stream) == expected
 
 
-def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):
-    settings = {"policy": "uniform", "budget": 8 * model.bundle.vision.tokens_per_frame, "text_budget": TEXT_BUDGET}
-    with Session.open(model, state=tmp_path, **settings) as session:
-        session.watch(next(frames(1, model)))
-        with pytest.raises(UserError, match="another process uses it"):
-            Session.open(model, state=tmp_path, **settings)
-    with pytest.raises(UserError, match="with budget"):
-        Session.open(model, state=tmp_path, **{**settings, "budget": 9 * model.bundle.vision.tokens_per_frame})
-    with Session.open(model, state=str(tmp_path), **settings) as session:
-        assert session.stats.frames == 1
-    assert "resumed from" in caplog.text
-
-
 MEMORY = 1600
-
-
-def test_a_snapshot_is_let_go_of_once_it_was_taken(model, tmp_path):
-    """Else its memory and its place on the disk are held as long as the session that goes on."""
-    with opened(model, tmp_path, []) as session:
-        session.watch(next(frames(1, model)))
-    with opened(model, tmp_path, []) as session:
-        assert session.stats.frames == 1
-        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize(
@@ -385,24 +330,6 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypa
     assert machine.released == [False, False, True, True, True, True, True, True, True, True, False]
     assert machine.said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
     machine.session.close()
-
-
-def test_no_look_is_taken_more_than_once_a_second():
-    looks = []
-    pressure = Pressure(8, print, lambda: looks.append(1) or Available(9, 9), lambda: len(looks) * 0.5)
-    for _ in range(10):
-        assert pressure.look() == 8
-    assert len(looks) == 1
-
-
-def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
-    free, frames = [1, 1, 1, 9, 9, 9], []
-    reads = iter(free)
-    pressure = Pressure(12, print, lambda: Available(next(reads), 18), iter(range(1, 99)).__next__, group=4)
-    for _ in free:
-        pressure._next = 0.0
-        frames.append(pressure.look())
-    assert frames == [4, 4, 4, 8, 12, 12]
 
 
 def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):

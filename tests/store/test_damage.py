@@ -57,19 +57,6 @@ def test_a_chain_with_one_bad_record_is_lost_whole(opened, tmp_path):
     assert store.lost() == [0]
 
 
-def test_compacting_a_damaged_block_loses_it(opened, tmp_path):
-    store = opened()
-    store.put(block(0))
-    filled(store)
-    flip(tmp_path / "store.bin", START + 100)
-    for seed in range(4):
-        assert store.append(0, block(seed, 10))
-        store.sync()
-    assert store.lost() == [0]
-    assert not store.append(0, block(9, 10))
-    assert store.stats.damaged == 1
-
-
 def test_a_file_cut_short_while_it_is_used(opened, tmp_path):
     store = opened()
     filled(store)
@@ -96,20 +83,6 @@ def test_a_file_that_is_no_store_of_ours_is_refused_and_left(tmp_path, change, w
     with pytest.raises(UserError, match=why):
         Store(path, "")
     assert path.read_bytes() == data
-
-
-def test_the_store_of_another_stream_is_refused(tmp_path):
-    Store(tmp_path / "store.bin", "mine").close()
-    with pytest.raises(UserError, match="holds the blocks of another stream"):
-        Store(tmp_path / "store.bin", "yours")
-    Store(tmp_path / "store.bin", "mine").close()
-
-
-def test_a_folder_that_is_not_there_or_not_a_folder(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "missing" / "store.bin", tmp_path / "file" / "store.bin", tmp_path):
-        with pytest.raises(UserError, match="cannot be made"):
-            Store(path, "")
 
 
 OPEN = """

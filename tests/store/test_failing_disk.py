@@ -3,7 +3,6 @@
 import errno
 import os
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -111,15 +110,6 @@ def test_a_disk_that_gives_half_of_what_is_asked_is_asked_again(opened, said, mo
     assert said == []
 
 
-def test_what_cannot_be_seen_onto_the_disk_is_said(opened, said, monkeypatch):
-    disk = Disk(monkeypatch, "fdatasync")
-    store = opened()
-    disk.error = errno.EIO
-    store.put(block(0))
-    store.sync()
-    assert "not written (Input/output error)" in said[0]
-
-
 def test_a_full_file_system(tmp_path, said):
     """Of 3 MB: the file grows until it is full, and no further than that."""
     mounted = subprocess.run(
@@ -158,10 +148,3 @@ assert all(each is None or same(each, block(seed)) for seed, each in enumerate(f
 assert found[0] is not None and found[59] is not None
 store.close()
 """
-
-
-def test_a_process_that_may_not_write_so_much(tmp_path):
-    command = [sys.executable, "-c", LIMITED, tmp_path / "store.bin", *sys.path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the file grew too large") == 1

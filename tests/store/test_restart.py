@@ -45,12 +45,6 @@ def test_all_is_there_and_numbers_go_on(opened, said):
     assert said == []
 
 
-def test_the_state_is_arrays_that_a_snapshot_can_hold(opened):
-    store = opened()
-    fill(store, range(5))
-    assert all(isinstance(array, np.ndarray) and array.dtype.kind in "iu" for array in store.state().values())
-
-
 def test_what_was_written_after_the_state_is_forgotten_and_its_room_used_again(opened):
     store = opened()
     fill(store, range(20))
@@ -83,28 +77,6 @@ def test_what_was_overwritten_after_the_state_is_known_at_once(opened, said, mor
     assert there(again, range(21, 80)) == list(range(21 + len(lost), 80))
     assert again.stats.damaged == 0, "nothing had to be read to find that out"
     assert sum("clusters are lost" in line for line in said) == 1
-
-
-@pytest.mark.parametrize("more", [3, 20, 45, 60, 100, 160])
-def test_records_of_many_sizes_overwritten_after_the_state(opened, more):
-    """Rounds of the ring do not fall together then, and what was the head lies amid a record, or in what a round left over."""
-    store, rng = opened(), np.random.default_rng(more)
-    blocks = [block(seed, int(rows)) for seed, rows in enumerate(rng.integers(1, 900, 60 + more))]
-    for each in blocks[:60]:
-        store.put(each)
-    state = store.state()
-    before = sorted(set(range(60)) - set(store.lost()))
-    for each in blocks[60:]:
-        store.put(each)
-    store.close()
-    again = opened()
-    again.restore(state)
-    lost = again.lost()
-    kept = [number for number in before if number not in lost]
-    assert all(map(same, again.get(kept), [blocks[number] for number in kept]))
-    assert again.stats.damaged == 0
-    assert lost == before[: len(lost)] if more < 20 else lost
-    assert bool(kept) == (more < 45)
 
 
 def test_old_records_of_blocks_long_dropped_are_not_taken_for_new_ones(opened):
@@ -161,30 +133,6 @@ def test_the_state_of_another_file_or_of_none_finds_nothing(opened, tmp_path, sa
     again.restore(state)
     assert again.lost() == [0, 1, 2, 3, 4]
     assert [line for line in said if line.startswith("5 of 5 clusters are lost")] == said
-
-
-def test_a_file_cut_short_between(opened, tmp_path):
-    store = opened()
-    fill(store, range(30))
-    state = store.state()
-    store.close()
-    with (tmp_path / "store.bin").open("r+b") as stream:
-        stream.truncate(START + 10 * 70_656 + 5)
-    again = opened()
-    again.restore(state)
-    assert again.lost() == list(range(10, 30))
-    assert there(again, range(30)) == list(range(10))
-
-
-def test_what_is_no_state_is_refused(opened):
-    store = opened()
-    fill(store, range(3))
-    state = dict(store.state())
-    for wrong in ({**state, "offset": state["offset"][:1]}, {**state, "number": state["number"] + 50}):
-        with pytest.raises((KeyError, ValueError)):
-            opened(path="temporary").restore(wrong)
-    with pytest.raises(KeyError):
-        opened(path="temporary").restore({})
 
 
 WRITER = """

@@ -6,10 +6,7 @@ import os
 import pytest
 from pictures import frames
 from retrieval.anything import Anything
-from typer.testing import CliRunner
 
-from edgevlm.cli import app
-from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
@@ -128,35 +125,3 @@ def test_a_store_that_no_snapshot_tells_of_is_begun_anew(model, tmp_path):
     with opened(model, tmp_path, policy=Anything(share=0.5)) as session:
         assert session.stats.frames == 0
         watch(session, frames(14, model))
-
-
-def test_the_store_of_another_session_is_not_touched(model, tmp_path):
-    with opened(model, tmp_path) as session:
-        watch(session, frames(30, model))
-    before = (tmp_path / "store.bin").read_bytes()
-    with pytest.raises(UserError, match="holds the blocks of another stream"):
-        opened(model, tmp_path, policy=Anything(share=0.5))
-    assert (tmp_path / "store.bin").read_bytes() == before
-    with opened(model, tmp_path) as session:
-        assert session.stats.frames == 30
-
-
-def test_policies_that_retrieve_nothing_have_no_store(model):
-    for policy in ("sliding-window", "auto"):
-        with pytest.raises(UserError, match="leave out --store-bytes and --host-bytes"):
-            opened(model, policy=policy)
-    with opened(model, policy="sliding-window", store=None) as session:
-        assert session.stats.store is None
-
-
-@pytest.mark.parametrize(
-    ("typed", "line"),
-    [
-        (["--store-bytes", "8G"], "leave out --store-bytes and --host-bytes"),
-        (["--host-bytes", "lots"], "host_bytes: 'lots' is not a number of bytes, like 8G or 256M"),
-    ],
-)
-def test_the_command_says_it_in_one_line(typed, line):
-    done = CliRunner().invoke(app, ["run", "--frames", "8", "--policy", "sliding-window", *typed])
-    assert isinstance(done.exception, UserError)
-    assert line in str(done.exception)

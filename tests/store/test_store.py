@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from stored import PlainStore, block, same, until
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store import file as file_module
 from edgevlm.runtime.store.block import record_bytes
@@ -92,21 +91,6 @@ Beside.TestCase.settings = settings(max_examples=12, stateful_step_count=30, dea
 TestBeside = Beside.TestCase
 
 
-def test_blocks_that_left_host_memory_are_read_from_the_file(opened):
-    store = opened()
-    blocks = [block(seed) for seed in range(50)]
-    assert [store.put(each) for each in blocks] == list(range(50))
-    store.sync()
-    assert store.host_bytes <= MB
-    assert all(map(same, store.get(range(50)), blocks))
-    assert store.stats.reads > 30
-    assert store.stats.reads == 50 - store.stats.hits
-    assert store.stats.bytes_disk == store.stats.reads * record_bytes(blocks[0])
-    assert store.stats.bytes_host == store.stats.hits * blocks[0].nbytes
-    assert store.stats.bytes_written == 50 * record_bytes(blocks[0])
-    assert store.stats.wait_ms > 0
-
-
 def test_the_one_used_least_lately_leaves_host_memory(opened):
     store = opened()
     for seed in range(8):
@@ -180,17 +164,6 @@ def test_what_is_written_again_and_again_costs_nobody_a_block(opened, seed):
     assert all(map(same, store.get(cold + hot), plain.get(cold + hot)))
 
 
-def test_a_dropped_block_is_none_and_not_lost(opened):
-    store = opened()
-    store.put(block(0))
-    store.put(block(1))
-    store.drop([0, 17])
-    assert store.get([0])[0] is None
-    assert not store.append(0, block(2, 3))
-    assert store.lost() == []
-    assert same(store.get([1])[0], block(1))
-
-
 def test_five_appends_leave_one_record(opened):
     store, plain = opened(), PlainStore()
     for each in (store, plain):
@@ -207,46 +180,6 @@ def test_five_appends_leave_one_record(opened):
         assert same(store.get([0])[0], plain.get([0])[0])
     assert max(lengths) <= 4
     assert 1 in lengths
-
-
-def test_without_a_file_what_was_used_least_lately_is_lost(opened, said):
-    store = opened(path=None)
-    blocks = [block(seed) for seed in range(30)]
-    for each in blocks:
-        store.put(each)
-        store.get([0])
-    lost = store.lost()
-    assert store.host_bytes <= MB
-    assert lost == list(range(1, len(lost) + 1))
-    assert len(lost) == 30 - 14
-    assert store.get(lost) == [None] * len(lost)
-    assert same(store.get([0])[0], blocks[0])
-    assert all(store.append(0, block(seed, 5)) for seed in range(9))
-    assert len(store.get([0])[0]) == 252 + 9 * 5
-    assert store.host_bytes <= MB
-    assert len(said) == 1
-    assert "host memory is full" in said[0]
-    assert store.file_bytes == 0
-
-
-def test_no_file_is_made_for_none_of_its_bytes(tmp_path):
-    store = Store(tmp_path / "store.bin", "", StoreSettings(0, MB))
-    store.put(block(0))
-    assert same(store.get([0])[0], block(0))
-    store.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_block_larger_than_the_file_stays_in_host_memory(opened, said):
-    store = opened(file_bytes=MB, host_bytes=8 * MB)
-    large = block(0, 4096)
-    assert record_bytes(large) > MB
-    store.put(large)
-    store.put(block(1))
-    store.sync()
-    assert all(map(same, store.get([0, 1]), [large, block(1)]))
-    assert store.state()["number"].tolist() == [1]
-    assert ["larger" in line or "no file" in line for line in said] == [True, True]
 
 
 def test_threads_share_a_store(opened):
@@ -338,26 +271,6 @@ def test_rows_that_come_while_a_block_is_being_read_are_not_forgotten(opened, mo
     assert len(store.get([3])[0]) == 262
     until(lambda: not store._readers._reading)
     assert len(store.get([3])[0]) == 262
-
-
-def test_settings_that_are_too_small_are_refused():
-    for wrong in ({"host_bytes": 1000}, {"file_bytes": 1000}):
-        with pytest.raises(UserError, match="give 1M or more"):
-            StoreSettings(**wrong)
-
-
-def test_the_tables_grow_with_the_blocks_there_are_and_not_with_those_there_were(opened):
-    store = opened()
-    for seed in range(100):
-        store.put(block(seed, 1))
-    store.sync()
-    before = store.index_bytes
-    assert before >= 100 * 60
-    for seed in range(1000):
-        store.drop([store.put(block(seed, 1)) - 50])
-    store.sync()
-    assert store.index_bytes < 20 * before, "its records are still in the file"
-    assert store._tables.ring.blocks.nbytes < 2 * 100 * 60
 
 
 def test_a_file_too_small_for_what_there_is_loses_and_does_not_go_round_for_ever(opened):
