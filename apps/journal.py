@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.run.clock import clock_time
-from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.store import Store
 from edgevlm.progress import Notify
 

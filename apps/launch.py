@@ -18,10 +18,10 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.comparison import SideBySide
-from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
+from edgevlm.apps.run.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.settings import RunSettings
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source

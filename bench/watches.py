@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.apps.run.events import evidence_fields
+from edgevlm.apps.run.output import evidence_fields
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.watches.delivery import Delivery

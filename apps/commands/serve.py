@@ -81,7 +81,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Check a configuration, and open nothing."""
-    from edgevlm.apps.run.events import wall_clock
+    from edgevlm.apps.run.output import wall_clock
     from edgevlm.apps.schemas import json_line
 
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")

@@ -29,7 +29,7 @@ class Lane:
 
     @contextmanager
     def stopping(self, time_s: float) -> Iterator[None]:
-        """A full cache that is full takes in nothing from here on; the comparison goes on."""
+        """Stop this memory, not the comparison, where the block finds the cache full."""
         try:
             yield
         except UserError:

@@ -17,16 +17,19 @@ import psutil
 
 from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.comparison import SideBySide
-from edgevlm.apps.run.events import AnswerEvent, Output, StatsEvent
+from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
-from edgevlm.apps.run.watchdog import Notifier, Watchdog
-from edgevlm.apps.sources import Frame, Source, State
+from edgevlm.apps.run.watchdog import Notifier, SourceStatus, Watchdog
+from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.sources.base import Scene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.time_window import NothingHeld
 
 NEVER_TAUGHT = "The demo model was never taught this question; `edgevlm run --questions` lists those it knows."
+SAMPLE_EVERY = 16  # frames
+CLOSING = 1.0  # seconds that a source may take to close
+REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
 
 
 @dataclass(slots=True)
@@ -38,20 +41,14 @@ class RunPlan:
     end: list[str] = field(default_factory=list)
     at: list[tuple[float, str]] = field(default_factory=list)
     since: float = 0.0  # seconds of the stream at which the source begins
-    sample: np.random.Generator | None = None  # draws questions of the program's own, every SAMPLE_EVERY frames
+    sample: np.random.Generator | None = None  # draws the demo's own questions, every SAMPLE_EVERY frames
 
     def __post_init__(self) -> None:
         self.at.sort(key=lambda item: item[0])
 
     @property
     def questions(self) -> list[str]:
-        """All that is planned."""
         return [*(question for _, question in self.at), *self.end]
-
-
-SAMPLE_EVERY = 16  # frames
-CLOSING = 1.0  # seconds that a source may take to close
-REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
 
 
 class Observer(Protocol):
@@ -65,7 +62,11 @@ class Observer(Protocol):
 
 
 class RunLoop:
-    """Watches until the source ends, a limit is reached, or :meth:`stop` is called."""
+    """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
+
+    stats_every: seconds. open_session: of policy and budget, as typed. notifier: of the service manager. alone: session and
+    process end with this run, which ends when stdout is closed. may_watch: asked before each frame; False ends the run.
+    """
 
     def __init__(
         self,
@@ -81,16 +82,11 @@ class RunLoop:
         alone: bool = True,
         may_watch: Callable[[], bool] = lambda: True,
     ) -> None:
-        """observer: sees each frame after the session. stats_every: seconds. open_session: of policy and budget, as typed.
-
-        notifier: of the service manager. alone: session and process end with this run, which ends when nobody reads stdout.
-        may_watch: asked before each frame; the run ends where it may not.
-        """
         self.session, self.source, self.output, self.plan, self.observer = session, source, output, plan, observer
         self.frame: Frame | None = None  # the newest one watched
         self.started = threading.Event()  # the first frame has been watched
         self.random = np.random.default_rng(0)
-        self._stats_every, self._open_session = stats_every, open_session
+        self._stats_every, self._open_session, self._alone, self._may_watch = stats_every, open_session, alone, may_watch
         self._submitted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._begun_s = self._last_s = time.monotonic()
@@ -98,9 +94,7 @@ class RunLoop:
         self._gated = 0
         self._offset: float | None = None
         self._stopped = threading.Event()
-        self._source_status = SourceStatus(source)
-        self._watchdog = Watchdog(source, notifier or Notifier())
-        self._alone, self._may_watch = alone, may_watch
+        self._source_status, self._watchdog = SourceStatus(source), Watchdog(source, notifier or Notifier())
         self.shutdown = Shutdown(self.stop)
         self._process = psutil.Process()
 
@@ -109,7 +103,7 @@ class RunLoop:
         self._stopped.set()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Have the thread that watches do something after the next frame; a UserError becomes a notice."""
+        """Have the watching thread do something after the next frame; a UserError becomes a notice."""
         self._submitted.put(work)
 
     def reopen(self, policy: str | None, budget: str | None) -> None:
@@ -123,10 +117,7 @@ class RunLoop:
         before.close()
 
     def ask_typed(self, text: str) -> None:
-        """Ask what a person typed, once a frame has been watched.
-
-        In a comparison every memory is asked, of the same frame, unless it is about a window of time.
-        """
+        """Ask what a person typed, once a frame has been watched; in a comparison ask every memory, of the same frame."""
         compare = isinstance(self.observer, SideBySide)
         conversation = None if compare or self.session.model.is_demo else "terminal"  # the demo model was taught none
         if compare or not self.session.stats.frames:
@@ -154,15 +145,11 @@ class RunLoop:
                     if not self.shutdown.asked:
                         self._ask_rest()
             finally:
-                self._close()
+                if not self.shutdown.forced:  # else the user does not wait for the model to finish
+                    self._close()
 
     def _close(self) -> None:
-        """Write the last snapshot first, whatever the source does meanwhile; then the summary, if anybody can read it.
-
-        Nothing of that for those who cannot wait for the model to finish what it is at.
-        """
-        if self.shutdown.forced:
-            return
+        """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
         self._watchdog.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
@@ -181,10 +168,10 @@ class RunLoop:
         return self._offset if self.source.live else None
 
     def ask(self, text: str, conversation: str | None = None, *, compare: bool = False) -> AnswerEvent | None:
-        """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's.
+        """Ask, write the answer as it comes, and return it; from any thread.
 
-        ``/since 10m QUESTION`` asks about a window of time; of a recording, so long before its newest frame.
-        None once the run is to end, and before the first frame, when there is nothing to answer from: then it says so.
+        ``/since 10m QUESTION`` asks about a window of time, in a recording before its newest frame. None once the run is to
+        end, and, with a notice, where there is nothing to answer from.
         """
         if self.shutdown.asked:
             return None
@@ -206,20 +193,11 @@ class RunLoop:
             except NothingHeld as error:
                 self.output.notice(str(error) if self.offset is None else asked.nothing_held(error))
                 return None
-            said, truth = answer.text.strip(), None if window else self.truth(text, answer.time_s)
             others = self.observer.ask(question) if compare and not window and isinstance(self.observer, SideBySide) else ()
             answered = AnswerEvent(
-                answer.time_s,
-                text,
-                said,
-                answer.token_ids,
-                answer.ttft_ms,
-                answer.tpot_ms,
-                truth,
-                tuple(others),
-                answer.evidence,
-                self.offset,
-            )
+                answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
+                None if window else self.truth(text, answer.time_s), tuple(others), answer.evidence, self.offset,
+            )  # fmt: skip
         self.output.answer(answered)
         return answered
 
@@ -229,24 +207,14 @@ class RunLoop:
         self._last_s, self._last_frames = now, session.frames
         drops = dict(self.source.drops)
         return StatsEvent(
-            frames=session.frames,
-            dropped=sum(drops.values()),
-            drops=drops,
-            gated=self._gated,
+            frames=session.frames, dropped=sum(drops.values()), drops=drops, gated=self._gated,
             fps=(session.frames - before) / max(now - since, 1e-9),
-            policy=self.session.policy,
-            cache_tokens=session.tokens,
-            cache_bytes=session.cache_bytes,
-            appended=round(session.memory.appended, 4),
-            encoded=round(session.encoded, 4),
-            compressions=session.memory.compressions,
-            compress_ms=session.memory.compress_ms,
-            rss_bytes=self._process.memory_info().rss,
-            source_state=self.source.state.value,
-            source_problem=self.source.problem,
-            reconnects=self.source.reconnects,
-            store=session.store,
-        )
+            policy=self.session.policy, cache_tokens=session.tokens, cache_bytes=session.cache_bytes,
+            appended=round(session.memory.appended, 4), encoded=round(session.encoded, 4),
+            compressions=session.memory.compressions, compress_ms=session.memory.compress_ms,
+            rss_bytes=self._process.memory_info().rss, source_state=self.source.state.value,
+            source_problem=self.source.problem, reconnects=self.source.reconnects, store=session.store,
+        )  # fmt: skip
 
     def _watch(self) -> None:
         plan, watched = self.plan, 0
@@ -299,15 +267,14 @@ class RunLoop:
             self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:
             if self.session.stats.frames and time_s > self.session.time_s:
-                self.output.notice(
-                    f"the stream ended at {self.session.time_s:.1f} s: {question!r}, meant for {time_s:g} s, is asked now"
-                )
+                ended = f"the stream ended at {self.session.time_s:.1f} s"
+                self.output.notice(f"{ended}: {question!r}, meant for {time_s:g} s, is asked now")
             self.ask(question)
         while self.plan.end:
             self.ask(self.plan.end.pop(0))
 
     def truth(self, question: str, time_s: float) -> str | None:
-        """The right answer at the frame of that time, where the source knows it and the frame is not long gone."""
+        """The right answer at the frame of that time, where the source knows it and the frame is recent."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 
@@ -322,7 +289,7 @@ class RunLoop:
 
     @contextmanager
     def _ticking(self) -> Iterator[None]:
-        """Write the figures each second while the loop runs, and see to it that an end comes soon once it is asked for."""
+        """Write statistics while the loop runs, and bring its end soon once that is asked for."""
         done = threading.Event()
 
         def tick() -> None:
@@ -337,7 +304,7 @@ class RunLoop:
                         self.output.notice(news)
                     if self._alone and is_gone(sys.stdout):
                         self.shutdown.ask()
-            except (OSError, UserError):  # the loop's own writing meets it again, and says so
+            except (OSError, UserError):  # the loop's own writing meets it again, and reports it
                 self.stop()
             if self.shutdown.asked:
                 self.session.cancel()  # the loop may be waiting for the end of an answer
@@ -350,29 +317,3 @@ class RunLoop:
             done.set()
             self._stopped.set()
             thread.join()
-
-
-class SourceStatus:
-    """What to say, once each, when a source stops giving frames and when it goes on."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._said: tuple[State, str] | None = None
-        self._since = 0.0
-
-    def news(self) -> str | None:
-        """One line for a person, without credentials; None when nothing has changed that matters."""
-        state, problem = self._source.state, self._source.problem
-        if problem is None or state in (State.ENDED, State.FAILED):
-            return self._over(state)
-        if (state, problem) == self._said:
-            return None
-        self._since = self._since if self._said else time.monotonic()
-        self._said = (state, problem)
-        return f"{self._source.name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"
-
-    def _over(self, state: State) -> str | None:
-        if self._said is None or state is not State.RUNNING:
-            return None
-        self._said = None
-        return f"{self._source.name}: running again after {time.monotonic() - self._since:.0f} s"

@@ -23,11 +23,10 @@ FORGOTTEN = 16  # frames that were just forgotten and are shown
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """What a session holds. ``frames``: those of which it holds something, in order; of a group of frames, the first.
+    """What a session holds. ``frames``: those still in memory, in order; the first of a group of frames.
 
-    ``patches``: for each of their tokens, the fraction of heads and layers of each group of layers that hold it, 0 to 1,
-    ``[frames, groups, tokens]``. ``groups``: the first and the last layer of each. ``waiting``: frames that are taken in with
-    the rest of their chunk.
+    ``patches``: ``[frames, groups, tokens]``, the fraction of a layer group's heads and layers that hold each token, 0 to 1.
+    ``groups``: the first and the last layer of each. ``waiting``: frames of an unfinished chunk.
     """
 
     policy: str
@@ -87,9 +86,9 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a small picture of each frame and notes which are held. :attr:`view` may be read by any thread.
+    """Keeps a thumbnail of each frame and which are held. :attr:`view` may be read by any thread.
 
-    thumbnails: where to; in memory unless given. They are closed with it.
+    thumbnails: in memory unless given; closed with it.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails | None = None) -> None:

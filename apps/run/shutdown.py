@@ -15,11 +15,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Shutdown:
-    """While entered, the first signal calls ``stop`` and interrupts what stands in :meth:`waiting`, and nothing else.
+    """While entered, the first signal calls ``stop`` and interrupts only what is in :meth:`waiting`.
 
-    A second one raises KeyboardInterrupt wherever the main thread is, for those who cannot wait; not SIGHUP, nor the signal of
-    :meth:`ask`, for both come when a terminal goes away. SIGHUP stays ignored where it is, as under nohup. Entered in another
-    thread than the main one it changes nothing.
+    A second one raises KeyboardInterrupt wherever the main thread is; but not SIGHUP, nor the signal of :meth:`ask`, which both
+    come when a terminal goes away. An ignored SIGHUP stays so, as under nohup. Does nothing in other threads than the main one.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -44,7 +43,7 @@ class Shutdown:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The main thread waits here for something that may never come: a signal raises KeyboardInterrupt."""
+        """Let a signal raise KeyboardInterrupt in the block, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -58,12 +57,10 @@ class Shutdown:
 
     def ask(self) -> None:
         """End as if a signal had come; from any thread."""
-        if self.asked:
-            return
-        if signal.SIGTERM in self._before:
+        if not self.asked and signal.SIGTERM in self._before:
             self._own = True
             os.kill(os.getpid(), signal.SIGTERM)
-        else:
+        elif not self.asked:
             self.asked = True
             self._stop()
 
@@ -83,7 +80,7 @@ class Shutdown:
 
 
 def is_gone(stream: TextIO) -> bool:
-    """Whether nobody can read a stream any more: the pipe's other end is closed, or the terminal has gone."""
+    """Whether a stream's reader has gone: the pipe's other end is closed, or the terminal went away."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
@@ -93,7 +90,7 @@ def is_gone(stream: TextIO) -> bool:
 
 
 def silence_what_is_gone() -> bool:
-    """Let what is still written to stdout and stderr go nowhere where nobody can read it; whether there was such a one."""
+    """Send stdout and stderr to the null device where their readers have gone; return whether one has."""
     gone = [stream for stream in (sys.stdout, sys.stderr) if is_gone(stream)]
     for stream in gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

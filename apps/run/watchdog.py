@@ -1,9 +1,10 @@
-"""What a service manager hears: sd_notify(3) messages, and whether a run makes progress."""
+"""Whether a run makes progress: sd_notify(3) messages for a service manager, and lines about the source."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -13,8 +14,8 @@ from edgevlm.apps.sources import Source, State
 class Notifier:
     """Writes to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Silent without one, and where nobody listens any more: no run ends or waits for its manager's sake. ``watched``: the manager
-    wants to hear :meth:`alive` from this process (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
+    Silent without one, and where nobody listens: no run waits for its manager. ``watched``: the manager wants :meth:`alive`
+    from this process (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -25,15 +26,15 @@ class Notifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
 
     def ready(self) -> None:
-        """Started: the first frame has been watched."""
+        """Report the start's end: the first frame has been watched."""
         self._send("READY=1")
 
     def starting(self, seconds: float) -> None:
-        """Not started yet, and not hung: give it this much longer from now."""
+        """Ask for this much longer to start, from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def alive(self) -> None:
-        """Sets the manager's watchdog back, where it has one."""
+        """Reset the manager's watchdog, where it has one."""
         if self.watched:
             self._send("WATCHDOG=1")
 
@@ -42,7 +43,7 @@ class Notifier:
         self._send("STATUS=" + " ".join(text.split()))
 
     def stopping(self) -> None:
-        """What still happens is the end."""
+        """Report that the end has begun."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
@@ -56,12 +57,11 @@ START_S = 120.0  # that each sign of life before the first frame gives the start
 
 
 class Watchdog:
-    """Signs of life since it was last looked at, of a run that reads ``source``; the manager hears of them.
+    """Reports signs of life of a run that reads ``source`` to the manager.
 
-    A sign of life is a frame that was taken, a piece of an answer, or, while the run waits for its source, pictures that come
-    from a camera without being wanted (``--fps`` below its rate) and one more attempt to connect to a camera that is away. None
-    are: a call of the model that does not return, and a camera whose threads all hang in a driver, so that no new connection is
-    opened. Then the manager's watchdog bites, which is right: only a new process helps.
+    A sign is a frame that was taken, a piece of an answer or, while the run waits, unwanted pictures of a running camera and
+    attempts to connect to one that is away. A model call that does not return, or a camera whose threads all hang in a driver,
+    gives none: then the manager starts a new process, and only that helps.
     """
 
     def __init__(self, source: Source, notifier: Notifier) -> None:
@@ -71,18 +71,17 @@ class Watchdog:
         self._waiting = self._ready = False
 
     def step(self) -> None:
-        """A frame was taken, or a piece of an answer came."""
+        """Count a frame that was taken, or a piece of an answer."""
         self._steps += 1
 
     def ready(self) -> None:
-        """The first frame has been watched."""
         if not self._ready:
             self._ready = True
             self._notifier.ready()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The run waits for its source here."""
+        """Wait for the source in the block."""
         self._waiting = True
         try:
             yield
@@ -90,14 +89,10 @@ class Watchdog:
             self._waiting = False
 
     def tell(self, status: str) -> None:
-        """Call it about once a second, from any thread."""
+        """Send the status and any sign of life; about once a second, from any thread."""
         self._notifier.status(status)
-        if not self._gets_on():
-            return
-        if self._ready:
-            self._notifier.alive()
-        else:
-            self._notifier.starting(START_S)
+        if self._gets_on():
+            self._notifier.alive() if self._ready else self._notifier.starting(START_S)
 
     def stopping(self) -> None:
         self._notifier.stopping()
@@ -108,3 +103,25 @@ class Watchdog:
             return True
         running = self._source.live and self._source.state is State.RUNNING
         return self._waiting and (running or self._source.attempts != before[1])
+
+
+class SourceStatus:
+    """Notices a source that stops giving frames, and one that goes on."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._since = source, 0.0
+        self._reported: tuple[State, str] | None = None
+
+    def news(self) -> str | None:
+        """One line for a person, without credentials; None when nothing has changed that matters."""
+        state, problem, name = self._source.state, self._source.problem, self._source.name
+        if problem is None or state in (State.ENDED, State.FAILED):
+            if self._reported is None or state is not State.RUNNING:
+                return None
+            self._reported = None
+            return f"{name}: running again after {time.monotonic() - self._since:.0f} s"
+        if (state, problem) == self._reported:
+            return None
+        self._since = self._since if self._reported else time.monotonic()
+        self._reported = (state, problem)
+        return f"{name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"

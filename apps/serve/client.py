@@ -14,7 +14,7 @@ import httpx
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.clock import NOW_S, clock_time, moment
-from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
 from edgevlm.progress import to_stderr

@@ -26,7 +26,7 @@ from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
 from edgevlm.apps.run.clock import Asked, moment
-from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import field as described
 from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import answer_of, list_of

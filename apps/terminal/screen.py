@@ -24,9 +24,9 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
 from edgevlm.apps.run.comparison import ComparisonView, SideBySide
-from edgevlm.apps.run.events import AnswerEvent, StatsEvent
 from edgevlm.apps.run.loop import RunLoop
 from edgevlm.apps.run.memory_view import MemoryWatch
+from edgevlm.apps.run.output import AnswerEvent, StatsEvent
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
 from edgevlm.apps.terminal.panel import Panel, clock, comparison_panel, watching_panel
 from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw
@@ -49,7 +49,7 @@ STYLE = Style.from_dict(
 
 
 class Screen:
-    """An :class:`~edgevlm.apps.run.events.Output` that draws with prompt_toolkit, in a thread of its own."""
+    """An :class:`~edgevlm.apps.run.output.Output` that draws with prompt_toolkit, in a thread of its own."""
 
     _run: RunLoop  # both from :meth:`attached`
     _prompt: PromptSession[None]

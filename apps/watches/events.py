@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.apps.store import Store
 from edgevlm.errors import UserError

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from edgevlm.apps.run.events import evidence_fields, wall_clock
 from edgevlm.apps.run.frame_preparation import Gate, GateRule
+from edgevlm.apps.run.output import evidence_fields, wall_clock
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg, shrunk
 from edgevlm.apps.sources import Frame
 from edgevlm.apps.watches.events import WatchEvent

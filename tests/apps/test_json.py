@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.run.events import AnswerEvent, StatsEvent
+from edgevlm.apps.run.output import AnswerEvent, StatsEvent
 from edgevlm.apps.schemas import schemas
 from edgevlm.bench.schemas import bench_schema
 from edgevlm.cli import app

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import edgevlm.runtime.session as session_module
 from edgevlm.apps import launch
 from edgevlm.apps.run.comparison import SideBySide
-from edgevlm.apps.run.events import TextOutput
 from edgevlm.apps.run.loop import RunLoop, RunPlan
+from edgevlm.apps.run.output import TextOutput
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.cli import app
 from edgevlm.errors import UserError

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgevlm.apps.run.events import TextOutput
 from edgevlm.apps.run.loop import RunLoop, RunPlan
+from edgevlm.apps.run.output import TextOutput
 from edgevlm.apps.sources import Frame, Source, SourceOptions, open_source
 from edgevlm.apps.terminal.commands import Commands
 from edgevlm.errors import UserError

@@ -1,4 +1,4 @@
-"""What a run reports: answers and statistics, as JSON lines or text on stdout; everything else goes to stderr."""
+"""A run's answers and statistics, as JSON lines or text on stdout; everything else goes to stderr."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from edgevlm.runtime.store import StoreUse
 class AnswerEvent:
     """A finished answer, from what was watched up to ``time_s`` of the stream.
 
-    ``truth`` is known in the demo world only; ``others``: names and answers of the memories beside it, in a comparison.
-    ``evidence``: what it was read from. ``offset``: wall clock of the stream's time 0; None for recordings, of which nobody
-    knows it.
+    ``truth``: in the demo world; ``others``: names and answers of the memories beside it, in a comparison; ``evidence``: the
+    moments it was read from; ``offset``: wall clock of the stream's time 0, None for recordings.
     """
 
     time_s: float
@@ -39,36 +38,31 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """When what it was read from was last seen, in words; empty where that is now, or nobody knows."""
-        if self.evidence is None:
+        """When its evidence was last seen, in words; empty where that is now, or unknown."""
+        if self.evidence is None or self.evidence.held is None:
             return ""
-        if self.evidence.held is False:
+        if not self.evidence.held:
             return "what would answer this is no longer in memory"
-        if self.evidence.held is None or not self.evidence.moments:
-            return ""
-        until_s = self.evidence.moments[0].until_s
-        if self.time_s - until_s < NOW_S:
+        seen_s = self.evidence.moments[0].until_s if self.evidence.moments else self.time_s
+        if self.time_s - seen_s < NOW_S:
             return ""
         if self.offset is None:
-            return f"seen {ago(self.time_s - until_s)} ago"
-        return f"seen {clock_time(self.offset + until_s, self.offset + self.time_s)}"
+            return f"seen {ago(self.time_s - seen_s)} ago"
+        return f"seen {clock_time(self.offset + seen_s, self.offset + self.time_s)}"
 
     @property
     def when(self) -> str:
-        """The time of the newest frame that it takes into account: wall clock, or seconds of a recording."""
-        if self.offset is None:
-            return f"{self.time_s:.1f} s"
-        seconds = self.offset + self.time_s
-        return clock_time(seconds, seconds)
+        """The time of the newest frame in its context: wall clock, or seconds of a recording."""
+        seconds = (self.offset or 0.0) + self.time_s
+        return f"{self.time_s:.1f} s" if self.offset is None else clock_time(seconds, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class StatsEvent:
     """A run's figures at one moment; ``fps`` since the line before, in a summary over the whole run.
 
-    ``policy``: the one in use, also under ``auto``. ``dropped`` is the sum of ``drops`` by cause; ``gated`` frames were held
-    back by the gate and are not among ``frames``. ``source_problem``: why the source is not running. ``store``: what a
-    retrieval policy keeps off the device.
+    ``policy``: the one in use, also under ``auto``. ``dropped``: the sum of ``drops`` by cause. ``gated``: frames held back by
+    the gate, not among ``frames``. ``source_problem``: why the source is not running. ``store``: of a retrieval policy.
     """
 
     frames: int
@@ -93,22 +87,17 @@ class StatsEvent:
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         gated = f" ({self.gated} gated)" if self.gated else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
+        memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
+        memory += f", {self.encoded:.0%} of patches encoded" if self.encoded < 1 else ""
+        memory += f", {self.appended:.0%} of tokens appended" if self.appended < 1 else ""
+        if self.store is not None:
+            host, file, lost = self.store.host_bytes / 1e6, self.store.file_bytes / 1e6, self.store.stats.lost
+            memory += f", offloaded {host:.1f} MB to host memory and {file:.1f} MB to a file"
+            memory += f", {lost} clusters lost" if lost else ""
         return (
-            f"{state} · {self.frames} frames{dropped}{gated} · {self.fps:.1f} fps · memory {self.cache_tokens} tokens, "
-            f"{self.cache_bytes / 1e6:.1f} MB{self._changed()}{self._offloaded()} · "
+            f"{state} · {self.frames} frames{dropped}{gated} · {self.fps:.1f} fps · {memory} · "
             f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
         )
-
-    def _changed(self) -> str:
-        encoded = f", {self.encoded:.0%} of patches encoded" if self.encoded < 1 else ""
-        return encoded + (f", {self.appended:.0%} of tokens appended" if self.appended < 1 else "")
-
-    def _offloaded(self) -> str:
-        if self.store is None:
-            return ""
-        lost = f", {self.store.stats.lost} clusters lost" if self.store.stats.lost else ""
-        host, file = self.store.host_bytes / 1e6, self.store.file_bytes / 1e6
-        return f", offloaded {host:.1f} MB to host memory and {file:.1f} MB to a file{lost}"
 
 
 class Output(Protocol):
@@ -131,7 +120,7 @@ class JsonOutput:
         self._quiet = quiet
 
     def chosen(self, fields: dict[str, object]) -> None:
-        """What was chosen for a checkpoint."""
+        """Report the export that was chosen for a checkpoint."""
         self._line("chosen", fields)
 
     def answer(self, answer: AnswerEvent) -> None:
@@ -160,7 +149,7 @@ class JsonOutput:
 
 
 class TextOutput:
-    """One line per answer on stdout; notices, the summary and, ``with_stats``, statistics on stderr unless ``quiet``."""
+    """An answer a line on stdout; notices, the summary and, ``with_stats``, statistics on stderr unless ``quiet``."""
 
     def __init__(self, quiet: bool = False, with_stats: bool = False) -> None:
         self._quiet, self._with_stats = quiet, with_stats
@@ -186,37 +175,30 @@ class TextOutput:
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
-    """``evidence``, a list of moments, best first, and ``evidence_held``, null where nobody knows, as JSON has them.
+    """Return ``evidence``, moments for JSON, best first, and ``evidence_held``, None where unknown.
 
-    A moment has its wall clock, ``time``, where that of the stream's time 0 is known. None is named where what would answer is
-    no longer in memory.
+    A moment has its wall clock, ``time``, where ``offset`` is known. There is none where the answer's evidence was evicted.
     """
     if evidence is None:
         return {"evidence": [], "evidence_held": None}
-    moments = [
-        {
-            "time": None if offset is None else wall_clock(offset + moment.time_s),
-            **{name: finite(value) for name, value in asdict(moment).items()},
-        }
-        for moment in (() if evidence.held is False else evidence.moments)
-    ]
+    moments = []
+    for moment in () if evidence.held is False else evidence.moments:
+        at = None if offset is None else wall_clock(offset + moment.time_s)
+        moments.append({"time": at, **{name: finite(value) for name, value in asdict(moment).items()}})
     return {"evidence": moments, "evidence_held": evidence.held}
 
 
 def finite(value: object) -> object:
-    """Floats to four places; those that JSON has no word for become null."""
+    """Round floats to four places; NaN and infinity become None."""
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
     return list(value) if isinstance(value, tuple) else value
 
 
 def wall_clock(seconds: float | None = None) -> str:
-    """Now, or ``seconds`` since 1970, in UTC, as RFC 3339 has it: ``2026-11-22T16:30:05.123Z``."""
-    return (
-        datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
+    """Format ``seconds`` since 1970, or now, as RFC 3339 in UTC: ``2026-11-22T16:30:05.123Z``."""
+    at = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _fields(stats: StatsEvent) -> dict[str, object]:
