@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kernels import attention_mass, value_norms
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Needs
@@ -80,7 +79,7 @@ class ClipTracer:
         self.model, self._chat = model, Chat(model.bundle.chat)
         self._prefix = model.encode(self._chat.prefix)
         longest = max(len(self._asked(question)) for question in questions)
-        per_frame, limit = Framing(model).rows_per_frame, model.bundle.limit
+        per_frame, limit = model.rows_per_frame, model.bundle.limit
         self._text_rows = longest + len(model.closing)
         most = (limit - len(self._prefix) - self._text_rows) // per_frame
         self.frames = min(most, max(FEWEST_FRAMES, MOST_TOKENS // per_frame)) if frames is None else frames
@@ -115,7 +114,7 @@ class ClipTracer:
 
     def _watch(self, clip: Clip, policy: TracedFull) -> Stream:
         bundle, engine = self.model.bundle, self.model.engine
-        budget = self.frames * Framing(self.model).rows_per_frame
+        budget = self.frames * self.model.rows_per_frame
         try:
             stream = Stream(self.model, policy, budget, self._prefix, self._text_rows, "never")
         except BundleError:  # a file that cannot be read: of fewer frames neither

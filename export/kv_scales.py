@@ -19,7 +19,7 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, hash_file, seal_m
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
-from edgevlm.runtime.framing import Framing, most_text
+from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import load_class
@@ -110,7 +110,7 @@ class Reach:
 
 def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
     """Frames one at a time under full KV, then each question with an answer."""
-    chat, per_frame = Chat(model.bundle.chat), Framing(model).rows_per_frame
+    chat, per_frame = Chat(model.bundle.chat), model.rows_per_frame
     prefix, asked = model.encode(chat.prefix), _asked(chat, model.encode)
     asked.append(np.random.default_rng(0).integers(0, model.bundle.decoder.vocab, RANDOM))
     count = min(count, frames_that_fit(model.bundle.limit, per_frame, chat, len(model.closing), model.encode))

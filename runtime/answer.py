@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
-from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.evidence import Evidence, QuestionAttention
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
+from edgevlm.runtime.sampling import OneOf, Sampler
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.time_window import TimeWindow
 
@@ -37,8 +37,7 @@ class Answer:
 
     time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
-    question, turns and pictures, without the memory.
-    probabilities: of each choice, where the question had choices.
+    question, turns and pictures, without the memory. probabilities: of each choice, where the question had choices.
     looked: where the question looked; None before the first token, and where it shows pictures.
     """
 
@@ -124,7 +123,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether the end has come, whatever it is."""
+        """Whether the answer has ended, whatever the reason."""
         return self._finished
 
     @property
@@ -149,7 +148,7 @@ class Answer:
         self.take_back()
 
     def take_back(self) -> bool:
-        """Cancel a question that still waits; False where the model has begun with it, or that is over."""
+        """Cancel a question that still waits; False once the model has begun with it."""
         future = self._future
         return future is not None and future.cancel()
 
@@ -158,14 +157,15 @@ class Answer:
             raise self._error
 
     def _push(self, piece: str) -> None:
-        """Called by the model's thread: a further piece of text."""
+        """Called by the model's thread with a further piece of text."""
         with self._changed:
             self._pieces.append(piece)
             self._changed.notify_all()
-        self._notify_listeners()
+        for listener in list(self._listeners):
+            listener()
 
     def _follow(self, future: Future[FinishReason]) -> None:
-        """Called by the session, once: the end of ``future`` is this answer's."""
+        """Called by the session, once: this answer ends with ``future``."""
         self._future = future
         future.add_done_callback(self._finish)
 
@@ -179,56 +179,15 @@ class Answer:
                 self.finish_reason = future.result()
             self._finished, self._future = True, None
             self._changed.notify_all()
-        self._notify_listeners()
-
-    def _notify_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
-
-
-@dataclass
-class Sampler:
-    """temperature 0 is greedy; top_p keeps the smallest set of tokens whose probability reaches it; seed fixes the draw.
-
-    top_k keeps the likeliest k tokens, 0 all; min_p those at least as likely as that part of the likeliest.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    top_k: int = 0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.top_k >= 0 and 0 <= self.min_p <= 1):
-            raise ValueError("top_k must be 0 or more, and min_p in [0, 1]")
-        if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1):
-            raise ValueError("temperature must be 0 or more and finite, and top_p in (0, 1]")
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
-        self._random = np.random.default_rng(self.seed)
-
-    def __call__(self, logits: NDArray[np.float32]) -> int:
-        """The next token id from logits ``[vocabulary]``."""
-        if self.temperature == 0:
-            return int(logits.argmax())
-        below = logits.astype(np.float64) - logits.max()
-        with np.errstate(over="ignore"):  # of a temperature next to 0: minus infinity
-            probabilities = np.exp(below / self.temperature)
-        probabilities /= probabilities.sum()
-        order = np.argsort(-probabilities, kind="stable")[: self.top_k or None]
-        order = order[probabilities[order] >= self.min_p * probabilities[order[0]]]
-        cumulative = np.cumsum(probabilities[order])
-        nucleus = order[: int(np.searchsorted(cumulative, self.top_p)) + 1]
-        weights = probabilities[nucleus]
-        return int(self._random.choice(nucleus, p=weights / weights.sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A question to the model: when it was asked (``time.perf_counter``), in which conversation or after which turns.
 
-    logits_processor: of the answer's tokens so far and logits ``[vocabulary]``, the logits that the next token is drawn from.
+    logits_processor: maps the answer's tokens so far and logits ``[vocabulary]`` to those that the next token is drawn from.
     """
 
     answer: Answer
@@ -243,11 +202,11 @@ class Request:
 
 
 class CallerError(Exception):
-    """A caller's ``logits_processor`` failed, or what it returned cannot be drawn from; its cause says how."""
+    """A caller's ``logits_processor`` failed, or its result cannot be drawn from; see the cause."""
 
 
 def drawn(request: Request, logits: NDArray[np.float32]) -> int:
-    """The next token. Raises CallerError."""
+    """Draw the next token. Raises CallerError."""
     process = request.logits_processor
     if process is None or isinstance(process, OneOf):
         return request.sampler(logits if process is None else process(request.answer.token_ids, logits))
@@ -262,18 +221,17 @@ def generate(
 ) -> FinishReason:
     """Append the prompt ``ids`` and draw the answer's tokens; the memory is then as it was.
 
-    What a piece of the chunk not yet complete holds is seen too, and taken out again. prefix: where there is no video, how
-    many rows of the stream's prefix the prompt goes on from.
+    The answer sees the frames of an incomplete piece of the chunk, too. prefix: where there is no video, the rows of the
+    stream's prefix that the prompt continues.
     """
     answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
     choices = request.logits_processor if isinstance(request.logits_processor, OneOf) else None
     pictures = [engine.encode(picture.values[None]) for picture in request.pictures]
-    answer.prompt_tokens = len(ids) + len(pictures) * stream.framing.rows_per_frame
+    answer.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
     detokenise = DecodeStream(skip_special_tokens=True)
     closing = model.closing if prefix is None else model.closing[:0]
     embeds = np.concatenate([closing, engine.embed(np.asarray(ids, np.int64))])
-    pending = chunk.features() if chunk.taken else None
-    seconds = None if pending is None else chunk.seconds()
+    pending, seconds = (chunk.encode(), chunk.seconds()) if chunk.taken else (None, None)
     with ExitStack() as stack:
         if prefix is not None:
             stack.enter_context(stream.truncated_prefix(prefix))

@@ -1,24 +1,31 @@
-"""What a stream allocates at start: the budget's arena, a chunk of pixels, and rows for a question's text."""
+"""Memory: what a stream allocates at start, what is free, and smaller chunks of frames while the system is short of it."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.cache import KVCache, row_bytes
-from edgevlm.runtime.chunk import chunk_bytes
 from edgevlm.runtime.engine import KVDevice
-from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.pressure import available
 
 DEFAULT_BUDGET = 6000  # vision tokens per layer
+LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: below the one a chunk halves, above the other it doubles
+INTERVAL = 1.0  # seconds from one look at the free memory to the next
+CGROUP = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +48,43 @@ class TextBudget:
 
     def rows(self, model: Model) -> int:
         """Rows set aside in each layer: conversation, question, the model's closing rows, answer, and pictures."""
-        pictures = self.pictures * Framing(model).rows_per_frame
+        pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
 
 def frames_ahead(model: Model, chunk: int) -> int:
-    """Rows that a chunk of ``chunk`` frames appends at the most."""
-    framing = Framing(model)
-    return -(-chunk // framing.vision.group) * framing.rows_per_frame
+    """The most rows that a chunk of ``chunk`` frames appends."""
+    return -(-chunk // model.bundle.vision.group) * model.rows_per_frame
 
 
 def present_rows(model: Model) -> int:
     """Rows of the newest frame that a question appends, where only what changed enters the memory.
 
-    Of a tower that merges frames, those that changed in the frame before a group that waits, too.
+    A tower that merges frames adds those that changed in the frame before a group that waits.
     """
-    framing = Framing(model)
-    return (2 if framing.vision.group > 1 else 1) * framing.rows_per_frame
+    return (2 if model.bundle.vision.group > 1 else 1) * model.rows_per_frame
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
     """Half of the model's positions, DEFAULT_BUDGET tokens at most, in whole frames; all that fits (``most``) for full."""
-    per_frame = Framing(model).rows_per_frame
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
-    return max(budget // per_frame, 1) * per_frame
+    return max(budget // model.rows_per_frame, 1) * model.rows_per_frame
 
 
 def check_budget(
     policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, ahead: int = 0, frame: int | None = None
 ) -> None:
-    """Refuse a budget that cannot work, before anything is allocated.
+    """Raise UserError for a budget that cannot work, before anything is allocated.
 
-    ahead: rows that are appended before a compression. frame: rows of a frame, its tokens unless text stands around them.
+    ahead: rows that are appended before a compression. frame: rows of a frame with the text around it, if any.
     """
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.working_rows
     least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
     if smallest < least:
-        of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
+        in_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
         enough = _enough(policy, least)
-        raise UserError(f"a budget of {budget} tokens{of_layer} is less than {what} {least}; give --budget {enough} or more")
+        raise UserError(f"a budget of {budget} tokens{in_layer} is less than {what} {least}; give --budget {enough} or more")
     if prefix + largest + ahead + text_rows > limit:
         most = (limit - prefix - ahead - text_rows) * budget // largest
         chunk = f", a chunk of {ahead}" if ahead else ""
@@ -91,7 +95,7 @@ def check_budget(
 
 
 def _enough(policy: Policy, least: int) -> int:
-    """The smallest budget that leaves every layer ``least`` tokens; the policy is of no more use afterwards."""
+    """The smallest budget that leaves every layer ``least`` tokens; attaches the policy again and again."""
 
     def smallest_of(budget: int) -> int:
         policy.attach(budget, policy.shape)
@@ -104,11 +108,10 @@ def _enough(policy: Policy, least: int) -> int:
 def allocate(
     bundle: Bundle, capacities: list[int], chunk: int, capture_bytes: int = 0, device: KVDevice = "host", store_bytes: int = 0
 ) -> KVCache:
-    """The arena of one stream, of the bundle's KV precision; capture_bytes: of the buffer that snapshots are taken in, if any.
+    """Allocate one stream's arena in the bundle's KV precision, keys and values on ``device``.
 
-    device: where keys and values are kept. store_bytes: host memory that a store may take. Raises UserError, before it
-    is touched, when all of that and a chunk do not fit in the free memory, and where a CUDA device is needed and cannot be
-    used.
+    capture_bytes: of the buffer for snapshots; store_bytes: host memory that a store may take. Raises UserError, before it is
+    touched, when all of that and a chunk do not fit in the free memory, and where a CUDA device is needed and cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -134,15 +137,96 @@ def allocate(
         return KVCache(*shape, **rotary, scales=bundle.kv_scales())
     from edgevlm.runtime.cuda.cache import CudaCache
 
-    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # which sees for itself whether the device has room
+    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # which checks the device's own memory
+
+
+def chunk_bytes(frames: int, vision: VisionSpec) -> int:
+    """Bytes of the pixels that a chunk of ``frames`` frames holds."""
+    return frames * 3 * vision.size[0] * vision.size[1] * np.dtype(np.float32).itemsize
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Bytes that a snapshot of a stream copies: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk.
 
-    What a policy keeps is known only when it keeps it; the buffer grows by it.
+    The buffer grows by what a policy keeps, once it keeps it.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
     alignment = 512 * (decoder.layers + 1)
     return held + features + chunk_bytes(chunk, vision) + alignment
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """Available and total memory, in bytes."""
+
+    free: int
+    total: int
+
+
+def available() -> Available:
+    """Return the memory of this system, or of the control group (v2) around this process that has least."""
+    memory = psutil.virtual_memory()
+    limited = (_left(group) for group in groups())
+    return min([Available(memory.available, memory.total), *filter(None, limited)], key=lambda each: each.free)
+
+
+def groups() -> list[Path]:
+    """The control group (v2) of this process, and those that it is in."""
+    try:
+        own = next((line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::")), "")
+    except OSError:
+        own = ""
+    parts = [part for part in own.split("/") if part not in ("", "..")]
+    return [CGROUP.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _left(group: Path) -> Available | None:
+    """What a control group's limit leaves; None where it has none."""
+    try:
+        most = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return Available(most - used + int(stat["inactive_file"]), most)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+class Pressure:
+    """Frames of a chunk: ``most``, halved at each look that finds less than LOW free, doubled at each that finds ENOUGH.
+
+    group: frames that the tower merges; all numbers are multiples of it, as ``most`` is. ``short``: from the first such look
+    until all are back. notify: called each time there are fewer, and when all are back.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        notify: Notify,
+        read: Callable[[], Available] = available,
+        clock: Callable[[], float] = time.monotonic,
+        group: int = 1,
+    ) -> None:
+        self.most = self.frames = most
+        self.group, self.short = group, False
+        self._notify, self._read, self._clock = notify, read, clock
+        self._next = clock()
+
+    def look(self) -> int:
+        """Return the frames of the chunk that begins now."""
+        if self._clock() < self._next:
+            return self.frames
+        self._next = self._clock() + INTERVAL
+        memory, before = self._read(), self.frames
+        if memory.free < LOW * memory.total:
+            self.frames, self.short = max(1, before // self.group // 2) * self.group, True
+        elif memory.free > ENOUGH * memory.total:
+            self.frames = min(self.most, 2 * before)
+            self.short = self.frames < self.most
+        with suppress(OSError):  # a terminal that went away is no reason to stop
+            if self.frames < before:
+                left = f"{memory.free / 1e6:,.0f} of {memory.total / 1e6:,.0f} MB are left"
+                self._notify(f"memory is short ({left}): frames are taken in {self.frames} at a time, not {before}")
+            elif before < self.frames == self.most:
+                self._notify(f"there is enough memory again: frames are taken in {self.most} at a time")
+        return self.frames

@@ -1,21 +1,38 @@
-"""Append only what changed: which tokens of a frame differ from those that were last appended at their patches."""
+"""Only what changed: which patches of a frame to encode again, and which of its tokens to append again."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.settings import AppendChanged
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.errors import UserError
+from edgevlm.runtime import kernels
+from edgevlm.runtime.budget import available
+from edgevlm.runtime.bundle import Bundle, VisionSpec
+from edgevlm.runtime.engine import Engine, TowerBuffer
+from edgevlm.runtime.settings import AppendChanged, EncodeChanged
+from edgevlm.runtime.stateful import State, Stateful
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
+Levels = NDArray[np.uint8]
+
+FULL_FRAME_ABOVE = 0.7  # of the patches: where more have changed, the whole frame is encoded
+MARGIN = 1.5  # times a patch's usual noise, for a change to stand out
+LOUDEST = 12.0  # levels of noise: what is louder may be movement
+YOUNG = 8  # frames after which the distance to a reference may be drift, and says nothing about noise
+MANY = 0.1  # of the patches: only what changes more of them can be the camera's doing
+EXPLAINED = 0.5  # of those that seem changed are not, if it was
+BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
+SHIFTED = 0.15  # pixels: less is no shift
 
 
 class References(Stateful):
-    """Of each patch, the feature of the token last appended there, normalised.
+    """Hold each patch's feature as it was last appended, normalised.
 
     A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide.
     """
@@ -29,28 +46,289 @@ class References(Stateful):
         self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
 
     def changed(self, unit: Float32) -> Bool:
-        """Which tokens of a frame to append, ``[tokens]``, by its :func:`unit_features`. The first frame's are all."""
+        """Which tokens of a frame to append, ``[tokens]``, by its :func:`unit_features`: of the first frame all."""
         changed: Bool = np.einsum("pw,pw->p", unit, self._features) < self.settings.tau
-        if self.settings.refresh:
-            changed |= self._age + 1 >= self.settings.refresh
-        return changed
+        return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def appended(self, unit: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """The ``changed`` tokens of a frame are in the memory now, as ``seq``."""
+        """Note that the ``changed`` tokens of a frame are in the memory now, as ``seq``."""
         self.seq[changed] = seq
         self._features[changed] = unit[changed]
         self._age += 1
         self._age[changed] = 0
 
     def copy(self) -> References:
-        """Which goes on by itself."""
+        """Return a copy that changes independently."""
         other = copy.copy(self)
         other._features, other._age, other.seq = self._features.copy(), self._age.copy(), self.seq.copy()
         return other
 
 
 def unit_features(features: Float32) -> Float32:
-    """Features ``[..., width]`` of length 1; zeros stay."""
+    """Scale features ``[..., width]`` to length 1; zeros stay."""
     norms = np.sqrt(np.einsum("...w,...w->...", features, features))[..., None]
     unit: Float32 = features / np.maximum(norms, np.finfo(np.float32).tiny)
     return unit
+
+
+class FrameChanges(NamedTuple):
+    """A frame beside its references: the ``patches`` to encode, bool ``[n]``, of these ``pixels`` ``[F, 3, H, W]``."""
+
+    patches: Bool
+    pixels: Float32
+    levels: Levels  # [3 F, H, W], shifted as the pixels are
+    exposure: Float32  # [n]
+    noise: Float32  # [n]
+    size: tuple[int, int]
+
+
+class PatchChanges(Stateful):
+    """Hold the pixels that each patch was last encoded from, and find the patches of a frame that differ.
+
+    A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
+    times its usual noise; its neighbours are encoded with it. Where many have changed, and a shift of the picture or another
+    exposure explains most of them, these have not. The whole frame is encoded every ``interval`` frames, when most of it has
+    changed, and when the camera's frames change their size.
+    """
+
+    state_fields = ("_reference", "_sums", "_exposure", "_noise", "_age", "_since", "_size")
+
+    def __init__(self, settings: EncodeChanged, vision: VisionSpec, grid: tuple[int, int]) -> None:
+        self.settings, self.grid = settings, grid
+        self._scale = np.tile(np.asarray(vision.std, np.float32) / np.float32(vision.rescale), vision.group)
+        self._offset = np.tile(np.asarray(vision.mean, np.float32) / np.float32(vision.rescale), vision.group)
+        self._patch = vision.size[0] // grid[0], vision.size[1] // grid[1]
+        patches = grid[0] * grid[1]
+        self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)
+        self._sums = np.zeros(patches, np.float32)  # of the references' levels
+        self._exposure = np.ones(patches, np.float32)  # when a patch was encoded; 1 when the whole frame was
+        self._noise = np.zeros(patches, np.float32)  # levels
+        self._age = np.zeros(patches, np.int32)  # frames since a patch was encoded
+        self._since = -1  # frames since the whole frame was; -1 before the first
+        self._size = np.zeros(2, np.int32)
+
+    def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
+        """Find what to encode of a frame ``[F, 3, H, W]``, normalised (F frames if the tower merges F). Changes nothing.
+
+        size: (height, width) of the picture that the frame was made of.
+        """
+        levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
+        full = FrameChanges(np.ones(len(self._age), bool), pixels, levels, np.ones_like(self._exposure), self._noise, size)
+        due = self._since < 0 or self._since + 1 >= self.settings.interval or not self.settings.threshold
+        if due or size != tuple(self._size):
+            return full
+        least = np.maximum(self.settings.threshold, MARGIN * self._noise)
+        distances = self._distances(levels, self._reference, self._reference)
+        changed, exposure, moved = distances >= least, self._exposures(levels), levels
+        if changed.mean() > MANY:
+            for other, low, high, gain in self._explanations(levels, exposure):
+                found = self._distances(other, low, high, gain)
+                if (found >= least).sum() <= EXPLAINED * changed.sum():
+                    distances, changed, moved = found, found >= least, other
+                    break
+        noise = self._noise if moved is not levels else self._noise_beside(distances)
+        patches = dilated(changed.reshape(self.grid)).reshape(-1)
+        if patches.mean() > FULL_FRAME_ABOVE:
+            return full._replace(noise=noise)
+        if moved is not levels:
+            shape = (len(moved), 1, 1)
+            pixels = ((moved - self._offset.reshape(shape)) / self._scale.reshape(shape)).reshape(pixels.shape)
+        return FrameChanges(patches, pixels, moved, exposure, noise, size)
+
+    def encoded(self, changes: FrameChanges) -> None:
+        """Make the pixels of the changed patches their references: they have been encoded."""
+        if changes.patches.all():
+            self._reference[:] = changes.levels
+            self._since = 0
+        else:
+            (rows, columns), (height, width) = self.grid, self._patch
+            mask = changes.patches.reshape(self.grid).repeat(height, 0).repeat(width, 1)
+            inside = np.s_[:, : rows * height, : columns * width]
+            np.copyto(self._reference[inside], changes.levels[inside], where=mask)
+            self._since += 1
+        self._sums = np.where(changes.patches, kernels.patch_sums(changes.levels, *self.grid), self._sums)
+        self._exposure = np.where(changes.patches, changes.exposure, self._exposure)
+        self._age = np.where(changes.patches, 0, self._age + 1).astype(np.int32)
+        self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
+
+    def _distances(self, levels: Levels, low: Levels, high: Levels, gain: Float32 | None = None) -> Float32:
+        """``[n]``; a patch of several frames is as far as the farthest of them."""
+        frames = [slice(at, at + 3) for at in range(0, len(levels), 3)]
+        return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
+
+    def _noise_beside(self, distances: Float32) -> Float32:
+        """The usual noise of each patch from now on: a running mean, nowhere far above what most patches show."""
+        usual = float(np.median(distances))
+        if not self._noise.any():
+            return np.minimum(distances, min(usual, LOUDEST))
+        seen = np.minimum(distances, min(2 * usual, LOUDEST))
+        return np.where(self._age < YOUNG, self._noise + np.float32(0.25) * (seen - self._noise), self._noise)
+
+    def _exposures(self, levels: Levels) -> Float32:
+        """``[n]``: of each row of patches (lamps flicker in bands) the exposure that most of its patches show."""
+        sums = kernels.patch_sums(levels, *self.grid)
+        bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
+        ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
+        return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
+
+    def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
+        """What the camera may have done: levels without it, the bounds within which they are the same, and their gain."""
+        gain = exposure / self._exposure
+        gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
+        gained = bool((np.abs(gain - 1) > 1 / 256).any())
+        if gained:
+            yield levels, self._reference, self._reference, gain
+        furthest = min(self._patch) // 2  # by more, a patch shows what its neighbour did
+        frames = range(0, len(levels), 3)
+        shifts = [phase_shift(self._reference[at + 1], levels[at + 1], furthest) for at in frames]
+        if max(abs(along) for shift in shifts for along in shift) >= SHIFTED:
+            moved = self._reference.copy()
+            for at, shift in zip(frames, shifts, strict=True):
+                down, across = nearest_shift(self._reference[at + 1], levels[at + 1], shift)
+                shift_into(moved[at : at + 3], levels[at : at + 3], down, across)
+            yield moved, *neighbourhood(self._reference), gain if gained else None
+
+
+def dilated(mask: Bool) -> Bool:
+    """``mask [rows, columns]`` and its eight neighbours."""
+    return _with_neighbours(mask[None], np.logical_or)[0]
+
+
+def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
+    """The lowest and the highest of each pixel and its eight neighbours: a shift of less than a pixel stays between these."""
+    return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
+
+
+def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
+    """Combine each element of ``planes [n, rows, columns]`` with its eight neighbours."""
+    rows = planes.copy()
+    combine(rows[:, 1:], planes[:, :-1], out=rows[:, 1:])
+    combine(rows[:, :-1], planes[:, 1:], out=rows[:, :-1])
+    both = rows.copy()
+    combine(both[..., 1:], rows[..., :-1], out=both[..., 1:])
+    combine(both[..., :-1], rows[..., 1:], out=both[..., :-1])
+    return both
+
+
+def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
+    """How far ``after [H, W]`` is ``before`` moved down and to the right, in pixels, at most ``furthest`` each.
+
+    By phase correlation of their middles, at half size if they are large, and parts of a pixel by a parabola through the peak.
+    """
+    step = 1 if min(before.shape) < 128 else 2
+    height, width = (min(size // step, 128) for size in before.shape)
+    top, left = (before.shape[0] - step * height) // 2, (before.shape[1] - step * width) // 2
+    window = np.hanning(height)[:, None] * np.hanning(width)
+    spectra = []
+    for picture in (before, after):
+        middle = picture[top : top + step * height, left : left + step * width]
+        small = sum(middle[down::step, across::step].astype(np.float64) for down in range(step) for across in range(step))
+        spectra.append(np.fft.rfft2((small - np.mean(small)) * window))
+    cross = spectra[1] * spectra[0].conj()
+    peaks = np.fft.irfft2(cross / np.maximum(np.abs(cross), 1e-9), (height, width))
+    reach = min(furthest // step + 1, (height - 1) // 2, (width - 1) // 2)
+    near = np.roll(peaks, (reach, reach), (0, 1))[: 2 * reach + 1, : 2 * reach + 1]
+    inner = near[1:-1, 1:-1]
+    row, column = (int(at) + 1 for at in np.unravel_index(int(inner.argmax()), inner.shape))
+    down, across = _vertex(near[row - 1 : row + 2, column]), _vertex(near[row, column - 1 : column + 2])
+    return step * (row - reach + down), step * (column - reach + across)
+
+
+def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
+    """The shift in whole pixels, of those around ``about``, that leaves the least difference."""
+
+    def difference(shift: tuple[int, int]) -> float:
+        moved = before[None].copy()
+        shift_into(moved, after[None], *shift)
+        return float(np.minimum(np.abs(moved[0, ::2, ::2].astype(np.int16) - before[::2, ::2]), 32).mean())
+
+    rows, columns = ([round(along) + step for step in (0, -1, 1)] for along in about)
+    return min(((down, across) for down in rows for across in columns), key=difference)
+
+
+def _vertex(three: NDArray[np.float64]) -> float:
+    """Where between -0.5 and 0.5 a parabola through numbers at -1, 0 and 1 has its peak."""
+    bend = three[0] - 2 * three[1] + three[2]
+    return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
+
+
+def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
+    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``, which keeps what they do not show."""
+    height, width = levels.shape[1:]
+    to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
+    of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
+    out[to] = levels[of]
+
+
+class ChangedEncoder(Stateful):
+    """Encodes the frames of one stream in order. All it keeps is state: references, features and the tower's cache.
+
+    A patch that is not computed keeps its features; what it then attended to may have changed since.
+    """
+
+    state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
+
+    def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
+        """copies: how many times its memory must be free. Raises UserError where it is not, and as ``Engine.bind_tower``."""
+        vision = bundle.vision
+        if (spec := vision.changed) is None:
+            height, width = vision.size
+            raise UserError(
+                f"{bundle.path}: has no graph that encodes changed patches alone of frames of {width}x{height}; give --encode "
+                "all, or export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
+            )
+        size, free = spec.cache_bytes, available().free
+        if copies * size > free:
+            raise UserError(
+                f"what the vision tower keeps takes {copies * size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+                "give --encode all"
+            )
+        self._tower_cache = np.zeros(size, np.uint8)
+        self._tower = engine.bind_tower(TowerBuffer.of(self._tower_cache))
+        self.settings, self._group = settings, vision.group
+        self.changes = PatchChanges(settings, vision, spec.grid)
+        self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)
+        self.seen = self.computed = 0  # patches
+
+    @property
+    def encoded(self) -> float:
+        """The fraction of frames' patches that was computed."""
+        return self.computed / self.seen if self.seen else 1.0
+
+    def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:
+        """Encode frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``, as ``Engine.encode``.
+
+        sizes: (height, width) of the picture that each was made of, ``[F, 2]``. Without ``keep`` the state does not change.
+        """
+        starts = range(0, len(pixels), self._group)
+        features = [self._encode(pixels[at : at + self._group], sizes[at : at + self._group], keep) for at in starts]
+        return np.stack(features) if features else np.zeros((0, *self._features.shape), np.float32)
+
+    def _encode(self, frames: Float32, sizes: NDArray[np.int32], keep: bool) -> Float32:
+        if missing := self._group - len(frames):
+            frames = np.concatenate([frames, np.repeat(frames[-1:], missing, 0)])
+        changed = self.changes.compare(frames, (int(sizes[-1, 0]), int(sizes[-1, 1])))
+        features, any_changed = self._features.copy(), changed.patches.any()
+        before = self._tower_cache.copy() if any_changed and not keep else None
+        try:
+            if any_changed:
+                found, tokens = self._tower.encode(
+                    changed.pixels if self._group > 1 else changed.pixels[0], np.flatnonzero(changed.patches).astype(np.int32)
+                )
+                features[tokens] = found
+        finally:
+            if before is not None:
+                self._tower_cache[:] = before
+        if keep:
+            self._features = features
+            self.changes.encoded(changed)
+            self.seen += len(changed.patches)
+            self.computed += int(changed.patches.sum())
+        return features
+
+    def restore(self, state: State) -> None:
+        """Restore what :meth:`state` returned. The tower is bound to its cache, which is filled, not replaced."""
+        bound = self._tower_cache
+        super().restore(state)
+        bound[:] = self._tower_cache
+        self._tower_cache = bound

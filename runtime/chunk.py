@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.bundle import VisionSpec
-from edgevlm.runtime.changed_encoder import ChangedEncoder
+from edgevlm.runtime.changes import ChangedEncoder
 from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 
@@ -17,17 +17,12 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 
-def chunk_bytes(frames: int, vision: VisionSpec) -> int:
-    """Bytes of the pixels that a chunk of ``frames`` frames holds."""
-    return frames * 3 * vision.size[0] * vision.size[1] * np.dtype(np.float32).itemsize
-
-
 class Chunk:
-    """Up to ``frames`` frames, encoded together when the chunk is full, or up to where a question comes: each frame once.
+    """Up to ``frames`` frames, each encoded once: together when the chunk is full, or up to where a question comes.
 
-    A tower that merges ``group`` frames takes them together. One that waits for others of its group is encoded for a question,
-    its last frame repeated, and once more with them. limit: of the chunk at hand, complete groups, at most ``frames``; set it
-    between chunks. encoder: what encodes frames, one after another, instead of the engine's whole tower.
+    A tower that merges ``group`` frames takes them together. A question encodes an incomplete group with its last frame
+    repeated; the group is encoded once more when it is complete. limit: frames of the chunk at hand, complete groups, at most
+    ``frames``; set it between chunks. encoder: encodes frames one after another, instead of the engine's whole tower.
     """
 
     def __init__(self, engine: Engine, vision: VisionSpec, frames: int, encoder: ChangedEncoder | None = None) -> None:
@@ -45,13 +40,13 @@ class Chunk:
         """Begin the next chunk; what was not appended is lost."""
         self.taken = self._encoded = 0  # frames; those encoded are complete groups
         self._features: Float32 | None = None  # of the groups encoded and not appended
-        self._waiting: Float32 | None = None  # of the group that is not complete, as it is
+        self._waiting: Float32 | None = None  # of the incomplete group, as it is
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """How many frames were taken and encoded, and what is not in the memory of them.
+        """For a snapshot: how many frames were taken and encoded, and views of those that are not in the memory.
 
-        Features ``[G, tokens_per_frame, width]`` of groups, pixels of frames not encoded, those of a group that is not complete
-        among them, and the pictures' (height, width); when each was seen, seconds float64; and what the encoder keeps.
+        Features ``[G, tokens_per_frame, width]`` of groups; of frames not encoded, those of an incomplete group among them, the
+        pixels and the pictures' (height, width); when each was seen, seconds float64; and what the encoder keeps.
         """
         waiting, seconds = slice(self._encoded, self.taken), self._seconds[self._held() : self.taken]
         arrays: dict[str, NDArray] = {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": seconds}
@@ -61,7 +56,7 @@ class Chunk:
         return {"taken": self.taken, "encoded": self._encoded}, arrays | kept
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
-        """Go on from what :meth:`state` was."""
+        """Restore what :meth:`state` returned. Raises ValueError where it cannot be of this chunk."""
         taken, encoded, features = counts["taken"], counts["encoded"], arrays.get("features")
         if not 0 <= encoded <= taken <= len(self._pixels):
             raise ValueError(f"{encoded} of {taken} frames of a chunk of {len(self._pixels)} are encoded")
@@ -97,7 +92,7 @@ class Chunk:
         return self.taken - self._held()
 
     def coming(self, *, complete: bool = False) -> int:
-        """Groups of the chunk that are not among those of :meth:`features`."""
+        """Groups of the chunk that are not among those that :meth:`encode` returns."""
         return self.limit // self.group - (self.taken if complete else self.taken + self.group - 1) // self.group
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
@@ -106,35 +101,35 @@ class Chunk:
         self.taken += 1
         self._waiting = None
 
-    def features(self, *, complete: bool = False) -> Float32:
-        """Features ``[G, tokens_per_frame, width]`` of the groups not in the memory; ``complete``: that wait for none."""
+    def encode(self, *, complete: bool = False) -> Float32:
+        """Return features ``[G, tokens_per_frame, width]`` of the groups not in the memory; only ``complete`` ones, or all."""
         end = self.taken - self.taken % self.group
         if self._features is None or self._encoded < end:
-            new = self._encode(self._encoded, end)
+            new = self._run_tower(self._encoded, end)
             self._features = new if self._features is None else np.concatenate([self._features, new])
             self._encoded = end
         if complete or end == self.taken:
             return self._features
         if self._waiting is None:
-            self._waiting = self._encode(end, self.taken, keep=False)
+            self._waiting = self._run_tower(end, self.taken, keep=False)
         return np.concatenate([self._features, self._waiting])
 
     def seconds(self, *, complete: bool = False) -> Float64:
-        """When the first and the last frame of each group of :meth:`features` were seen, ``[G, 2]``."""
-        count = len(self.features(complete=complete))
+        """When the first and the last frame of each group of :meth:`encode` were seen, ``[G, 2]``."""
+        count = len(self.encode(complete=complete))
         end = self.taken - self.taken % self.group if complete else self.taken
         first = np.arange(-(-end // self.group) - count, -(-end // self.group)) * self.group
         return np.stack([self._seconds[first], self._seconds[np.minimum(first + self.group, end) - 1]], 1)
 
     def appended(self, groups: int) -> None:
-        """The first ``groups`` of :meth:`features` are in the memory now; one that waited waits no more."""
-        known = self.features(complete=True)
+        """Note that the first ``groups`` of :meth:`encode` are in the memory now; an incomplete one then waits no more."""
+        known = self.encode(complete=True)
         if groups > len(known):
             self.taken = self._encoded = self._encoded + self.group
         self._features, self._waiting = known[groups:], None
 
-    def _encode(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """keep: whether these are frames to come back to, and not a group that waits for others."""
+    def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
+        """keep: False for a group that waits for others, whose frames come back."""
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

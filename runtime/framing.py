@@ -1,4 +1,4 @@
-"""What enters the memory for a frame: its features, the text around them, and where all of it is."""
+"""What enters the memory for a frame: its features, the text around them, and their places."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import FramePattern
-from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import FrameLayout, Positions
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
-_FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream is announced by a longer number
+_FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when written
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +42,43 @@ class Embedded:
 
 
 class Framing:
-    """Makes the rows of frames, of one model: ``before``, the grid of tokens, ``after``."""
+    """Makes the rows of frames: ``before``, the grid of tokens, ``after``.
 
-    def __init__(self, model: Model) -> None:
-        decoder, vision = model.bundle.decoder, model.bundle.vision
-        self.model, self.vision, self.width = model, vision, decoder.row_width
-        self.layout = FrameLayout(vision.positions, vision.grid, vision.tokens_per_second, decoder.axes)
-        self.most_text = most_text(vision.before, vision.after, model.encode)
+    embed: text to float32 ``[n, hidden]``.
+    """
+
+    def __init__(self, bundle: Bundle, embed: Callable[[str], Float32]) -> None:
+        vision = self.vision = bundle.vision
+        self._embed, self._width = embed, bundle.decoder.row_width
+        self.layout = FrameLayout(vision.positions, vision.grid, vision.tokens_per_second, bundle.decoder.axes)
         rows, columns = vision.grid
         self._row = np.repeat(np.arange(rows, dtype=np.int16), columns)
         self._col = np.tile(np.arange(columns, dtype=np.int16), rows)
 
-    @property
-    def rows_per_frame(self) -> int:
-        """The most rows that a frame, or a group of frames with one grid, appends."""
-        return self.vision.tokens_per_frame + self.most_text
-
     def rows(
         self, features: Float32, seconds: Float64, first: int, positions: Positions, tokens: NDArray[np.bool_] | None = None
     ) -> Embedded:
-        """The rows of grids ``features [G, tokens_per_frame, width]``, of frames numbered from ``first`` on.
+        """Make the rows of grids ``features [G, tokens_per_frame, width]``, of frames numbered from ``first`` on.
 
         seconds: float64 ``[G, 2]``, of the first and the last frame of each. Takes their positions. tokens: bool
         ``[tokens_per_frame]``, those of each grid to append, all unless given.
         """
-        parts = []
-        for index, (grid, (since, until)) in enumerate(zip(features, seconds, strict=True)):
-            before, after = self._around((since + until) / 2)
-            parts += [self._text(before, first + index, positions)] if before else []
-            parts.append(self._grid(grid, first + index, positions.frame(float(since), tokens), tokens))
-            parts += [self._text(after, first + index, positions)] if after else []
+        parts, which = [], slice(None) if tokens is None else tokens
+        for frame, (grid, (since, until)) in enumerate(zip(features, seconds, strict=True), first):
+            before, after = _at((since + until) / 2, self.vision.before, self.vision.after)
+            parts += self._text(before, frame, positions)
+            known = Rows.text(positions.frame(float(since), tokens), Kind.VISION, frame)
+            parts.append(Embedded(grid[which], replace(known, row=self._row[which], col=self._col[which])))
+            parts += self._text(after, frame, positions)
         return Embedded.joined(parts)
 
-    def _grid(self, features: Float32, frame: int, position: NDArray[np.int32], tokens: NDArray[np.bool_] | None) -> Embedded:
-        which = slice(None) if tokens is None else tokens
-        rows = replace(Rows.text(position, Kind.VISION, frame), row=self._row[which], col=self._col[which])
-        return Embedded(features[which], rows)
-
-    def _text(self, ids: list[int], frame: int, positions: Positions) -> Embedded:
-        embeds = np.zeros((len(ids), self.width), np.float32)
-        known = self.model.engine.embed(np.asarray(ids, np.int64))
-        embeds[:, : known.shape[1]] = known
-        return Embedded(embeds, Rows.text(positions.take(len(ids)), frame=frame))
-
-    def _around(self, seconds: float) -> tuple[list[int], list[int]]:
-        """Token ids of the text before and after a grid."""
-        before, after = (
-            self.model.encode(text) if text else [] for text in _at(seconds, self.vision.before, self.vision.after)
-        )
-        return before, after
+    def _text(self, text: str, frame: int, positions: Positions) -> list[Embedded]:
+        known = self._embed(text) if text else ()
+        if not len(known):
+            return []
+        embeds = np.zeros((len(known), self._width), np.float32)
+        embeds[:, : known.shape[1]] = known  # type: ignore[union-attr]
+        return [Embedded(embeds, Rows.text(positions.take(len(known)), frame=frame))]
 
 
 def most_text(before: str, after: str, encode: Callable[[str], Sequence[int]]) -> int:
@@ -111,10 +99,8 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
     filled from the tail and prefix and frame 0 never leave, so these two stay where they were first written: slots
     ``[0, prefix + tokens_per_frame)`` of every layer and head. A frame's token before it may be in another slot of each head.
 
-    The pattern is of a call whose first frame is ``frame`` (1 or later) of ``grid`` (rows, columns) tokens.
-
-    Frame 1 has no token before it beside those of frame 0, which it sees anyway. Raises CacheError if frame 0 has left its
-    place, which a policy that prefills so must not let happen.
+    The pattern is of a call whose first frame is ``frame`` (1 or later) of ``grid`` (rows, columns) tokens. Raises CacheError
+    if frame 0 has left its place.
     """
     rows, columns = grid
     shared = prefix + rows * columns
@@ -125,7 +111,7 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
         if frame < 1 or first.size != previous[layer].size or not first.all():
             raise CacheError(f"layer {layer}: ST-SpAttn needs frame 0 in rows {prefix} to {shared}, and it is not there")
         if frame == 1:
-            continue
+            continue  # the frame before is frame 0, which every token sees
         head, slot = np.nonzero(vision & (cache.frame(layer) == frame - 1))
         place = cache.row(layer)[head, slot].astype(np.int64) * columns + cache.col(layer)[head, slot]
         previous[layer, head, place] = slot

@@ -17,6 +17,7 @@ from edgevlm.progress import progress
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.files import refuse_address
+from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
@@ -83,6 +84,16 @@ class Model:
         except UnicodeEncodeError as error:
             raise UserError(f"the text holds {text[error.start]!a}, which is no character; write it in UTF-8") from None
         return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def embed(self, text: str) -> NDArray[np.float32]:
+        """Embeddings of rendered prompt text, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
+        return self.engine.embed(np.asarray(self.encode(text), np.int64))
+
+    @property
+    def rows_per_frame(self) -> int:
+        """The most rows that a frame, or a group of frames with one grid, appends."""
+        vision = self.bundle.vision
+        return vision.tokens_per_frame + most_text(vision.before, vision.after, self.encode)
 
     def close(self) -> None:
         """End the work in progress and let go of the engine; sessions of this model can do nothing any more.

@@ -8,7 +8,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, present_rows
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Choice, Choices
-from edgevlm.runtime.changed_encoder import ChangedEncoder
+from edgevlm.runtime.changes import ChangedEncoder
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import blamed

@@ -11,24 +11,24 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.answer import Answer, CallerError, FinishReason, LogitsProcessor, Request, Sampler, generate
-from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.answer import Answer, CallerError, FinishReason, LogitsProcessor, Request, generate
+from edgevlm.runtime.budget import Pressure, TextBudget
+from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations, Turn
-from edgevlm.runtime.choices import Classified, OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_int, check_time, open_encoder, open_stream
 from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
-from edgevlm.runtime.pressure import Pressure
+from edgevlm.runtime.sampling import Classified, OneOf, Sampler
 from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.settings import AUTO, SessionSettings
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
@@ -37,11 +37,27 @@ from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stateful import strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
+from edgevlm.runtime.store import Store
+from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
 ROUND_S = 0.5  # that questions of watches may hold up frames at once
-KNOWN_QUESTIONS = 256  # with choices, of which the tokens are kept
+KNOWN_QUESTIONS = 256  # with choices, whose tokens are kept
+
+
+class SessionMemory(NamedTuple):
+    """All that a snapshot holds of a session, and why ``auto`` chose what it did; replaced as a whole."""
+
+    stream: Stream
+    chunk: Chunk
+    conversations: Conversations
+    progress: Progress
+    why: str
+
+    def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
+        """A header, and the arrays of all that is held: views."""
+        return capture(self.stream, self.chunk, self.conversations, self.progress)
 
 
 class Session:
@@ -58,73 +74,65 @@ class Session:
 
     Any thread may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is
     answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none after, because
-    ``watch`` waits while a question is open. The memory goes on as if it had not been asked, in the middle of a chunk too.
+    ``watch`` waits while a question is open. The memory afterwards is as if it had not been asked, in the middle of a chunk
+    too.
 
-    Attributes: ``model``; ``text_budget``; ``notify``, told of each notice in one line, the logger ``edgevlm`` unless set;
-    ``rate``, frames a second that it is to watch, in proportion to which sessions on one model share what time there is;
+    Attributes: ``model``; ``text_budget``; ``notify``, called with each notice, one line, by default the logger ``edgevlm``;
+    ``rate``, frames a second that it is to watch, in proportion to which sessions on one model share the time there is;
     ``cache`` and ``store``, to look at while the session does nothing else.
     """
 
-    @classmethod
-    def _opened(
-        cls, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
-    ) -> Session:
-        """On the model's thread. Instead of an ``__init__``, as users open sessions and need not read of these types."""
-        session = cls()
-        session._allocate(model, settings, chat, text, writer)
-        return session
-
-    def _allocate(
-        self, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
+    def __init__(
+        self, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None, bgr: bool
     ) -> None:
-        self.model, self.text_budget = model, text
+        """Use :meth:`open`; this runs on the model's thread."""
+        self.model, self.text_budget, self.rate = model, text, 1 / PERIOD_S
         self.notify: Notify = logging.getLogger("edgevlm").warning
         self._settings, self._chat, self._writer = settings, chat, writer
-        self._begin()
+        self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
+        self._asking = threading.Lock()  # over the two that follow
+        self._answers: list[Answer] = []  # those not finished are among them
+        self._closed = False
+        self._ttft_ms = self._tpot_ms = 0.0
+        self._owned: Model | None = None  # closed with the session
+        self._known: dict[tuple[str, tuple[str, ...]], tuple[list[int], OneOf]] = {}
+        self._memory = self._empty_memory()
         try:
-            self.rate = 1 / PERIOD_S
-            chunk, group = self._stream.chunk, model.bundle.vision.group
-            self._pressure = Pressure(chunk, lambda line: self.notify(line), group=group)
-            self._asking = threading.Lock()  # over the two that follow
-            self._answers: list[Answer] = []  # those not finished are among them
-            self._closed = False
-            self._ttft_ms = self._tpot_ms = 0.0
-            self._preprocess = Preprocessor(model.bundle.vision)
-            self._owned: Model | None = None  # closed with the session
-            self._known: dict[tuple[str, tuple[str, ...]], tuple[list[int], OneOf]] = {}
+            group, encoder = model.bundle.vision.group, self._chunk.encoder
+            self._pressure = Pressure(self.chunk, lambda line: self.notify(line), group=group)
             if writer is not None:
-                encoder = self._chunk.encoder
                 held = self._stream.capture_bytes + (0 if encoder is None else encoder.state_bytes)
                 writer.attach(self, identity(self._stream, chat, text, encoder), held, self._restore)
             self._stats = self._measure()
         except BaseException:
-            if (stream := getattr(self, "_stream", None)) is not None:
-                stream.close()
+            if (memory := getattr(self, "_memory", None)) is not None:
+                memory.stream.close()
             raise
 
-    def _begin(self) -> None:
-        """A new stream, of which nothing has been watched."""
+    def _empty_memory(self) -> SessionMemory:
+        """Allocate the memory of a stream of which nothing has been watched."""
         settings, model = self._settings, self.model
         encoder = open_encoder(settings, model, self._writer is not None)
-        self._stream, self._why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
-        if self._why and encoder is not None and settings.encode == AUTO:
-            self._why += f"; encode: {encoder.settings}"
-        self.cache, self.store = self._stream.cache, self._stream.store
-        self._chunk = Chunk(model.engine, model.bundle.vision, self._stream.chunk, encoder)
-        self._conversations = Conversations(self._chat, model.encode, self.text_budget.conversation)
-        self._progress = Progress()
-        if self.store is not None:
-            self.store.notify = lambda line: self.notify(line)
+        stream, why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
+        if why and encoder is not None and settings.encode == AUTO:
+            why += f"; encode: {encoder.settings}"
+        if stream.store is not None:
+            stream.store.notify = lambda line: self.notify(line)
+        chunk = Chunk(model.engine, model.bundle.vision, stream.chunk, encoder)
+        return SessionMemory(
+            stream, chunk, Conversations(self._chat, model.encode, self.text_budget.conversation), Progress(), why
+        )
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Go on from ``snapshot``, or from none of it. Raises SnapshotError for one that does not fit."""
+        """Continue from ``snapshot``; raises SnapshotError for one that does not fit, and is empty again."""
+        stream, chunk, conversations, progress, _ = self._memory
         try:
-            return restore(snapshot, self._stream, self._chunk, self._conversations, self._progress)
+            return restore(snapshot, stream, chunk, conversations, progress)
         except SnapshotError as error:
             why = str(error)
-        self._stream.close()
-        del self._stream, self._chunk, self.cache, self.store  # their memory goes before there is more
-        self._begin()
+        stream.close()
+        del self._memory, stream, chunk  # before there is another one
+        self._memory = self._empty_memory()
         raise SnapshotError(why)
 
     @classmethod
@@ -178,9 +186,8 @@ class Session:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
             text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, system)
-            opening = used.scheduler.submit(None, cls._opened, used, settings, chat, text, writer, urgent=True)
+            opening = used.scheduler.submit(None, cls, used, settings, chat, text, writer, bgr, urgent=True)
             session = opening.result()
-            session._preprocess = Preprocessor(used.bundle.vision, bgr=bgr)
             if writer is not None:
                 writer.start()
         except BaseException:
@@ -197,22 +204,22 @@ class Session:
     def prepare(self, frame: NDArray[np.uint8]) -> Pixels:
         """Resize and normalise a frame, uint8 ``[H, W, 3]``, ahead of :meth:`watch`, in the calling thread.
 
-        Raises UserError for what is not such a frame.
+        Raises UserError for anything that is not such a frame.
         """
         return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
-        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, from 0, if
-        not given).
+        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (by default its number,
+        from 0).
 
-        It may have been through :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is
-        being answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for what is not such a
-        frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
+        It may come from :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is being
+        answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for anything that is not such
+        a frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
             check_time(timestamp)
-        self._run(self._watch, pixels, timestamp)
+        self._run(self._add_frame, pixels, timestamp)
 
     def _pixels(self, frame: NDArray[np.uint8] | Pixels) -> Pixels:
         pixels = frame if isinstance(frame, Pixels) else self.prepare(frame)
@@ -221,26 +228,27 @@ class Session:
         return pixels
 
     def skip(self, timestamp: float) -> None:
-        """Let the stream's time go on to ``timestamp`` seconds without a frame.
+        """Advance the stream's time to ``timestamp`` seconds without a frame.
 
         Waits while a question is being answered. Raises UserError after :meth:`close`.
         """
         check_time(timestamp)
-        self._run(self._skip, timestamp)
+        self._run(self._skip_to, timestamp)
 
     def flush(self) -> None:
-        """Append the frames of a chunk not yet full. Raises UserError as :meth:`watch` does."""
-        self._run(self._flush)
+        """Append the frames of a chunk that is not full. Raises UserError as :meth:`watch` does."""
+        self._run(self._append_chunk)
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run ``work`` on the model's thread, in turn, and wait for it; then update the session's stats."""
+        """Run ``work`` on the model's thread, in turn, and wait for it."""
         self._check_open()
-        return self.model.scheduler.run(self, self._published, work, *arguments, period=1 / self.rate)
+        return self.model.scheduler.run(self, self._step, work, *arguments, period=1 / self.rate)
 
-    def _published(self, work: Callable[..., T], *arguments: Any) -> T:
+    def _step(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do ``work`` on the model's thread, blame errors on whose they are, and update the stats."""
         self._check_open()
         self._check_memory()
-        chunks = self._progress.chunks
+        chunks = self._memory.progress.chunks
         try:
             with blamed(f"policy {self.policy}", self._stream.policy):
                 return work(*arguments)
@@ -252,8 +260,8 @@ class Session:
                 raise
             raise self._writer.unfit(error) from error
         finally:
-            progress = self._progress
-            changed = progress.chunks != chunks or work not in (self._watch, self._skip)
+            progress = self._memory.progress
+            changed = progress.chunks != chunks or work not in (self._add_frame, self._skip_to)
             self._stats = self._measure() if changed else replace(self._stats, frames=progress.frames, fps=progress.fps)
 
     def _check_open(self) -> None:
@@ -264,20 +272,40 @@ class Session:
         if self.is_torn:
             raise UserError("an error has left the memory half changed; open the session again")
 
-    def _watch(self, pixels: Pixels, timestamp: float | None) -> None:
-        if not self._chunk.taken:
-            self._chunk.limit = self._pressure.look()
+    def _add_frame(self, pixels: Pixels, timestamp: float | None) -> None:
+        chunk, progress = self._chunk, self._memory.progress
+        if not chunk.taken:
+            chunk.limit = self._pressure.look()
             self.model.engine.release_memory(self._pressure.short)
-        self._progress.watched(timestamp)
-        self._chunk.add(pixels.values, self._progress.time_s, pixels.size)
-        if not self._chunk.missing:
-            self._flush()
+        progress.watched(timestamp)
+        chunk.add(pixels.values, progress.time_s, pixels.size)
+        if not chunk.missing:
+            self._append_chunk()
 
-    def _skip(self, timestamp: float) -> None:
-        self._progress.time_s = float(timestamp)
+    def _skip_to(self, timestamp: float) -> None:
+        self._memory.progress.time_s = float(timestamp)
+
+    def _append_chunk(self) -> None:
+        if self._chunk.taken:
+            self._append_pieces(to_the_end=True)
+            self._chunk.clear()
+            self._memory.progress.chunks += 1
+
+    def _append_pieces(self, *, to_the_end: bool) -> None:
+        """Append all that the chunk holds, or its complete pieces, which go in as they would at the chunk's end."""
+        chunk = self._chunk
+        if not chunk.taken:
+            return
+        try:
+            complete, coming = not to_the_end, 0 if to_the_end else chunk.coming(complete=True)
+            features, seconds = chunk.encode(complete=complete), chunk.seconds(complete=complete)
+            chunk.appended(self._stream.append_frames(features, coming, seconds))
+        except BaseException:
+            chunk.clear()
+            raise
 
     def check(self, question: str, choices: Sequence[str] = ()) -> None:
-        """Raise UserError if ``question`` is longer than its budget, holds what stands for the video, or is not Unicode.
+        """Raise UserError if ``question`` is longer than its budget, holds the video's placeholder, or is not Unicode.
 
         choices: also for those that :meth:`classify` cannot tell apart.
         """
@@ -329,32 +357,30 @@ class Session:
         out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures, for a window
         of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
         """
-        window = self.check_window(since, until)
+        window, budget = self.check_window(since, until), self.text_budget
         check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
-        if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
-            raise UserError(f"an answer can have 1 to {self.text_budget.answer} tokens here, not {max_tokens}")
-        try:
-            sampler = Sampler(temperature, top_p, seed, top_k, min_p)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        if max_tokens is not None and not 1 <= max_tokens <= budget.answer:
+            raise UserError(f"an answer can have 1 to {budget.answer} tokens here, not {max_tokens}")
+        sampler = Sampler(temperature, top_p, seed, top_k, min_p)
         self.check(question)
-        if len(pictures) > self.text_budget.pictures:
-            raise UserError(f"a question can show {self.text_budget.pictures} pictures here, not {len(pictures)}")
+        if len(pictures) > budget.pictures:
+            raise UserError(f"a question can show {budget.pictures} pictures here, not {len(pictures)}")
         if pictures and self._stream.policy.needs.question_layers:
             raise UserError(f"{self.policy} compresses under questions, which then show no pictures")
         if choices:
             logits_processor = OneOf(self.model, choices)
         if isinstance(logits_processor, OneOf):
             max_tokens = logits_processor.max_tokens
-            if max_tokens > self.text_budget.answer:
-                raise UserError(f"a choice takes {max_tokens} tokens and an answer {self.text_budget.answer}; shorten it")
-        answer = Answer(question, self._progress.time_s)
-        tokens = max_tokens or self.text_budget.answer
-        shown = [self._pixels(picture) for picture in pictures]
-        request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor, shown, window)
+            if max_tokens > budget.answer:
+                raise UserError(f"a choice takes {max_tokens} tokens and an answer {budget.answer}; shorten it")
+        answer, shown = Answer(question, self.time_s), [self._pixels(picture) for picture in pictures]
+        request = Request(
+            answer, time.perf_counter(), conversation, max_tokens or budget.answer, sampler, history, logits_processor, shown,
+            window,
+        )  # fmt: skip
         with self._asking:
             self._check_open()
-            answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))
+            answer._follow(self.model.scheduler.submit(self, self._step, self._answer, request, urgent=True))
             self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
 
@@ -362,48 +388,46 @@ class Session:
         """The window of a question; None for all that was watched. Raises UserError as :meth:`ask` does for it."""
         if since is None and until is None:
             return None
-        window = TimeWindow(*_checked_window(since, until))
+        window = _checked_window(since, until)
         self._stream.check_window()
         return window
 
     def _answer(self, request: Request) -> FinishReason:
-        """A turn that was not cancelled is remembered."""
-        answer, policy = request.answer, self._stream.policy
+        """Answer, and remember the turn unless it was cancelled."""
+        answer, (stream, chunk, conversations, progress, _) = request.answer, self._memory
         answer.queued_ms = 1e3 * (time.perf_counter() - request.asked_at)
         try:
-            answer.time_s = self._progress.time_s
-            self._append(to_the_end=bool(policy.needs.question_layers))
-            prefix, text_only = None, not (self._progress.frames or request.pictures or request.window)
-            ids = self._conversations.prompt(request.conversation, answer.question, request.history, text_only=text_only)
+            answer.time_s = progress.time_s
+            self._append_pieces(to_the_end=bool(stream.policy.needs.question_layers))
+            prefix, text_only = None, not (progress.frames or request.pictures or request.window)
+            ids = conversations.prompt(request.conversation, answer.question, request.history, text_only=text_only)
             if text_only:
-                shared = takewhile(
-                    lambda pair: pair[0] == pair[1], zip(ids, self.model.encode(self._chat.prefix), strict=False)
-                )
-                prefix = min(len(list(shared)), len(ids) - 1)
+                known = zip(ids, self.model.encode(self._chat.prefix), strict=False)
+                prefix = min(len(list(takewhile(lambda pair: pair[0] == pair[1], known))), len(ids) - 1)
                 ids = ids[prefix:]
-            reason = generate(request, ids, self.model, self._stream, self._chunk, prefix)
+            reason = generate(request, ids, self.model, stream, chunk, prefix)
             self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
             if reason != "cancelled":
-                policy.answered(answer.question, answer.so_far)
+                stream.policy.answered(answer.question, answer.so_far)
                 if request.conversation is not None:
-                    self._conversations.add(request.conversation, (answer.question, answer.so_far))
+                    conversations.add(request.conversation, (answer.question, answer.so_far))
             return reason
         finally:
-            self._progress.asked += 1
+            progress.asked += 1
 
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
         """How probable each choice is as the answer to each question about everything watched so far: (question, choices).
 
         One step of the decoder for each question, and no answer is generated; they share the frames of a chunk that is not
         full. The memory afterwards is what it was before.
-        watch: behind questions that somebody waits for, and for WATCH_FRACTION of the model's time; only the first of the
-        questions, one at least, are answered where ROUND_S is over or somebody asks meanwhile.
+        watch: after questions that somebody waits for, and for WATCH_FRACTION of the model's time; answers only the first of
+        the questions, one at least, where ROUND_S is over or somebody asks meanwhile.
 
-        Raises UserError as :meth:`ask` does, and for choices that begin with the same token.
+        Raises UserError as :meth:`ask` does, and for choices that start with the same token.
         """
         asked = [self._classifier(question, choices) for question, choices in questions]
         self._check_open()
-        return self.model.scheduler.run(self, self._published, self._classify, asked, watch, urgent=not watch, watch=watch)
+        return self.model.scheduler.run(self, self._step, self._classify, asked, watch, urgent=not watch, watch=watch)
 
     def _classifier(self, question: str, choices: Sequence[str]) -> tuple[list[int], OneOf]:
         known = self._known.get((question, tuple(choices)))
@@ -418,38 +442,91 @@ class Session:
         return known
 
     def _classify(self, asked: Sequence[tuple[list[int], OneOf]], watch: bool) -> list[Classified]:
-        model, chunk, stream, time_s = self.model, self._chunk, self._stream, self._progress.time_s
+        model, (stream, chunk, _, progress, _) = self.model, self._memory
         found: list[Classified] = []
         began = time.perf_counter()
-        self._append(to_the_end=False)
-        pending, seconds = (chunk.features(), chunk.seconds()) if chunk.taken else (None, None)
+        self._append_pieces(to_the_end=False)
+        pending, seconds = (chunk.encode(), chunk.seconds()) if chunk.taken else (None, None)
         with stream.question(pending, chunk.coming(), seconds):
             for ids, choices in asked:
                 if watch and found and (time.perf_counter() - began > ROUND_S or model.scheduler.urgent_waiting):
                     break
                 rows = np.concatenate([model.closing, model.engine.embed(np.asarray(ids, np.int64))])
                 logits, looked = stream.classify(rows)
-                found.append(Classified(time_s, choices.at_once(logits), looked))
-        self._progress.asked += 1
+                found.append(Classified(progress.time_s, choices.at_once(logits), looked))
+        progress.asked += 1
         return found
 
-    def _append(self, *, to_the_end: bool) -> None:
-        """Append what the chunk holds: all, or the pieces that are complete, which go in as they would at the chunk's end."""
-        if not self._chunk.taken:
-            return
-        try:
-            complete, coming = not to_the_end, 0 if to_the_end else self._chunk.coming(complete=True)
-            features, seconds = self._chunk.features(complete=complete), self._chunk.seconds(complete=complete)
-            self._chunk.appended(self._stream.append_frames(features, coming, seconds))
-        except BaseException:
-            self._chunk.clear()
-            raise
+    def forget(self, since: float | None = None, until: float | None = None) -> int:
+        """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the rows that a layer lost at most.
 
-    def _flush(self) -> None:
-        if self._chunk.taken:
-            self._append(to_the_end=True)
-            self._chunk.clear()
-            self._progress.chunks += 1
+        Rows of that time leave the memory, and all snapshots but a new one are removed. Rows of later frames keep what they
+        drew from those. Conversations end. A row that was confirmed in that time goes, though it was there before.
+
+        Raises UserError for a window that ends before it begins, under a policy that keeps rows in a store, and where the disk
+        does not take the new snapshot: the old ones are there still.
+        """
+        forgotten = self._run(self._forget, _checked_window(since, until))
+        if self._writer is not None:
+            self._writer.begin_anew()
+        return forgotten
+
+    def _forget(self, window: TimeWindow) -> int:
+        self._append_chunk()
+        stream, chunk, conversations, progress, _ = self._memory
+        about, views = self._memory.capture()
+        arrays = {name: array.copy() for name, array in views.items()}
+        forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
+        held = int(stream.cache.lengths.sum())
+        with stream.changing():
+            stream.restore(about["stream"], arrays)
+            stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
+            chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
+        conversations.turns = {}
+        stream.clear_free_rows()
+        progress.asked += 1  # a snapshot is due
+        return forgotten
+
+    def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
+        """A snapshot's header, copies of all that the session holds, and for how many ms they kept it waiting.
+
+        Takes its turn like a question: the next one. A closed session can still do it, until its memory is freed.
+        """
+
+        def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
+            self._check_memory()
+            started = time.perf_counter()
+            about, arrays = self._memory.capture()
+            return about, buffer.copy(arrays), 1e3 * (time.perf_counter() - started)
+
+        return self.model.scheduler.run(self, captured, urgent=True)
+
+    @property
+    def _version(self) -> tuple[int, int, float]:
+        """Changes whenever a frame, one that was skipped too, or a question has changed the session."""
+        progress = self._memory.progress
+        return progress.frames, progress.asked, progress.time_s
+
+    def _measure(self) -> SessionStats:
+        """On the model's thread."""
+        stream, chunk, _, progress, _ = self._memory
+        encoder = chunk.encoder
+        return SessionStats(
+            frames=progress.frames,
+            chunks=progress.chunks,
+            fps=progress.fps,
+            tokens=stream.tokens,
+            cache_bytes=stream.cache.nbytes,
+            policy_bytes=stream.policy.state_bytes,
+            present_bytes=stream.present_bytes,
+            encode_ms=chunk.encode_ms,
+            encoded=1.0 if encoder is None else encoder.encoded,
+            tower_bytes=0 if encoder is None else encoder.state_bytes,
+            ttft_ms=self._ttft_ms,
+            tpot_ms=self._tpot_ms,
+            memory=stream.stats,
+            store=stream.store_use(),
+        )
 
     @property
     def stats(self) -> SessionStats:
@@ -460,85 +537,33 @@ class Session:
         return replace(self._stats, state_bytes=writer.buffer.nbytes, snapshots=writer.written, held_ms=writer.longest_ms)
 
     @property
+    def _stream(self) -> Stream:
+        return self._memory.stream
+
+    @property
+    def _chunk(self) -> Chunk:
+        return self._memory.chunk
+
+    @property
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        return self._memory.stream.cache
+
+    @property
+    def store(self) -> Store | None:
+        """A retrieval policy's store."""
+        return self._memory.stream.store
+
+    @property
     def waiting(self) -> int:
         """Frames watched that are not in the memory yet: the rest of their chunk is to come."""
         return self._chunk.waiting
-
-    def _measure(self) -> SessionStats:
-        """On the model's thread."""
-        stream, progress, encoder = self._stream, self._progress, self._chunk.encoder
-        return SessionStats(
-            frames=progress.frames,
-            chunks=progress.chunks,
-            fps=progress.fps,
-            tokens=stream.tokens,
-            cache_bytes=stream.cache.nbytes,
-            policy_bytes=stream.policy.state_bytes,
-            present_bytes=stream.present_bytes,
-            encode_ms=self._chunk.encode_ms,
-            encoded=1.0 if encoder is None else encoder.encoded,
-            tower_bytes=0 if encoder is None else encoder.state_bytes,
-            ttft_ms=self._ttft_ms,
-            tpot_ms=self._tpot_ms,
-            memory=stream.stats,
-            store=stream.store_use(),
-        )
-
-    def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the rows that a layer lost at most.
-
-        Rows of that time leave the memory, and all snapshots of it but a new one are removed. Rows of later frames keep what
-        they drew from those. Conversations end. A row that was confirmed in that time goes, though it was there before.
-
-        Raises UserError for a window that ends before it begins, under a policy that keeps rows in a store, and where the disk
-        does not take the new snapshot: the old ones are there still.
-        """
-        window = TimeWindow(*_checked_window(since, until))
-        forgotten = self._run(self._forget, window)
-        if self._writer is not None:
-            self._writer.begin_anew()
-        return forgotten
-
-    def _forget(self, window: TimeWindow) -> int:
-        self._flush()
-        stream, chunk = self._stream, self._chunk
-        about, views = capture(stream, chunk, self._conversations, self._progress)
-        arrays = {name: array.copy() for name, array in views.items()}
-        forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
-        held = int(stream.cache.lengths.sum())
-        with stream.changing():
-            stream.restore(about["stream"], arrays)
-            stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
-            chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
-        self._conversations.turns = {}
-        stream.clear_free_rows()
-        self._progress.asked += 1  # a snapshot is due
-        return forgotten
-
-    def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
-        """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
-
-        Takes its turn like a question: the next one. A closed session can still do it, until its memory is let go of.
-        """
-
-        def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
-            self._check_memory()
-            started = time.perf_counter()
-            about, arrays = capture(self._stream, self._chunk, self._conversations, self._progress)
-            return about, buffer.copy(arrays), 1e3 * (time.perf_counter() - started)
-
-        return self.model.scheduler.run(self, captured, urgent=True)
-
-    @property
-    def _version(self) -> tuple[int, int, float]:
-        """Something else whenever a frame, one that was skipped too, or a question has changed the session."""
-        return self._progress.frames, self._progress.asked, self._progress.time_s
 
     @property
     def basis(self) -> str:
         """One line: why the policy is this one, under ``auto``, and whether it is calibrated or on presets; or nothing."""
         basis = self._stream.policy.basis
-        return "; ".join(filter(None, [self._why, basis and f"{self.policy}: {basis}"]))
+        return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 
     @property
     def policy(self) -> str:
@@ -563,7 +588,7 @@ class Session:
     @property
     def time_s(self) -> float:
         """The stream's time at the newest frame."""
-        return self._progress.time_s
+        return self._memory.progress.time_s
 
     def cancel(self) -> list[Answer]:
         """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
@@ -602,12 +627,12 @@ class Session:
         self.close()
 
 
-def _checked_window(since: float | None, until: float | None) -> tuple[float, float]:
+def _checked_window(since: float | None, until: float | None) -> TimeWindow:
     for each in (since, until):
         if each is not None:
             check_time(each)
-    window = -math.inf if since is None else since, math.inf if until is None else until
-    if window[1] < window[0]:
+    window = TimeWindow(-math.inf if since is None else since, math.inf if until is None else until)
+    if window.until < window.since:
         raise UserError(f"until {until:g} s is before since {since:g} s")
     return window
 
@@ -619,6 +644,6 @@ def _checked_size(size: object) -> tuple[int, int]:
 
 
 def _close_opened(opening: Future[Session]) -> None:
-    """On the model's thread: let go of a session that nobody waits for any more."""
+    """On the model's thread: free a session that nobody waits for any more."""
     if opening.exception() is None:
         opening.result()._stream.close()

@@ -82,57 +82,54 @@ class Stream:
         store: Store | None = None,
         append: AppendChanged | None = None,
     ) -> None:
-        decoder, vision = model.bundle.decoder, model.bundle.vision
-        self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
-        calibration = model.bundle.calibration()
-        self.framing = Framing(model)
+        decoder, vision, engine = model.bundle.decoder, model.bundle.vision, model.engine
+        self.model, self.policy, self.budget, self.prefix, self.store = model, policy, budget, len(prefix), store
+        self.rows_per_frame, self.framing = model.rows_per_frame, Framing(model.bundle, model.embed)
+        self._most_text = self.rows_per_frame - vision.tokens_per_frame
         shape = StreamShape(
-            decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, calibration,
-            thinned=append is not None, text_per_frame=self.framing.most_text,
+            decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, model.bundle.calibration(),
+            thinned=append is not None, text_per_frame=self._most_text,
         )  # fmt: skip
         policy.attach(budget, shape)
         needs = policy.needs
-        if needs.variant == "st-spattn" and self.framing.most_text:
+        if needs.variant == "st-spattn" and self._most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
         if append is not None and policy.needs_whole_frames:
             raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
         self._changing = threading.RLock()
         self.present: Present | None = None
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
-        self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
+        self._guidance = [] if needs.raw_layers else [model.embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
         text_rows += present_rows(model) if append is not None else 0
         self.chunk = -(-chunk // vision.group) * vision.group
         ahead = frames_ahead(model, chunk) if policy.appends_first else 0
-        check_budget(policy, budget, model.bundle, text_rows, len(prefix), ahead, self.framing.rows_per_frame)
+        check_budget(policy, budget, model.bundle, text_rows, len(prefix), ahead, self.rows_per_frame)
         self.inv_freq = model.bundle.inv_freq
         if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
-        fixed = len(prefix) + policy.working_rows + ahead + text_rows
-        wanted = [fixed + int(rows) for rows in policy.layer_budgets]
-        capacities = [model.engine.capacity(rows) for rows in wanted]
+        wanted = [len(prefix) + policy.working_rows + ahead + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
+        capacities = [engine.capacity(rows) for rows in wanted]
         store_bytes = store.host_limit if store is not None else 0
-        self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, model.engine.kv_device, store_bytes)
+        self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, engine.kv_device, store_bytes)
         self.evidence_heads = model.bundle.evidence_heads()
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers, self.evidence_heads.layer}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
-        self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
-        self._layers: LayerDecoder | None = None  # of such questions, once it was needed
-        self.store = store
+        self._by_layer: LayerByLayer | None = None
         if isinstance(policy, Retrieval):
             self.store = store or Store()
             policy.open(self.cache, self.store)
-            self._by_layer: LayerByLayer | None = LayerByLayer(model.engine.bind_layers(buffers), policy, probes)
-            self.decoder: Decoder = self._by_layer
-        else:
-            self._by_layer, self.decoder = None, model.engine.bind(buffers, probes)
-        self.sparse = model.engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
+            self._by_layer = LayerByLayer(engine.bind_layers(buffers), policy, probes)
+        self.decoder: Decoder = self._by_layer or engine.bind(buffers, probes)
+        self.sparse = engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
+        self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
+        self._layers: LayerDecoder | None = None  # for such questions, bound by the first
         rule: Reindexing = "eager" if policy.appends_first else reindexing
-        unbounded: Reindexing = "lazy" if needs.question_layers else "never"
-        chosen = rule if policy.bounded else unbounded
-        self.positions = Positions(model.bundle.limit, text_rows, chosen, self.framing.layout)
+        if not policy.bounded:
+            rule = "lazy" if needs.question_layers else "never"
+        self.positions = Positions(model.bundle.limit, text_rows, rule, self.framing.layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
         self.looked: QuestionAttention | None = None
@@ -140,16 +137,16 @@ class Stream:
         self.frames = 0
         self._seq = 0
         if len(prefix):
-            self._append_text(model.engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
+            self._append_text(engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
 
     @property
     def tokens(self) -> int:
-        """Rows of memory held in the fullest layer, the prefix left out."""
+        """Rows of memory held in the fullest layer, without the prefix."""
         return int(self.cache.lengths.max()) - self.prefix
 
     @property
     def present_bytes(self) -> int:
-        """Of the present and of the references that changes are told by."""
+        """Bytes of the present, and of the references that frames are compared with."""
         references = 0 if self.references is None else self.references.state_bytes
         return references + sum(part.nbytes for part in self.present or ())
 
@@ -165,7 +162,7 @@ class Stream:
             self.store.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Where the stream stands, as JSON has it, and what memory and policy hold: views, not copies."""
+        """For a snapshot: numbers, as JSON has them, and views of what memory and policy hold."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         references = {} if self.references is None else add_prefix("references", self.references.state())
         present = {} if self.present is None else add_prefix("present", self.present._asdict())
@@ -175,7 +172,7 @@ class Stream:
         return numbers, held | add_prefix("policy", self.policy.state()) | references | present | times
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Go on from what :meth:`state` was of a stream of the same model and settings."""
+        """Restore what :meth:`state` returned for a stream of the same model and settings. Raises ValueError."""
         for layer in range(self.cache.layers):
             self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
         self.policy.restore(strip_prefix("policy", arrays))
@@ -195,7 +192,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """What is inside changes the memory for good: an error tears it, but for a UserError, which comes before any change.
+        """Change the memory for good inside: an error tears it, except a UserError, which comes before any change.
 
         Raises CacheError where another thread is inside.
         """
@@ -212,7 +209,7 @@ class Stream:
             self._changing.release()
 
     def clear_free_rows(self) -> None:
-        """Overwrite what rows that have left the memory have left behind, where it is the host's."""
+        """Overwrite what rows that left the memory left in the host's memory."""
         if self.model.engine.kv_device == "host":
             for buffer, length in zip(self.cache.buffers(), self.cache.lengths.tolist(), strict=True):
                 for rows in arrays_of(buffer):
@@ -238,8 +235,11 @@ class Stream:
                 count = self._piece(features[done:], coming)
                 if count > len(features) - done:
                     break
-                self._prepare(count * self.framing.rows_per_frame)
-                self._append_piece(features[done : done + count], seconds[done : done + count])
+                self.make_room(count * self.rows_per_frame)
+                piece, first = features[done : done + count], self._seq
+                tokens, result = self._append_vision(piece, seconds[done : done + count])
+                self.frames += count
+                self._inform_policy(tokens.at(first), result, piece)
                 done += count
                 if self.policy.appends_first:
                     self._compress_for(0)
@@ -253,13 +253,13 @@ class Stream:
         return [QueuedFrame(*frame) for frame in zip(features, seconds, unit_features(features), strict=True)]
 
     def _append_changed(self, references: References, queue: Sequence[QueuedFrame], coming: int) -> int:
-        """Append what changed in frames but the newest; returns how many of them, the present aside, wait no longer.
+        """Append what changed in all frames but the newest; returns how many of them, without the present, wait no longer.
 
         With more ``coming``, the frames of the last piece wait: others may join them.
         """
         done, last, held = 0, len(queue) if coming else len(queue) - 1, self.present is not None
         while done < last:
-            self._prepare_changed(references, queue[done])
+            self._make_room_changed(references, queue[done])
             with self._positions_kept() as undo:
                 piece = self._changed_piece(references, queue[done:last])
                 if coming and done + len(piece.tokens) == last:
@@ -268,7 +268,7 @@ class Stream:
                 rows = Embedded.joined(piece.rows) if piece.rows else None
                 first, result = self._seq, None if rows is None else self._append_timed(rows)
             if rows is not None and result is not None:
-                self._tell_policy(rows.at(first), result, piece.features)
+                self._inform_policy(rows.at(first), result, piece.features)
             self.references = references = piece.references
             for tokens in piece.tokens:
                 self.cache.confirm(tokens.reshape(self.model.bundle.vision.grid), self.frames)
@@ -280,22 +280,21 @@ class Stream:
         self.present = Present(queue[done].features.copy(), queue[done].seconds.copy())
         return done + 1 - held
 
-    def _prepare_changed(self, references: References, frame: QueuedFrame) -> None:
-        """Make room for what changed in a frame."""
+    def _make_room_changed(self, references: References, frame: QueuedFrame) -> None:
         if count := int(references.changed(frame.unit).sum()):
-            self._prepare(count + self.framing.most_text)
+            self.make_room(count + self._most_text)
 
     def _changed_piece(self, references: References, queue: Sequence[QueuedFrame]) -> ChangedPiece:
-        """What changed in the first frame, which there is room for, and in those after it for which no room need be made.
+        """What changed in the first frame, which there is room for, and in those after it that need no further room.
 
-        So rows and positions are those of frames that are appended one by one. Text stands around what changed alone.
+        So rows and positions are those of frames that are appended one by one. A frame without changes has no text either.
         """
         piece = ChangedPiece([], [], [], references.copy())
         free, held = 0 if self.policy.takes_single_frames else self._free, 0
         for number, frame in enumerate(queue, self.frames):
             changed = piece.references.changed(frame.unit)
             count = np.count_nonzero(changed)
-            rows = count + self.framing.most_text if count else 0
+            rows = count + self._most_text if count else 0
             if piece.tokens and (held + rows > free or self.positions.due(rows, compressed=False)):
                 break
             seq = np.zeros(0, np.int64)
@@ -310,7 +309,7 @@ class Stream:
         return piece
 
     def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:
-        """First and last of each frame behind the present, ``[F, 2]``; noted for evidence."""
+        """First and last second of each frame after the present, ``[F, 2]``; noted for evidence."""
         first = self.frames + (self.present is not None)
         number = first + np.arange(len(features), dtype=np.float64)
         seen = np.repeat(number[:, None], 2, 1) if seconds is None else seconds
@@ -319,13 +318,33 @@ class Stream:
         return seen
 
     def _piece(self, features: Float32, coming: int) -> int:
-        """Frames of the next piece, of the ``coming`` too."""
-        return min(self._frames_at_once(), len(features) + coming)
+        """Frames of the next piece, of those to come too: as many as fit, or as one compression makes room for.
 
-    def _prepare(self, rows: int) -> None:
-        """See to it that ``rows`` rows of frames can be appended; of what has been prepared for there is nothing more to do."""
+        Frame 0 goes in by itself, densely, if later ones see it for good.
+        """
+        left, group = len(features) + coming, self.model.bundle.vision.group
+        if self.policy.appends_first:
+            return min(self.chunk // group, left)
+        budgets, kept = self.policy.layer_budgets, self.rows_per_frame if self.policy.keeps_first_frame else 0
+        if kept and not self.frames:
+            return min(1, left)
+        freed = min(self.policy.max_append, int(budgets.min()) - kept)
+        return min(max(1, self._free // self.rows_per_frame or freed // self.rows_per_frame), left)
+
+    @property
+    def _free(self) -> int:
+        """Rows of frames that can be appended without a compression."""
+        if self.policy.appends_first:
+            return self.chunk // self.model.bundle.vision.group * self.rows_per_frame
+        return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
+
+    def make_room(self, rows: int) -> None:
+        """Make room for ``rows`` more rows of frames; does nothing if there already is.
+
+        Raises UserError when an unbounded policy's capacity is used up.
+        """
         if not self.policy.bounded and self.tokens + rows > self.budget:
-            held = self.budget // self.framing.rows_per_frame * self.model.bundle.vision.group
+            held = self.budget // self.rows_per_frame * self.model.bundle.vision.group
             raise UserError(
                 f"the {self.policy.name} cache is full: {self.budget} tokens hold {held} frames; "
                 "give a larger --budget, or a policy that compresses"
@@ -335,35 +354,8 @@ class Stream:
         else:
             self._compress_for(rows)
 
-    def _frames_at_once(self) -> int:
-        """Frames that fit as it is, else those that one compression makes room for.
-
-        Frame 0 goes in alone, densely, if later ones see it for good.
-        """
-        if self.policy.appends_first:
-            return self.chunk // self.model.bundle.vision.group
-        per_frame = self.framing.rows_per_frame
-        budgets, kept = self.policy.layer_budgets, per_frame if self.policy.keeps_first_frame else 0
-        if kept and not self.frames:
-            return 1
-        return max(1, self._free // per_frame or min(self.policy.max_append, int(budgets.min()) - kept) // per_frame)
-
-    @property
-    def _free(self) -> int:
-        """Rows of frames that can be appended as it is."""
-        if self.policy.appends_first:
-            return self.chunk // self.model.bundle.vision.group * self.framing.rows_per_frame
-        return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
-
-    def _append_piece(self, piece: Float32, seconds: Float64) -> None:
-        """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens."""
-        first = self._seq
-        tokens, result = self._append_vision(piece, seconds)
-        self.frames += len(piece)
-        self._tell_policy(tokens.at(first), result, piece)
-
-    def _tell_policy(self, rows: Rows, result: StepResult, frames: Sequence[Float32] | Float32) -> None:
-        """frames: features ``[tokens_per_frame, width]`` of each that the rows are of."""
+    def _inform_policy(self, rows: Rows, result: StepResult, frames: Sequence[Float32] | Float32) -> None:
+        """frames: features ``[tokens_per_frame, width]`` of each frame that the rows belong to."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         started = time.perf_counter()
@@ -384,13 +376,13 @@ class Stream:
 
     def _append_timed(self, tokens: Embedded, pattern: FramePattern | None = None) -> StepResult:
         started = time.perf_counter()
-        result = self._append(tokens, (), pattern)
+        result = self.append(tokens, (), pattern)
         self.stats = self.stats.plus(prefill_ms=1e3 * (time.perf_counter() - started))
         return result
 
     @contextmanager
     def _positions_kept(self) -> Iterator[Callable[[], None]]:
-        """Where what is inside raises, or calls what it is given, positions go on as if it had not been."""
+        """Take positions back where the block raises, or calls the function that it is given."""
         mark = self.positions.mark()
         try:
             yield lambda: self.positions.restore(mark)
@@ -400,17 +392,15 @@ class Stream:
 
     def _compress_for(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
-        started = time.perf_counter()
-        guided = self.stats.guidance_ms
+        started, guided = time.perf_counter(), self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide)
         if plan is not None:
-            self.stats = self.stats.plus(evicted=self.cache.evict(plan.keep))
+            evicted = self.cache.evict(plan.keep)
             for layer, new in plan.add.items():
                 self.cache.append(layer, new.key, new.value, new.rows)
                 self.positions.next = max(self.positions.next, int(new.rows.position.max()) + 1)
-            self.stats = self.stats.plus(compressions=1)
-            guided = self.stats.guidance_ms - guided
-            self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started) - guided)
+            took = 1e3 * (time.perf_counter() - started) - (self.stats.guidance_ms - guided)
+            self.stats = self.stats.plus(evicted=evicted, compressions=1, compress_ms=took)
         self._reindex_when_due(rows, compressed=plan is not None)
 
     def _reindex_when_due(self, rows: int, *, compressed: bool) -> None:
@@ -418,8 +408,7 @@ class Stream:
             started = time.perf_counter()
             self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
             self.policy.compacted()
-            self.stats = self.stats.plus(reindexings=1)
-            self.stats = self.stats.plus(reindex_ms=1e3 * (time.perf_counter() - started))
+            self.stats = self.stats.plus(reindexings=1, reindex_ms=1e3 * (time.perf_counter() - started))
 
     def _guide(self) -> Guidance:
         """The guidance texts after the memory: one causal forward that is rolled back, or projections that leave nothing."""
@@ -437,7 +426,7 @@ class Stream:
 
     def _project(self, texts: Sequence[str], start: int) -> Guidance:
         """Queries and keys of the texts' raw embeddings in every layer, each text at positions from ``start`` on."""
-        rows = [self._embed(text) for text in texts]
+        rows = [self.model.embed(text) for text in texts]
         tables = [rope_tables(np.arange(start, start + len(of), dtype=np.int32), self.inv_freq) for of in rows]
         found = [self.model.engine.project(of, *table) for of, table in zip(rows, tables, strict=True)]
         queries, keys = (
@@ -445,9 +434,6 @@ class Stream:
             for part in (0, 1)
         )
         return Guidance(queries, keys, tuple(map(len, rows)))
-
-    def _embed(self, text: str) -> Float32:
-        return self.model.engine.embed(np.asarray(self.model.encode(text), np.int64))
 
     @contextmanager
     def question(
@@ -459,13 +445,13 @@ class Stream:
         now: float = 0.0,
         window: TimeWindow | None = None,
     ) -> Iterator[None]:
-        """Whatever is appended inside is taken out at the end, position counter included.
+        """Take out whatever is appended inside, position counter included, on exit.
 
         frames: ``[F, tokens_per_frame, width]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
         good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
         Where there is a present, the newest of it and these is seen whole, and of the others what changed.
-        pictures: ``[1, tokens_per_frame, width]`` each, seen behind all frames, a second apart from a second after ``now`` on.
-        now: the stream's time. window: what is appended inside sees rows of that time alone. Raises NothingHeld where there
+        pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
+        now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld where there
         are none, and UserError as :meth:`check_window` does.
         """
         queue: list[QueuedFrame] = []
@@ -475,14 +461,17 @@ class Stream:
             queue = self._queue(waiting, self._seconds(waiting, seconds))
             if len(queue) > 1:
                 with self.changing():
-                    self._prepare_changed(self.references, queue[0])
+                    self._make_room_changed(self.references, queue[0])
         elif frames is not None and len(frames):
             count = self._piece(frames, coming) if self.policy.bounded else len(frames)
             with self.changing():
-                self._prepare(count * self.framing.rows_per_frame)
+                self.make_room(count * self.rows_per_frame)
         with self._taken_out():
             if self.references is not None and queue:
-                self._see_present(self.references, queue)
+                piece, newest = self._changed_piece(self.references, queue[:-1]), queue[-1]
+                if piece.rows:
+                    self._append_timed(Embedded.joined(piece.rows))
+                self._append_vision(newest.features[None], newest.seconds[None], len(queue) - 1)
             elif frames is not None and len(frames):
                 self._append_vision(frames, self._seconds(frames, seconds))
             after = self.chunk + 1  # frames that may come before the pictures
@@ -494,7 +483,7 @@ class Stream:
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
-        """Of a memory that holds the prefix alone, the first ``rows`` are there inside, and all of it again at the end."""
+        """Temporarily keep only the first ``rows`` prefix tokens, of a memory without frames; restore the rest on exit."""
         layers = range(self.cache.layers)
         held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in layers]
         position, seq = self.positions.mark(), self._seq
@@ -510,7 +499,6 @@ class Stream:
 
     @contextmanager
     def _taken_out(self) -> Iterator[None]:
-        """What is appended inside is taken out at the end, position counter included."""
         mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted
         try:
             yield
@@ -526,22 +514,15 @@ class Stream:
                 self.positions.restore(position)
                 self._seq = seq
 
-    def _see_present(self, references: References, queue: Sequence[QueuedFrame]) -> None:
-        """Append the newest frame whole, behind what changed in those before it that are not in the memory."""
-        piece, newest = self._changed_piece(references, queue[:-1]), queue[-1]
-        if piece.rows:
-            self._append_timed(Embedded.joined(piece.rows))
-        self._append_vision(newest.features[None], newest.seconds[None], len(queue) - 1)
-
     def check_window(self) -> None:
-        """Raises UserError where questions cannot be about a window of time."""
+        """Raise UserError where questions cannot be about a window of time."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
         if self.policy.needs.question_layers:
             raise UserError(f"{self.policy.name} compresses the memory under each question; ask without since and until")
         if self.model.engine.kv_device != "host":
-            raise UserError("windows of time need the cache in the host's memory; ask without since and until, or run on "
-                            "--engine onnxruntime-cpu")  # fmt: skip
+            advice = "ask without since and until, or run on --engine onnxruntime-cpu"
+            raise UserError(f"windows of time need the cache in the host's memory; {advice}")
 
     def _narrow(self, window: TimeWindow, now: float) -> NarrowedMemory:
         self.check_window()
@@ -564,7 +545,7 @@ class Stream:
     def append_question(self, embeds: Float32) -> Float32:
         """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.
 
-        Returns the last row's logits, ``[vocabulary]``: as of before that. What was evicted does not come back.
+        Returns the last row's logits, ``[vocabulary]``, from before that. What was evicted does not come back.
         """
         result, layers = self._append_text(embeds, (len(embeds) - 1,)), self.policy.needs.question_layers
         self.looked = self._look(result)
@@ -573,13 +554,12 @@ class Stream:
             with self.changing():
                 keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
                 if any(mask is not None for mask in keep):
-                    self.stats = self.stats.plus(evicted=self.cache.evict(keep))
-                    self.stats = self.stats.plus(compressions=1)
+                    self.stats = self.stats.plus(evicted=self.cache.evict(keep), compressions=1)
             self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
 
     def classify(self, embeds: Float32) -> tuple[Float32, QuestionAttention]:
-        """The logits ``[vocabulary]`` behind a question's rows ``[S, hidden]``, and where its last one looks.
+        """Return the logits ``[vocabulary]`` after a question's rows ``[S, hidden]``, and where its last one looks.
 
         The rows are taken out again, and no policy compresses under them.
         """
@@ -604,7 +584,7 @@ class Stream:
 
         vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
         heads, logits = self.evidence_heads, result.logits[-1]
-        if self._narrowed is not None:  # what is held was calibrated on whole memories
+        if self._narrowed is not None:  # the rule was calibrated on whole memories
             heads = replace(heads, weights=())
         return QuestionAttention(groups, heads, vision.grid, vision.group, self.times, logits, self.stats.evicted == 0)
 
@@ -613,33 +593,37 @@ class Stream:
         return self._append_text(embeds, (len(embeds) - 1,)).logits[0]
 
     def score_text(self, embeds: Float32, rows: Sequence[int]) -> Float32:
-        """Append text rows ``[S, hidden]`` in one call; the logits of the ``rows`` named, ``[len(rows), vocabulary]``."""
+        """Append text rows ``[S, hidden]`` in one call; return the logits of ``rows``, ``[len(rows), vocabulary]``."""
         return self._append_text(embeds, rows).logits
 
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
-        """Append text rows ``[S, hidden]``; the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
+        """Append text rows ``[S, hidden]``; return the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
         probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
         return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}}
 
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: int = Kind.TEXT) -> StepResult:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""
         with self._positions_kept():
-            return self._append(Embedded(embeds, Rows.text(self.positions.take(len(embeds)), kind)), logit_rows)
+            return self.append(Embedded(embeds, Rows.text(self.positions.take(len(embeds)), kind)), logit_rows)
 
-    def _append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and commit rows, through the sparse prefill graph when there is a pattern."""
+    def append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
+        """Append and commit rows that there is room for, through the sparse prefill graph when there is a pattern."""
+        tables = rope_tables(tokens.rows.position, self.inv_freq, self.cache.pair_axis)
         if self._narrowed is not None:
-            return self._append_narrowed(self._narrowed, tokens, logit_rows)
+            decoder = self.decoder if self._narrowed.even else None
+            probes = (self.evidence_heads.layer,)
+            result = self._narrowed.step(decoder, self._layers, tokens.embeds, *tables, logit_rows, probes)
+            self._seq += len(tokens)
+            return result
         self.cache.reserve(len(tokens))
         if self._by_layer is not None:
-            alone: Phase = "answer" if len(tokens) == 1 else "question"
-            self._by_layer.phase = "prefill" if (tokens.rows.kind == Kind.VISION).any() else alone
+            text: Phase = "answer" if len(tokens) == 1 else "question"
+            self._by_layer.phase = "prefill" if (tokens.rows.kind == Kind.VISION).any() else text
         try:
-            cos, sin = rope_tables(tokens.rows.position, self.inv_freq, self.cache.pair_axis)
             if pattern is None or self.sparse is None:
-                result = self.decoder.step(tokens.embeds, cos, sin, self.cache.lengths, logit_rows)
+                result = self.decoder.step(tokens.embeds, *tables, self.cache.lengths, logit_rows)
             else:
-                result = self.sparse.step(tokens.embeds, cos, sin, self.cache.lengths, logit_rows, pattern)
+                result = self.sparse.step(tokens.embeds, *tables, self.cache.lengths, logit_rows, pattern)
             rows = tokens.at(self._seq)
         except BaseException:
             self.cache.abort()
@@ -649,14 +633,6 @@ class Stream:
         except MemoryError:  # before the call had begun
             self.cache.abort()
             raise
-        self._seq += len(tokens)
-        return result
-
-    def _append_narrowed(self, narrowed: NarrowedMemory, tokens: Embedded, logit_rows: Sequence[int]) -> StepResult:
-        tables, decoder = rope_tables(tokens.rows.position, self.inv_freq, self.cache.pair_axis), self.decoder
-        result = narrowed.step(
-            decoder if narrowed.even else None, self._layers, tokens.embeds, *tables, logit_rows, (self.evidence_heads.layer,)
-        )
         self._seq += len(tokens)
         return result
 
@@ -680,7 +656,7 @@ class LayerByLayer:
         logit_rows: Sequence[int] = (-1,),
         pattern: FramePattern | None = None,
     ) -> StepResult:
-        """As the protocol says; the rows appended are causal among themselves and see the working set before them."""
+        """Append rows as the protocol has it; they are causal among themselves and see the working set before them."""
         policy, compute_ms, probes = self._policy, self._policy.stats.compute_ms, {}
         started = time.perf_counter()
         policy.begin(cos, sin)

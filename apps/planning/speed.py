@@ -9,7 +9,7 @@ from edgevlm.apps.planning.memory import PlannedMemory, memory_of, weights_of
 from edgevlm.apps.planning.model import PlannedModel
 from edgevlm.engines.devices import DeviceProfile
 from edgevlm.export.precisions import load_precision
-from edgevlm.runtime.changed_patches import FULL_FRAME_ABOVE
+from edgevlm.runtime.changes import FULL_FRAME_ABOVE
 from edgevlm.runtime.kv import DTYPES
 
 BANDWIDTH_EFFICIENCY = 0.75

@@ -23,9 +23,9 @@ from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.answer import Answer, LogitsProcessor
 from edgevlm.runtime.chat import Turn
-from edgevlm.runtime.choices import MAX_CHOICES, OneOf
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
+from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 from edgevlm.runtime.time_window import NothingHeld
 
 MAX_TEXT = 65_536  # characters of one message

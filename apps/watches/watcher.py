@@ -18,8 +18,8 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.errors import FieldError, UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.choices import Classified
 from edgevlm.runtime.evidence import Evidence, Moment
+from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.session import Session
 
 PICTURE = 640  # pixels, the width of an event's picture at the most

@@ -20,8 +20,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.export.vision import check_precision
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changes import unit_features
+from edgevlm.runtime.changes import ChangedEncoder, unit_features
 from edgevlm.runtime.engine import Engine, Int32, TowerBuffer
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.settings import CHANGED, EncodeChanged, parse_encode

@@ -15,7 +15,7 @@ from edgevlm.bench.timing import Job, figures, time_job, timed
 from edgevlm.progress import Notify
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import VisionSpec
-from edgevlm.runtime.changed_patches import Float32, PatchChanges
+from edgevlm.runtime.changes import Float32, PatchChanges
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.settings import EncodeChanged
 

@@ -17,13 +17,13 @@ from edgevlm.errors import UserError
 from edgevlm.export.kv_scales import in_fp32
 from edgevlm.packages import needs
 from edgevlm.progress import Notify
-from edgevlm.runtime.answer import Sampler
 from edgevlm.runtime.budget import allocate
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
+from edgevlm.runtime.sampling import Sampler
 
 PASSAGE = 500  # tokens of a text that one context is given
 CHUNK = 125  # appended in a call

@@ -152,7 +152,7 @@ def _turns(
     ours = {(OURS, precision): (session, Side()) for precision, session in sessions.items()}
     theirs, source = Side(), frames_of(work)
     first = next(iter(sessions.values()))
-    ids, most = first._conversations.prompt(None, QUESTION), min(work.answer_tokens, first.text_budget.answer)
+    ids, most = first._memory.conversations.prompt(None, QUESTION), min(work.answer_tokens, first.text_budget.answer)
     for number in range(frames // work.chunk):
         progress(f"chunk {number + 1} of {frames // work.chunk}")
         pixels = [_prepared(first, next(source)[0]) for _ in range(work.chunk)]

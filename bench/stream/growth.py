@@ -26,12 +26,10 @@ from edgevlm.engines.power.energy import Energy, idle_watts
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, to_stderr
-from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.framing import Framing
+from edgevlm.runtime.budget import TextBudget, available
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
-from edgevlm.runtime.pressure import available
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL, AUTO
 
@@ -199,7 +197,7 @@ def _watch(session: Session, work: GrowthWork, marks: tuple[int, ...], meter: Me
 
 def _fitting(model: Model, work: GrowthWork) -> tuple[tuple[int, ...], int | None, str]:
     """The marks up to which a cache without a bound fits, its capacity in tokens, and why the next one does not fit."""
-    per_frame, refused = Framing(model).rows_per_frame, ""
+    per_frame, refused = model.rows_per_frame, ""
     limit = model.bundle.limit - TextBudget.fitting(model.bundle.limit).rows(model) - len(model.closing)
     spec = model.bundle.decoder
     each = 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPES[spec.kv].itemsize

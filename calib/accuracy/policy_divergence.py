@@ -16,10 +16,8 @@ from edgevlm.calib.accuracy.variants import PLAIN, Record
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget, present_rows
-from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changes import unit_features
+from edgevlm.runtime.changes import ChangedEncoder, unit_features
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.baselines import Full
@@ -62,7 +60,7 @@ class DivergenceMeter:
         for question, ids in zip(questions, self._questions, strict=True):
             if len(ids) > (most := text.conversation + text.question):
                 raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
-        self.per_frame = Framing(model).rows_per_frame
+        self.per_frame = model.rows_per_frame
 
     def longest(self) -> tuple[int, str]:
         """The most frames that full KV can hold, and the limit: the model's positions, or half of the free memory."""

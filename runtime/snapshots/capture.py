@@ -19,7 +19,7 @@ from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError, first_problem
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.changed_encoder import ChangedEncoder
+from edgevlm.runtime.changes import ChangedEncoder
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.policies import Policy

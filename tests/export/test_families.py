@@ -40,7 +40,7 @@ def watch(model: Model, pixels: np.ndarray, fps: float, chunk: int) -> Stream:
     for index, frame in enumerate(pixels):
         waiting.add(frame, index / fps)
         if not waiting.missing or index == len(pixels) - 1:
-            stream.append_frames(waiting.features(), 0, waiting.seconds())
+            stream.append_frames(waiting.encode(), 0, waiting.seconds())
             waiting.clear()
     return stream
 

@@ -23,7 +23,6 @@ from edgevlm.export.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measure
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import FramePattern, KVBuffer
-from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import SCALES, KVScales, codes
 from edgevlm.runtime.model import Model
 
@@ -210,7 +209,7 @@ def _fewest(folder: Path) -> int:
     """Positions of the prefix, a frame, the longest question and its answer, row by row."""
     model = Model.load(folder)
     chat = Chat(model.bundle.chat)
-    rows = len(model.encode(chat.prefix)) + Framing(model).rows_per_frame + len(model.closing)
+    rows = len(model.encode(chat.prefix)) + model.rows_per_frame + len(model.closing)
     rows += max(RANDOM, *(len(model.encode(chat.suffix([], question))) for question in QUESTIONS)) + ANSWER
     model.close()
     return rows

@@ -11,8 +11,7 @@ from pictures import frames
 from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import ChangedTowerSpec, VisionSpec
-from edgevlm.runtime.changed_encoder import ChangedEncoder
-from edgevlm.runtime.changed_patches import PatchChanges, phase_shift
+from edgevlm.runtime.changes import ChangedEncoder, PatchChanges, phase_shift
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import EncodeChanged, parse_encode
 

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edgevlm.apps.sources import open_source
 from edgevlm.errors import UserError
-from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.sampling import OneOf
 from edgevlm.runtime.session import Session
 
 COLOR = "what color is the object?"
@@ -90,7 +90,7 @@ def test_choices_of_several_tokens_under_a_byte_level_tokenizer(session, byte_le
 @pytest.mark.parametrize(
     ("choices", "says"),
     [
-        (["yes"], "2 to 256"), (["yes"] * 300, "2 to 256"), (["yes", "yes"], "twice"), (["yes", "YES"], "the same to"),
+        (["yes"], "2 to 256"), (["yes"] * 300, "2 to 256"), (["yes", "yes"], "duplicate"), (["yes", "YES"], "the same to"),
         (["yes", ""], "no words"), (["yes", "perhaps"], "no words"), (["yes", "<image>"], "no words"), ("yes", "list"),
         (["no", "yes " * 300], "shorten"),
     ],
@@ -145,5 +145,5 @@ def test_somebody_s_question_goes_before_the_rest_of_a_watch_s(session, monkeypa
 
 
 def test_choices_that_begin_alike_are_refused_where_the_first_token_decides(session):
-    with pytest.raises(UserError, match="'top left' and 'top right' begin alike"):
+    with pytest.raises(UserError, match="'top left' and 'top right' start with the same token"):
         session.classify([(COLOR, ("top left", "top right"))])

@@ -65,7 +65,7 @@ def test_every_policy_keeps_within_its_cap(model, policy):
     with opened(model, policy) as session:
         stream = session._stream
         caps = stream.prefix + stream.policy.layer_budgets
-        ahead = stream.framing.rows_per_frame * 4 // model.bundle.vision.group if stream.policy.appends_first else 0
+        ahead = stream.rows_per_frame * 4 // model.bundle.vision.group if stream.policy.appends_first else 0
         for index, image in enumerate(frames(50 if policy != "snapkv-guided" else 4 * model.bundle.vision.group, model)):
             session.watch(image, index / 2)
             assert (session.cache.lengths <= caps + ahead).all()
@@ -157,14 +157,14 @@ def test_keys_are_those_of_transformers_at_the_new_positions(model, checkpoint, 
     with opened(model, policy, reindexing=reindexing) as session:
         stream = session._stream
         stream.positions.limit = stream.prefix + stream.positions.text_rows + (80 if family.startswith("qwen2") else 300)
-        append = stream._append
+        append = stream.append
 
         def recorded(rows, *arguments):
             first = stream._seq
             embeds.update((first + index, row[: model.bundle.decoder.hidden].copy()) for index, row in enumerate(rows.embeds))
             return append(rows, *arguments)
 
-        stream._append = recorded
+        stream.append = recorded
         for index, image in enumerate(frames(200, model)):
             session.watch(image, index / 2)
         assert session.stats.memory.reindexings >= 2

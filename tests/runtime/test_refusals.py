@@ -130,4 +130,4 @@ def test_what_cannot_be_asked(model):
         greedy = session.ask(QUESTION, "one", max_tokens=4)
         assert greedy.text == session.ask(QUESTION, temperature=1e-320, max_tokens=4).text
         assert greedy.time_s == 3
-        assert list(session._conversations.turns) == ["one"]
+        assert list(session._memory.conversations.turns) == ["one"]

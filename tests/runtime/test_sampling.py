@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from edgevlm.runtime.answer import Sampler
+from edgevlm.errors import UserError
+from edgevlm.runtime.sampling import Sampler
 
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
@@ -54,5 +55,5 @@ def test_a_temperature_next_to_zero_is_greedy():
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused(settings, says):
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(UserError, match=says):
         Sampler(**settings)

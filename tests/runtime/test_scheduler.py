@@ -370,7 +370,7 @@ def test_a_question_taken_back_before_its_turn_costs_nothing(model):
         begun, go = threading.Event(), threading.Event()
         busy = model.scheduler.submit("other", lambda: (begun.set(), go.wait(WAIT_S)))
         assert begun.wait(WAIT_S)
-        answer, asked = session.ask(QUESTION), session._progress.asked
+        answer, asked = session.ask(QUESTION), session._memory.progress.asked
         assert model.scheduler.waiting == 1
         answer.cancel()
         assert answer.wait(0), "its end has come, though another session is at work"
@@ -379,7 +379,7 @@ def test_a_question_taken_back_before_its_turn_costs_nothing(model):
         go.set()
         busy.result(WAIT_S)
         session.flush()
-        assert session._progress.asked == asked
+        assert session._memory.progress.asked == asked
 
 
 def test_an_answer_prints_as_its_text_and_is_read_as_often_as_wanted(model):

@@ -12,8 +12,8 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import Available
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.pressure import Available
 from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION = "what color was the square?"
@@ -176,13 +176,13 @@ def test_conversation_is_remembered_within_its_budget_and_by_id(model):
     with Session.open(model, budget=4 * per_frame, text_budget=TextBudget(60, 64, 8)) as session:
         for image in frames(3, model):
             session.watch(image)
-        alone = session._conversations.prompt(None, QUESTION)
+        alone = session._memory.conversations.prompt(None, QUESTION)
         for _ in range(4):
             session.ask(QUESTION, conversation="a", max_tokens=4).wait()
-        within = session._conversations.prompt("a", QUESTION)
+        within = session._memory.conversations.prompt("a", QUESTION)
         assert len(alone) < len(within) <= len(alone) + 60
-        assert len(session._conversations.turns["a"]) < 4, "the oldest turns went"
-        assert session._conversations.prompt("b", QUESTION) == alone
+        assert len(session._memory.conversations.turns["a"]) < 4, "the oldest turns went"
+        assert session._memory.conversations.prompt("b", QUESTION) == alone
 
 
 class Held:
@@ -221,7 +221,7 @@ def test_cancel_ends_an_answer_after_the_token_in_progress(model):
         assert answer.wait(120)
         assert (answer.finish_reason, len(answer.token_ids), decoder.steps) == ("cancelled", 3, 3)
         assert arena(session._stream) == before
-        assert not session._conversations.turns, "a cancelled turn is not remembered"
+        assert not session._memory.conversations.turns, "a cancelled turn is not remembered"
         assert session.ask(QUESTION, max_tokens=5).wait(120)
         assert arena(session._stream) == before
 

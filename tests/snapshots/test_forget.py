@@ -50,7 +50,7 @@ def test_a_stream_goes_on_without_a_stretch_of_time(model, policy, append):
         assert (held[:, 0] > 20).any() or session._stream.present is not None
         if session._stream.present is not None:
             assert session._stream.present.seconds[0] == 21.0
-        assert not session._conversations.turns
+        assert not session._memory.conversations.turns
         for number, image in enumerate(images[22:], 22):
             session.watch(image, float(number))
         assert session.ask(QUESTION).text

@@ -8,7 +8,6 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
@@ -40,13 +39,13 @@ CASES = [
 
 
 def opened(model, policy, folder=None, **settings):
-    per_frame = Framing(model).rows_per_frame
+    per_frame = model.rows_per_frame
     budget = (60 if policy.startswith(("full", "snapkv-guided")) else 9) * per_frame
     state = None if folder is None else SnapshotWriter(folder, every=3600, notify=lambda line: None)
     session = Session.open(
         model, policy=policy, budget=budget, text_budget=TEXT_BUDGET, state=state, **{"chunk": 4, **settings}
     )
-    session._stream.positions.limit = 600 if session._stream.framing.most_text else 480
+    session._stream.positions.limit = 600 if session._stream._most_text else 480
     return session
 
 

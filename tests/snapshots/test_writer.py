@@ -15,8 +15,8 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import Available, Pressure
 from edgevlm.runtime.files import open_file
-from edgevlm.runtime.pressure import Available, Pressure
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots import format as format_module
@@ -348,34 +348,34 @@ def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):
 
 
 def test_what_is_available_is_no_more_than_the_machine_has(tmp_path, monkeypatch):
-    from edgevlm.runtime import pressure
+    from edgevlm.runtime import budget
 
-    monkeypatch.setattr(pressure, "CGROUP", tmp_path)
-    monkeypatch.setattr(pressure, "OWN_GROUP", tmp_path / "nothing")
-    whole = pressure.available()
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    monkeypatch.setattr(budget, "OWN_GROUP", tmp_path / "nothing")
+    whole = budget.available()
     assert 0 < whole.free <= whole.total
     for name, text in (("max", "max"), ("current", "700"), ("stat", "anon 600\ninactive_file 50\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert pressure.available().total == whole.total
+    assert budget.available().total == whole.total
     (tmp_path / "memory.max").write_text("1000\n")
-    assert pressure.available() == Available(350, 1000)
+    assert budget.available() == Available(350, 1000)
 
 
 def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_path, monkeypatch):
     """As systemd sets one for a service: the group's own folder has it, and not the root of the tree."""
-    from edgevlm.runtime import pressure
+    from edgevlm.runtime import budget
 
     own, tree = tmp_path / "own", tmp_path / "tree"
     own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/shop.service\n")
-    monkeypatch.setattr(pressure, "OWN_GROUP", own)
-    monkeypatch.setattr(pressure, "CGROUP", tree)
+    monkeypatch.setattr(budget, "OWN_GROUP", own)
+    monkeypatch.setattr(budget, "CGROUP", tree)
     for group, limit in (("system.slice/shop.service", 1000), ("system.slice", 900)):
         (tree / group).mkdir(parents=True, exist_ok=True)
         for name, text in (("max", str(limit)), ("current", "700"), ("stat", "inactive_file 50\n")):
             (tree / group / f"memory.{name}").write_text(text)
-    assert pressure.available() == Available(250, 900), "the slice has less than the service in it"
+    assert budget.available() == Available(250, 900), "the slice has less than the service in it"
     (tree / "system.slice" / "memory.max").write_text("max")
-    assert pressure.available() == Available(350, 1000)
+    assert budget.available() == Available(350, 1000)
 
 
 def test_a_memory_left_half_changed_is_never_written(model, tmp_path, monkeypatch):

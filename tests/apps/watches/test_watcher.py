@@ -12,8 +12,8 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.errors import FieldError, UserError
-from edgevlm.runtime.choices import Classified
 from edgevlm.runtime.evidence import Evidence, Moment
+from edgevlm.runtime.sampling import Classified
 
 
 class ScriptedSession:

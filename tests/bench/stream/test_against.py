@@ -58,7 +58,7 @@ def test_a_stream_holds_and_says_what_ours_does(both, attention):
     budget, random = 8 * 64, np.random.default_rng(3)
     with Session.open(model, policy=OfficialInfiniPotV(), budget=budget, chunk=4, text_budget=TextBudget(0, 64, 8)) as session:
         baseline = baseline_of(theirs[attention], session)
-        ids = session._conversations.prompt(None, QUESTION)
+        ids = session._memory.conversations.prompt(None, QUESTION)
         for _ in range(5):
             pixels = [session.prepare(random.integers(0, 256, (60, 80, 3), np.uint8)) for _ in range(4)]
             for frame in pixels:

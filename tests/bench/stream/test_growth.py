@@ -16,7 +16,7 @@ from edgevlm.bench.stream import growth as bench
 from edgevlm.bench.stream.growth import GrowthWork, Pace, growth, measure
 from edgevlm.engines.power import Reading
 from edgevlm.errors import UserError
-from edgevlm.runtime.pressure import Available
+from edgevlm.runtime.budget import Available
 
 WORK = GrowthWork("demo", "infinipot-v", 256, 8, (8, 24), 2.0, questions=2, answer_tokens=2, threads=1)
 FIRST = ["bench", "schema", "model", "policy", "chunk", "frames", "seconds", "threads"]

@@ -1,10 +1,11 @@
-"""An answer that is one of several texts, and the probability of each."""
+"""Drawing an answer's tokens: greedy or by temperature, and answers that are one of several texts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,45 @@ from edgevlm.runtime.evidence import QuestionAttention
 from edgevlm.runtime.model import Model
 
 MAX_CHOICES = 256
+
+
+@dataclass
+class Sampler:
+    """temperature 0 is greedy; top_p keeps the smallest set of tokens whose probability reaches it; seed fixes the draw.
+
+    top_k keeps the likeliest k tokens, 0 all; min_p those at least as likely as that part of the likeliest. Raises UserError
+    for a value out of range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.top_k >= 0 and 0 <= self.min_p <= 1):
+            raise UserError("top_k must be 0 or more, and min_p in [0, 1]")
+        if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1):
+            raise UserError("temperature must be 0 or more and finite, and top_p in (0, 1]")
+        if self.seed is not None and self.seed < 0:
+            raise UserError(f"seed must be 0 or more, not {self.seed}")
+        self._random = np.random.default_rng(self.seed)
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        """Draw the next token id from logits ``[vocabulary]``."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        below = logits.astype(np.float64) - logits.max()
+        with np.errstate(over="ignore"):  # of a temperature next to 0: minus infinity
+            probabilities = np.exp(below / self.temperature)
+        probabilities /= probabilities.sum()
+        order = np.argsort(-probabilities, kind="stable")[: self.top_k or None]
+        order = order[probabilities[order] >= self.min_p * probabilities[order[0]]]
+        cumulative = np.cumsum(probabilities[order])
+        nucleus = order[: int(np.searchsorted(cumulative, self.top_p)) + 1]
+        weights = probabilities[nucleus]
+        return int(self._random.choice(nucleus, p=weights / weights.sum()))
 
 
 class Classified(NamedTuple):
@@ -29,9 +69,9 @@ class Classified(NamedTuple):
 
 
 class OneOf:
-    """A logits processor that leaves the tokens of ``texts`` alone, each with and without a space before it.
+    """A logits processor that allows only the tokens of ``texts``, each with and without a space before it.
 
-    probabilities: of the texts, which sum to 1. They are told apart along the answer's tokens: texts that begin with the same
+    probabilities: of the texts, which sum to 1. They are told apart along the answer's tokens: texts that start with the same
     token share its probability evenly, unless the answer goes that way.
     """
 
@@ -52,15 +92,15 @@ class OneOf:
                 if self._text.setdefault(tuple(written), text) != text:
                     raise UserError(f"choices {text!r} and {self._text[tuple(written)]!r} are the same to the model")
         if len(self.probabilities) < len(texts):
-            raise UserError("the same choice stands twice")
+            raise UserError("duplicate choice")
         self.max_tokens = max(map(len, self._text))
         self._stop = model.bundle.chat.stop_ids[0]
         self._mass = dict.fromkeys(self._text, 1 / len(self._text))
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits ``[vocabulary]`` of the token after ``token_ids``: minus infinity for those that lead to no choice.
+        """Mask logits ``[vocabulary]`` of the token after ``token_ids``: minus infinity for those that lead to no choice.
 
-        The probabilities become those that the logits make them.
+        Updates the probabilities.
         """
         after = {ids: ids[len(token_ids)] if len(ids) > len(token_ids) else self._stop for ids in self._open(token_ids)}
         allowed = np.array(sorted(set(after.values())))
@@ -76,26 +116,26 @@ class OneOf:
         return masked
 
     def at_once(self, logits: NDArray[np.float32]) -> dict[str, float]:
-        """The probability of each text by logits ``[vocabulary]`` of the answer's first token alone."""
+        """The probability of each text by logits ``[vocabulary]`` of only the answer's first token."""
         first = copy(self)
         first([], logits)
         return first.probabilities
 
     def check_first_tokens(self) -> None:
-        """Raise UserError for texts that begin with the same token."""
+        """Raise UserError for texts that start with the same token."""
         begins: dict[int, str] = {}
         for ids, text in self._text.items():
             if (other := begins.setdefault(ids[0], text)) != text:
-                raise UserError(f"choices {other!r} and {text!r} begin alike to the model; word one of them differently")
+                raise UserError(f"choices {other!r} and {text!r} start with the same token; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
         """Whether ``token_ids`` write a choice that no other begins with."""
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The choice that ``token_ids`` write; nothing for those that write none yet."""
+        """The choice that ``token_ids`` write; empty if they write none yet."""
         return self._text.get(tuple(token_ids), "")
 
     def _open(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """What may still be written after ``token_ids``."""
+        """The choices that may still be written after ``token_ids``."""
         return [ids for ids in self._text if ids[: len(token_ids)] == tuple(token_ids)]
