@@ -101,7 +101,7 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
     paced = settings.is_demo_source and interactive if settings.realtime is None else settings.realtime
     options = SourceOptions(
         fps=settings.fps, realtime=paced, rule=settings.rule, size=settings.size, pixel_format=settings.pixel_format,
-        camera_fps=settings.camera_fps, decode=settings.decode, wait=settings.wait, seed=settings.seed,
+        camera_fps=settings.camera_fps, wait=settings.wait, seed=settings.seed,
         open_timeout_s=settings.open_timeout, read_timeout_s=settings.read_timeout, stall_timeout_s=settings.stall_timeout,
     )  # fmt: skip
     if compares and settings.realtime is None:

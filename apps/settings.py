@@ -85,7 +85,6 @@ class RunSettings(SessionSettings):
     size: Size = Field(None, description="Ask a camera for this size.")
     pixel_format: Annotated[str | None, Metavar("FOURCC")] = Field(None, description="Ask a USB camera for MJPG, YUYV, ..")
     camera_fps: Annotated[float | None, Metavar("N")] = Field(None, description="Ask a camera for this rate.")
-    decode: Annotated[Literal["auto", "cpu"], Metavar("auto|cpu")] = Field("auto", description="Decode on the GPU if possible.")
     open_timeout: Seconds = Field(10.0, description="Give up connecting after this long.")
     read_timeout: Seconds = Field(10.0, description="Reconnect after this long without a frame.")
     stall_timeout: Seconds = Field(3.0, description="Report a stall after this long.")

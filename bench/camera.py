@@ -24,7 +24,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
-STAGES = ("capture", "decode", "convert", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
+STAGES = ("capture", "decode", "preprocess", "wait", "encode", "prefill", "compress", "busy", "answer", "total")
 QUESTION = "how many objects are there now?"  # of whatever model: the answer is not looked at
 WARM_UP = 2  # frames that do not count
 

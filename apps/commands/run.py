@@ -14,7 +14,7 @@ PANELS = {
     None: ("camera", "video", "model", "ask", "ask_at", "policy", "budget", "fps", "state"),
     STREAM: (
         "frames", "seconds", "realtime", "gate", "chunk", "frame_size", "seed", "wait", "rule", "size", "pixel_format",
-        "camera_fps", "decode", "open_timeout", "read_timeout", "stall_timeout",
+        "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
     ),
     MACHINE: (
         "append", "encode", "reindexing", "positions", "store_bytes", "host_bytes", "state_every", "state_key_file",
@@ -22,7 +22,7 @@ PANELS = {
     ),
 }  # fmt: skip
 RARE = (
-    "chunk", "frame_size", "size", "pixel_format", "camera_fps", "decode", "open_timeout", "read_timeout", "stall_timeout",
+    "chunk", "frame_size", "size", "pixel_format", "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
     "reindexing", "positions", "store_bytes", "host_bytes", "vision_precision", "kv", "engine", "stats_every",
 )  # fmt: skip
 EPILOG = """

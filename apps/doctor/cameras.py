@@ -8,10 +8,8 @@ from pathlib import Path
 
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, devices, probe
-from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, opencv_problem, pygobject_problem
-from edgevlm.apps.sources.usb import UsbConnection
-from edgevlm.apps.sources.video import jetson_problem, vaapi_problem
+from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, UsbConnection, devices, probe
+from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, jetson_problem, opencv_problem, pygobject_problem
 from edgevlm.engines.devices.machine import Machine, Outcome
 from edgevlm.errors import UserError
 
@@ -75,7 +73,6 @@ def look_around(root: Path = ROOT) -> Found:
     abilities = [
         Ability("GStreamer through OpenCV", opencv_problem()),
         Ability("GStreamer through PyGObject", pygobject_problem()),
-        Ability("decoding on the graphics card", vaapi_problem(root)),
         Ability("decoding by a Jetson's decoder", jetson_problem(root)),
     ]
     return Found(cameras, abilities)

@@ -6,10 +6,11 @@ Each is an entry point of the group ``edgevlm.sources``: called with what to ope
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State
+from edgevlm.apps.sources.base import Connection, Frame, Source, SourceOptions, State
 from edgevlm.apps.sources.gstreamer import is_pipeline
 from edgevlm.errors import SourceError
 from edgevlm.runtime.files import look
@@ -31,11 +32,21 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
     options = options or SourceOptions()
     check_source(camera, video)
     kind, target = kind_of(camera, video)
-    return _played(load_class("sources", kind)(target, options), options)
+    source: Source = load_class("sources", kind)(target, options)
+    if source.live:
+        return source
+    if options.rule == "drop-oldest" and not options.realtime:
+        source.close()
+        raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
+    from edgevlm.apps.sources.buffer import ReadAhead
+
+    if options.realtime:
+        return ReadAhead(source, paced=True, speed=options.speed, rule=options.rule or "drop-oldest")
+    return ReadAhead(source)
 
 
 def check_source(camera: str | None, video: str | None) -> None:
-    """Raise SourceError if it is invalid, as far as that can be told without opening anything that has a clock."""
+    """Raise SourceError if it is invalid, as far as can be seen without opening it."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
@@ -43,20 +54,6 @@ def check_source(camera: str | None, video: str | None) -> None:
         from edgevlm.apps.sources.video import check_readable
 
         check_readable(Path(target))
-
-
-def _played(source: Source, options: SourceOptions) -> Source:
-    """A recorded source one frame ahead of its reader, or at its own speed, where that is asked for."""
-    from edgevlm.apps.sources.buffer import ReadAhead
-
-    if source.live:
-        return source
-    if options.realtime:
-        return ReadAhead(source, paced=True, speed=options.speed, rule=options.rule or "drop-oldest")
-    if options.rule == "drop-oldest":
-        source.close()
-        raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
-    return ReadAhead(source)
 
 
 def open_demo(target: str, options: SourceOptions) -> Source:
@@ -68,7 +65,7 @@ def open_demo(target: str, options: SourceOptions) -> Source:
 def open_video(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.video import VideoSource
 
-    return VideoSource(target, options.fps, options.decode)
+    return VideoSource(target, options.fps)
 
 
 def open_folder(target: str, options: SourceOptions) -> Source:
@@ -84,34 +81,38 @@ def open_stdin(target: str, options: SourceOptions) -> Source:
 
 
 def open_usb(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.live import LiveSource
-    from edgevlm.apps.sources.usb import UsbConnection
+    from edgevlm.apps.sources.devices import UsbConnection
 
-    return LiveSource(target, lambda: UsbConnection(target, options), options)
+    return _live(target, lambda: UsbConnection(target, options), options)
 
 
 def open_csi(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.gstreamer import csi_pipeline
+    from edgevlm.apps.sources.gstreamer import connect, csi_pipeline
 
-    return open_gstreamer(csi_pipeline(target, options), options, target)
+    pipeline = csi_pipeline(target, options)
+    return _live(target, lambda: connect(pipeline, options), options)
 
 
-def open_gstreamer(target: str, options: SourceOptions, name: str | None = None) -> Source:
+def open_gstreamer(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.gstreamer import connect
-    from edgevlm.apps.sources.live import LiveSource
 
-    return LiveSource(name or mask_credentials(target), lambda: connect(target, options), options)
+    return _live(target, lambda: connect(target, options), options)
 
 
 def open_network(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.live import LiveSource
     from edgevlm.apps.sources.network import connect
 
-    return LiveSource(mask_credentials(target), lambda: connect(target, options), options)
+    return _live(target, lambda: connect(target, options), options)
+
+
+def _live(target: str, connect: Callable[[], Connection], options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.live import LiveSource
+
+    return LiveSource(mask_credentials(target), connect, options)
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
-    """The kind, a name of the group ``edgevlm.sources`` or ``file.py:Class``, and what to open; the demo by default.
+    """Return the kind (a name of the group ``edgevlm.sources`` or ``file.py:Class``) and what to open; the demo by default.
 
     Raises SourceError if it is invalid.
     """
@@ -145,6 +146,6 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
 
 
 def comes_to_an_end(camera: str | None, video: str | None) -> bool:
-    """Whether a source is a recording; a demo and a camera go on for ever."""
+    """Return whether a source is a recording; the demo and cameras never end."""
     kind, _ = kind_of(camera, video)
     return kind in RECORDED if kind in OWN else not getattr(load_class("sources", kind), "live", False)

@@ -33,33 +33,32 @@ class StageTimer:
         self.captured_s = self._last = time.monotonic()
 
     def captured(self) -> None:
-        """The picture is there: what comes after is its latency."""
+        """The picture has arrived: its latency begins."""
         self.mark("capture")
         self.captured_s = self._last
 
     def resume(self) -> None:
-        """A pause is over, which was no part of the way."""
+        """Leave a pause that is over out of every stage."""
         now = time.monotonic()
         self.captured_s += now - self._last
         self._last = now
 
     def mark(self, stage: str) -> None:
-        """A stage is over; what follows counts for the next."""
+        """End a stage."""
         now = time.monotonic()
         self.ms[stage] = 1e3 * (now - self._last)
         self._last = now
 
 
 Rule = Literal["block", "drop-oldest"]
-KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
+KEYFRAME_WAIT_S = 10.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
 LEAST_S = 1e-3  # between two mended times
 SLOWEST_FPS = 1e-5  # a frame a day
-Decode = Literal["auto", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that was true of a made-up world: a question about what is gone, its answer, and since when it is gone."""
+    """A question about an object that has left a made-up world, its answer, and when the object left."""
 
     name: str
     question: str
@@ -84,16 +83,13 @@ class Scene(Protocol):
 class Frame:
     """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
 
-    ``scene`` knows what there is to know after this frame, where the source does (the demo world does). ``source_s`` is the
-    time of a live source's own clock, seconds, mended (``live.StampMender``); None where it has none. ``pixels`` are the image
-    prepared for the model, where a frame preparation did so; ``still``: the gate found that it need not be watched, and
-    ``gated`` counts those up to here.
+    ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model, if a frame
+    preparation did so. ``still``: the gate skips this frame; ``gated`` counts the frames skipped so far.
     """
 
     image: NDArray[np.uint8]
     time_s: float
     scene: Scene | None = None
-    source_s: float | None = None
     pixels: Pixels | None = None
     still: bool = False
     gated: int = 0
@@ -113,18 +109,17 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How a source is opened and read. A kind ignores what it has no use for. Raises SourceError if it is invalid.
+    """How a source is opened and read; each kind uses what applies to it. Raises SourceError for an invalid value.
 
-    ``fps``: frames a second taken, by their times. ``size``: (width, height) in pixels, ``pixel_format``: a FourCC like
-    ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes; what carries no times is taken for
-    ``camera_fps``. ``decode``: a file by the graphics card, where one can, or by the CPU. ``realtime``: play what is recorded
-    at ``speed`` times its own pace. ``rule``: what happens to frames while the reader is busy; None for ``drop-oldest`` where
-    the source does not wait, ``block`` where it does. ``wait``: wait for a camera that is not there yet. ``seed``: of the demo
-    world, and of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
+    fps: frames a second taken, by their times. size: (width, height) in pixels; pixel_format: a FourCC like ``MJPG``;
+    camera_fps: frames a second; all three are requests to a camera, and ``camera_fps`` dates frames that carry no times.
+    realtime: play a recording at ``speed`` times its own pace. rule: what happens to frames while the reader is busy; None:
+    ``drop-oldest`` for a live source, ``block`` for others. wait: wait for a camera that is not there yet. seed: of the demo
+    world, and of the jitter of ``backoff_s``, the first and longest pause between two attempts to connect.
 
-    ``open_timeout_s``: a connection that takes longer is given up. ``stall_timeout_s``: without a frame this long the source
-    is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew. ``hosts``: that an address may reach,
-    also by redirects of HTTP; None for any.
+    open_timeout_s: give up a connection that takes longer. stall_timeout_s: without a frame for this long the source is
+    STALLED. read_timeout_s: without one for this long it is reconnected. hosts: that an address may reach, also by redirects
+    and playlists; None for any.
     """
 
     fps: float = 2.0
@@ -134,7 +129,6 @@ class SourceOptions:
     size: tuple[int, int] | None = None
     pixel_format: str | None = None
     camera_fps: float | None = None
-    decode: Decode = "auto"
     open_timeout_s: float = 10.0
     read_timeout_s: float = 10.0
     stall_timeout_s: float = 3.0
@@ -158,28 +152,28 @@ class SourceOptions:
                 raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
 
 
-Prepare = Callable[[Frame], Frame]  # run on each frame in the capturing thread, before anybody may read it
+Prepare = Callable[[Frame], Frame]  # run on each frame in the capturing thread, before it can be read
 
 
 class Source(ABC):
     """Frames sampled at a rate by their own timestamps.
 
-    A live source goes on whether it is read or not, and says by what rule it drops frames; any other waits for its reader.
+    A live source captures whether it is read or not, and drops frames by ``rule``; any other waits for its reader.
     """
 
     name: str
     live: bool = False
     rule: Rule = "block"  # what happens to frames while the reader is busy
     state: State = State.INITIALISING
-    problem: str | None = None  # why it is not RUNNING, in a few words without credentials, where that is known
+    problem: str | None = None  # why it is not RUNNING, in a few words without credentials, if known
     reconnects: int = 0  # times that frames came again after the connection broke
-    attempts: int = 0  # connections that were tried so far, of a source that tries
+    attempts: int = 0  # connections tried so far
     prepare: Prepare | None = None  # set it before the first read
-    mode: str = ""  # what a camera with several modes was opened as, in a few words
+    mode: str = ""  # the mode that a camera was opened in, in a few words
 
     @cached_property
     def drops(self) -> Counter[str]:
-        """Frames that were due and are lost, by cause; frames that ``fps`` does not ask for are not among them."""
+        """Frames that were due and are lost, by cause."""
         return Counter()
 
     @property
@@ -189,15 +183,15 @@ class Source(ABC):
 
     @abstractmethod
     def read(self) -> Frame | None:
-        """The next sampled frame; None at the end. Raises SourceError when the source cannot go on."""
+        """Return the next sampled frame, None at the end. Raises SourceError when the source cannot go on."""
 
     def interrupt(self) -> None:  # noqa: B027
-        """End a read that waits for frames, from any thread; a source that cannot wait for long has nothing to end."""
+        """End a read that waits for frames, from any thread."""
 
     def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
-        """Pass over what is recorded up to the frame of ``time_s``, before the first :meth:`read`; False: nothing is.
+        """Pass over a recording up to the frame of ``time_s``, before the first :meth:`read`; return False for a live source.
 
-        ``seen`` is shown each frame that is passed over.
+        ``seen`` is called with each frame that is passed over.
         """
         while (frame := self.read()) is not None:
             if seen is not None:
@@ -207,7 +201,7 @@ class Source(ABC):
         return True
 
     def close(self) -> None:
-        """Let go of what is open; a source that failed stays FAILED."""
+        """Release the source; one that failed stays FAILED."""
         if self.state is not State.FAILED:
             self.state = State.ENDED
 
@@ -216,46 +210,8 @@ class Source(ABC):
             yield frame
 
 
-@dataclass(frozen=True, slots=True)
-class Grabbed:
-    """What is known of a picture before it is converted.
-
-    ``stamp_s``: the source's own time, seconds. ``intra``: it can be decoded without those before it. ``corrupt``: it is
-    damaged and not to be shown. Not ``decoded``: what came says that the link is alive, and cannot be made a picture of
-    before one that stands alone has come.
-    """
-
-    stamp_s: float | None = None
-    intra: bool = True
-    corrupt: bool = False
-    decoded: bool = True
-
-
-class Connection(ABC):
-    """One open link to a camera, read by one thread until it breaks; it is never mended, another one is opened.
-
-    Opening one raises SourceError; SourceRefused where waiting does not help.
-    """
-
-    finished: bool = False  # it was a recording, and that has been read to its end
-    problem: str | None = None  # why it broke, in a few words, where that is known
-    mode: str = ""  # what a camera with several modes was opened as
-
-    @abstractmethod
-    def grab(self) -> Grabbed | None:
-        """Wait for the next picture, no longer than the read timeout, without converting it; None: the link is broken."""
-
-    @abstractmethod
-    def retrieve(self) -> NDArray[np.uint8] | None:
-        """The picture grabbed last, uint8 RGB ``[H, W, 3]``; None when it cannot be decoded."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of it; called by the thread that reads."""
-
-
 class FrameSampler:
-    """Picks frames by their timestamps: at most ``fps`` a second, the first one always. ``fps`` None takes every frame."""
+    """Picks frames by their timestamps: the first one, then at most ``fps`` a second; all where ``fps`` is None."""
 
     def __init__(self, fps: float | None) -> None:
         self._step = 0.0 if fps is None else 1 / fps
@@ -272,3 +228,81 @@ class FrameSampler:
             return False
         self._next = int(elapsed + 1e-6) + 1
         return True
+
+
+class Recording(Source):
+    """A source that waits for its reader and ends; a subclass finds the next picture and decodes those that are due."""
+
+    given = 0  # frames read so far
+
+    def __init__(self, name: str, fps: float | None) -> None:
+        self.name, self._sampler = name, FrameSampler(fps)
+
+    @abstractmethod
+    def _advance(self) -> float | None:
+        """Go to the next picture and return its time, seconds; None at the end. Raises SourceError for a damaged source."""
+
+    @abstractmethod
+    def _picture(self, timer: StageTimer) -> NDArray[np.uint8] | None:
+        """Decode the picture, uint8 RGB ``[H, W, 3]``, and mark the stages; None where it is damaged."""
+
+    @abstractmethod
+    def _check_end(self) -> None:
+        """Raise SourceError unless the recording was whole."""
+
+    def read(self) -> Frame | None:
+        timer = StageTimer()
+        try:
+            while self.state not in (State.ENDED, State.FAILED) and (time_s := self._advance()) is not None:
+                self.state = State.RUNNING
+                if not self._sampler.wants(time_s):
+                    continue
+                timer.captured()
+                if (image := self._picture(timer)) is not None:
+                    self.given += 1
+                    return Frame(image, time_s, timer=timer)
+                self.drops["corrupt"] += 1
+            if self.state not in (State.ENDED, State.FAILED):
+                self.close()
+                self._check_end()
+        except SourceError:
+            self.state = State.FAILED
+            raise
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Grabbed:
+    """A picture before it is converted.
+
+    stamp_s: the source's own time, seconds. intra: it does not depend on earlier pictures. corrupt: it is damaged. decoded:
+    False for data that arrives before the first keyframe, which only shows that the link is alive.
+    """
+
+    stamp_s: float | None = None
+    intra: bool = True
+    corrupt: bool = False
+    decoded: bool = True
+
+
+class Connection(ABC):
+    """One open link to a camera, read by one thread until it breaks. A broken one is replaced, not mended.
+
+    Opening raises SourceError; SourceRefused where waiting does not help.
+    """
+
+    finished: bool = False  # it was a recording, which has been read to its end
+    problem: str | None = None  # why it broke, in a few words, if known
+    mode: str = ""  # the mode that a camera was opened in
+
+    @abstractmethod
+    def grab(self) -> Grabbed | None:
+        """Wait for the next picture, up to the read timeout, without converting it; None where the link is broken."""
+
+    @abstractmethod
+    def retrieve(self) -> NDArray[np.uint8] | None:
+        """Return the picture grabbed last, uint8 RGB ``[H, W, 3]``; None when it cannot be decoded."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the link; called by the thread that reads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions
-from edgevlm.apps.sources.opencv import load_cv2
+from edgevlm.apps.sources.opencv import Capture, load_cv2
 from edgevlm.errors import SourceError, SourceRefused
 
 SINK = "edgevlm"
@@ -20,14 +21,14 @@ RED_AT = {"RGB": (3, 0, 1), "BGR": (3, 2, -1), "RGBx": (4, 0, 1), "RGBA": (4, 0,
 
 
 def is_pipeline(text: str) -> bool:
-    """Elements of a pipeline are joined by an exclamation mark between blanks, which no path and no URL has."""
+    """Return whether it has an exclamation mark between blanks, as pipelines have and paths and URLs do not."""
     return re.search(r"\s!\s", text) is not None
 
 
 def with_sink(pipeline: str, pixel_format: str) -> str:
-    """The pipeline, ending in an appsink: one that ends in another element gets a conversion and a sink.
+    """Return the pipeline with an appsink at its end; one that ends otherwise gets a conversion and a sink.
 
-    A file plays at its own speed (``sync``); pictures of a camera are not held back until they are due.
+    A file plays at its own speed (``sync``); a camera's pictures are not held back.
     """
     if re.search(r"!\s*appsink\b[^!]*$", pipeline):
         return pipeline
@@ -45,7 +46,7 @@ def connect(pipeline: str, options: SourceOptions) -> Connection:
 
 
 def opencv_problem() -> str | None:
-    """Why OpenCV cannot open pipelines; None where it can."""
+    """Return why OpenCV cannot open pipelines; None where it can."""
     cv2 = load_cv2()
     if cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
         return None
@@ -54,7 +55,7 @@ def opencv_problem() -> str | None:
 
 @cache
 def pygobject_problem() -> str | None:
-    """Why PyGObject cannot open pipelines; None where it can."""
+    """Return why PyGObject cannot open pipelines; None where it can."""
     try:
         load_gst()
     except ImportError:
@@ -66,7 +67,7 @@ def pygobject_problem() -> str | None:
 
 @cache
 def load_gst() -> Any:
-    """PyGObject's Gst, started. Raises ImportError without PyGObject, ValueError without GStreamer's description."""
+    """Start PyGObject's Gst. Raises ImportError without PyGObject, ValueError without GStreamer's description."""
     import gi
 
     gi.require_version("Gst", "1.0")
@@ -79,32 +80,24 @@ def load_gst() -> Any:
 
 
 def has_element(name: str) -> bool:
-    """Whether PyGObject's GStreamer has an element; False too where there is no PyGObject."""
+    """Return whether PyGObject's GStreamer has an element; False where there is no PyGObject."""
     return pygobject_problem() is None and load_gst().ElementFactory.find(name) is not None
 
 
-class OpenCvPipeline(Connection):
+class OpenCvPipeline(Capture):
     """A pipeline inside OpenCV, whose appsink gives BGR. One with a length, a file's, comes to an end."""
 
     def __init__(self, pipeline: str) -> None:
-        self._cv2: Any = load_cv2()
-        self._capture = self._cv2.VideoCapture(pipeline, self._cv2.CAP_GSTREAMER)
-        if not self._capture.isOpened():
+        super().__init__(pipeline, load_cv2().CAP_GSTREAMER)
+        if not self.is_open:
             raise SourceError(f"OpenCV cannot open the pipeline; try it alone: gst-launch-1.0 {mask_credentials(pipeline)!r}")
-        self._recorded = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT) > 0
+        self._recorded = self.property("FRAME_COUNT") > 0
 
     def grab(self) -> Grabbed | None:
-        if self._capture.grab():
+        if super().grab() is not None:
             return Grabbed()
         self.finished = self._recorded
         return None
-
-    def retrieve(self) -> NDArray[np.uint8] | None:
-        decoded, image = self._capture.retrieve()
-        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)) if decoded else None
-
-    def close(self) -> None:
-        self._capture.release()
 
 
 class GstPipeline(Connection):
@@ -173,13 +166,13 @@ class GstPipeline(Connection):
         raise SourceRefused("the pipeline has no appsink; leave its end off, it is then added")
 
     def _said(self) -> str | None:
-        """The first error on the pipeline's bus."""
+        """Return the first error on the pipeline's bus."""
         message = self._pipeline.get_bus().pop_filtered(self._gst.MessageType.ERROR)
         return mask_credentials(message.parse_error()[0].message) if message is not None else None
 
 
 def packed_rgb(data: bytes, layout: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Packed pixels, in a layout of RED_AT, as uint8 RGB ``[H, W, 3]``; a view, but where rows are padded."""
+    """Return packed pixels, in a layout of RED_AT, as uint8 RGB ``[H, W, 3]``; a view unless rows are padded."""
     channels, red, step = RED_AT[layout]
     pixels = np.frombuffer(data, np.uint8).reshape(height, -1)[:, : width * channels].reshape(height, width, channels)
     return pixels[..., :3] if step == 1 else pixels[..., red::-1]
@@ -190,9 +183,9 @@ CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # unless asked for: every Jetson sensor 
 
 
 def csi_pipeline(target: str, options: SourceOptions) -> str:
-    """The pipeline of ``csi://N``, N a sensor's number. Raises SourceError if it is invalid.
+    """Return the pipeline of ``csi://N``, N a sensor's number. Raises SourceError if it is invalid.
 
-    Pictures are scaled and turned into BGRx by the platform's converter (nvvidconv), and leave its memory once.
+    The platform's converter (nvvidconv) scales pictures and turns them into BGRx, so they leave its memory once.
     """
     if not (match := re.fullmatch(r"csi://(\d{1,2})/?", target)):
         raise SourceError(f"{target}: give a sensor's number, like csi://0")
@@ -202,3 +195,18 @@ def csi_pipeline(target: str, options: SourceOptions) -> str:
         f"video/x-raw(memory:NVMM),width={width},height={height},framerate={round(fps)}/1,format=NV12 ! "
         "nvvidconv ! video/x-raw,format=BGRx"
     )
+
+
+JETSON_DECODERS = ("nvhost-nvdec", "v4l2-nvdec", "nvhost-nvdec-ctl")  # nodes under /dev
+JETSON_ELEMENT = "nvv4l2decoder"
+
+
+def jetson_problem(root: Path) -> str | None:
+    """Return why no Jetson decodes through GStreamer; None where one does. ``root`` stands for /."""
+    if not any((root / "dev" / name).exists() for name in JETSON_DECODERS):
+        return "this is no Jetson"
+    if opencv_problem() is None or has_element(JETSON_ELEMENT):
+        return None
+    if pygobject_problem() is None:
+        return f"GStreamer has no {JETSON_ELEMENT}: sudo apt install nvidia-l4t-gstreamer"
+    return f"{opencv_problem()}, and {pygobject_problem()}"

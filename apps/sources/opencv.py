@@ -1,4 +1,4 @@
-"""OpenCV without its own messages, which would hide ours."""
+"""OpenCV without its own messages, which would hide ours: pictures, and whatever its VideoCapture opens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.apps.sources.base import Connection, Grabbed
 from edgevlm.errors import UserError
 from edgevlm.packages import install
 from edgevlm.runtime.preprocess import MOST_PIXELS
@@ -25,10 +26,7 @@ SETTINGS = {
 
 
 def load_cv2() -> Any:
-    """Import OpenCV with its own logging off and limits on what it opens; raises UserError when it is not installed.
-
-    It reads pictures of up to MOST_PIXELS, by their headers, and files of CONTAINERS.
-    """
+    """Import OpenCV, silent and limited to CONTAINERS and MOST_PIXELS. Raises UserError where it is not installed."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -40,8 +38,34 @@ def load_cv2() -> Any:
     return cv2
 
 
+class Capture(Connection):
+    """A video file, a Video4Linux device or a GStreamer pipeline, by OpenCV's VideoCapture, which takes the arguments."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._cv2 = load_cv2()
+        self._capture = self._cv2.VideoCapture(*arguments)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._capture.isOpened())
+
+    def property(self, name: str) -> float:
+        """Return the property ``cv2.CAP_PROP_<name>``, 0 where there is none."""
+        return float(self._capture.get(getattr(self._cv2, f"CAP_PROP_{name}")))
+
+    def grab(self) -> Grabbed | None:
+        return Grabbed(self.property("POS_MSEC") / 1e3 or None) if self._capture.grab() else None
+
+    def retrieve(self) -> NDArray[np.uint8] | None:
+        decoded, image = self._capture.retrieve()
+        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)) if decoded else None
+
+    def close(self) -> None:
+        self._capture.release()
+
+
 def decode_picture(data: bytes) -> NDArray[np.uint8] | None:
-    """A picture of any kind that OpenCV reads, uint8 RGB ``[H, W, 3]``, turned as its EXIF says.
+    """Decode a picture of any kind that OpenCV reads to uint8 RGB ``[H, W, 3]``, turned as its EXIF says.
 
     None where it is damaged or has more than MOST_PIXELS.
     """
@@ -58,7 +82,7 @@ def decode_picture(data: bytes) -> NDArray[np.uint8] | None:
 
 
 def _jpeg_pixels(data: bytes) -> int:
-    """What a JPEG's header says, 0 where there is none: OpenCV has no limit in a program that imported it before us."""
+    """Read a JPEG header's size, 0 where there is none: OpenCV has no limit in a program that imported it before us."""
     at = 2
     while data[:2] == b"\xff\xd8" and at + 9 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

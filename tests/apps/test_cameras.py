@@ -9,7 +9,7 @@ import pytest
 from kernel import META, Camera, Machine
 
 from edgevlm.apps.doctor import cameras
-from edgevlm.apps.sources import devices, video
+from edgevlm.apps.sources import devices, gstreamer
 
 
 @pytest.fixture
@@ -82,26 +82,15 @@ def test_a_look_through_a_file_that_is_no_camera_says_so(tmp_path):
     assert "is no Video4Linux device" in cameras.look_through(tmp_path / "video0")
 
 
-@pytest.mark.parametrize(
-    ("node", "mode", "says"), [(None, 0, "there is no"), ("renderD128", 0o600, None), ("card0", 0o600, "there is no")]
-)
-def test_a_graphics_card_is_seen_by_its_node(tmp_path, node, mode, says):
-    if node:
-        (tmp_path / "dev" / "dri").mkdir(parents=True)
-        (tmp_path / "dev" / "dri" / node).touch(mode)
-    problem = video.vaapi_problem(tmp_path)
-    assert problem is None if says is None else says in problem
-
-
 def test_a_jetsons_decoder_needs_its_node_and_gstreamer(tmp_path, monkeypatch):
-    assert video.jetson_problem(tmp_path) == "this is no Jetson"
+    assert gstreamer.jetson_problem(tmp_path) == "this is no Jetson"
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "v4l2-nvdec").touch()
-    monkeypatch.setattr(video, "opencv_problem", lambda: "no OpenCV with it")
-    monkeypatch.setattr(video, "pygobject_problem", lambda: None)
-    monkeypatch.setattr(video, "has_element", lambda name: False)
-    assert "nvidia-l4t-gstreamer" in video.jetson_problem(tmp_path)
-    monkeypatch.setattr(video, "has_element", lambda name: name == "nvv4l2decoder")
-    assert video.jetson_problem(tmp_path) is None
-    monkeypatch.setattr(video, "opencv_problem", lambda: None)
-    assert video.jetson_problem(tmp_path) is None
+    monkeypatch.setattr(gstreamer, "opencv_problem", lambda: "no OpenCV with it")
+    monkeypatch.setattr(gstreamer, "pygobject_problem", lambda: None)
+    monkeypatch.setattr(gstreamer, "has_element", lambda name: False)
+    assert "nvidia-l4t-gstreamer" in gstreamer.jetson_problem(tmp_path)
+    monkeypatch.setattr(gstreamer, "has_element", lambda name: name == "nvv4l2decoder")
+    assert gstreamer.jetson_problem(tmp_path) is None
+    monkeypatch.setattr(gstreamer, "opencv_problem", lambda: None)
+    assert gstreamer.jetson_problem(tmp_path) is None

@@ -20,7 +20,7 @@ def bench(*arguments):
 @pytest.mark.parametrize("extra", [[], ["--inline"]])
 def test_stages_of_the_demo(extra):
     lines = [json.loads(line) for line in bench("--frames", 3, "--json", *extra).stdout.splitlines()]
-    assert [line["stage"] for line in lines] == [stage for stage in STAGES if stage not in ("decode", "convert")]
+    assert [line["stage"] for line in lines] == [stage for stage in STAGES if stage != "decode"]
     for line in lines:
         assert list(line) == FIELDS
         assert (line["bench"], line["source"], line["frames"]) == ("camera", "demo", 3)
@@ -35,7 +35,7 @@ def test_stages_of_a_folder_for_a_person(tmp_path):
         Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / f"{number}.png")
     names, *rows = bench("--video", tmp_path, "--frames", 9).stdout.splitlines()
     assert names.split() == ["source", "stage", "ms", "p50", "[p95]", "frames"]
-    assert [row.split()[:2] for row in rows] == [[tmp_path.name, stage] for stage in STAGES if stage != "convert"]
+    assert [row.split()[:2] for row in rows] == [[tmp_path.name, stage] for stage in STAGES]
 
 
 def test_too_few_frames_are_refused(tmp_path):

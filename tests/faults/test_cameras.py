@@ -10,19 +10,19 @@ from faults import cameras
 ENDLESS = """
 import threading, psutil
 from http.client import HTTPMessage
-from edgevlm.apps.sources import network
+from edgevlm.apps.sources.ffmpeg import MultipartConnection
 
 class Response:
     def __init__(self):
-        self.headers, self.left = HTTPMessage(), 480
+        self.headers, self.left = HTTPMessage(), 8000
         self.headers["content-type"] = "multipart/x-mixed-replace; boundary=frame"
     def read1(self, size):
         self.left -= 1
-        return b"--frame\\r\\n\\r\\n" + bytes(size) if self.left > 0 else b""
+        return (b"--frame\\r\\n\\r\\n" + bytes(size))[:size] if self.left > 0 else b""
     def close(self): ...
 
 def read(barrier):
-    connection = network.MultipartConnection(Response(), 600)
+    connection = MultipartConnection(Response(), 600)
     barrier.wait()
     while connection.grab() is not None: ...
     connection.close()

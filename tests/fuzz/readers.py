@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from email.message import Message
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -149,20 +148,14 @@ class Response:
     """What MultipartConnection needs of an answer."""
 
     def __init__(self, data: bytes) -> None:
-        self.headers, self._data = Message(), io.BytesIO(data)
-        self.headers["Content-Type"] = "multipart/x-mixed-replace; boundary=b"
-
-    def read1(self, count: int) -> bytes:
-        return self._data.read(min(count, 100))
-
-    def close(self) -> None:
-        pass
+        self.read1, self.close = io.BytesIO(data).read, lambda: None
 
 
 def multipart(data: bytes) -> None:
-    connection = of("apps.sources.network", "MultipartConnection")(Response(data), 30.0)
+    connection = of("apps.sources.ffmpeg", "MultipartConnection")(Response(data), 30.0)
     while connection.grab() is not None:
         connection.retrieve()
+    connection.close()
 
 
 def picture(data: bytes) -> None:

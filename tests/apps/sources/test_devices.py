@@ -10,8 +10,7 @@ from kernel import META, Camera, Machine
 
 from edgevlm.apps.sources import devices as v4l2
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.devices import Device, devices, probe
-from edgevlm.apps.sources.usb import UsbConnection, device_path
+from edgevlm.apps.sources.devices import Device, UsbConnection, device_path, devices, probe
 from edgevlm.errors import SourceError
 
 HEADER = """

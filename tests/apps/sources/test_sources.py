@@ -106,7 +106,7 @@ def test_what_may_not_be_read_is_one_line(as_nobody):
     path = as_nobody / "clip.mp4"
     with pytest.raises(SourceError, match=r"cannot be read \(Permission denied\)"):
         open_source(None, str(path), SourceOptions(fps=2))
-    with pytest.raises(UserError, match=r"cannot be looked at \(Permission denied\)"):
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
         open_source(None, str(as_nobody / "locked" / "clip.mp4"), SourceOptions(fps=2))
 
 
