@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
-import http.client
 import io
 import os
-import socket
-import ssl
 import stat
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import av
+import httpx
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.sources.hosts import AllowedHosts, is_network
-from edgevlm.errors import SourceRefused, UserError
+from edgevlm.errors import SourceError, SourceRefused, UserError
 
 MAX_PIXELS = 1 << 24  # of a picture or of a video's frame
 MAX_SIDE = 1 << 14
@@ -99,43 +96,29 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         raise UserError("give an address without credentials and spaces")
     if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:
         raise UserError("pictures are not fetched from this host; send the picture itself, or add it to server.media_hosts")
-    port = port or (443 if parts.scheme == "https" else 80)
+    # an address that is listed as such is the operator's choice; a name leads to public ones alone
+    hosts = AllowedHosts([host] if settings.media_private or is_listed else None, private=False)
+    late = UserError(f"the picture did not come from {host} within {FETCH_S:g} s")
+    end, data = time.monotonic() + FETCH_S, b""
     try:
-        # an address that is listed as such is the operator's choice; a name leads to public ones alone
-        listed = [host] if settings.media_private or is_listed else None
-        link = AllowedHosts(listed, private=False).connect((host, port), FETCH_S)
-
-        def give_up() -> None:
-            with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-
-        deadline = threading.Timer(FETCH_S, give_up)
-        deadline.daemon = True
-        deadline.start()
-        try:
-            if parts.scheme == "https":
-                context = ssl.create_default_context()
-                link = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
-                link.do_handshake()
-            connection = http.client.HTTPConnection(host, port)
-            connection.sock = link  # the name is not looked up again
-            connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
-            response = connection.getresponse()
-            if response.status != 200:
-                follows = "; redirects are not followed" if 300 <= response.status < 400 else ""
-                raise UserError(f"the picture's host answered {response.status}{follows}")
-            data = response.read(settings.max_body + 1)
-        finally:
-            deadline.cancel()
-            link.close()
+        address = httpx.URL(url).copy_with(host=hosts.resolve(host, port or 0))
+        named: dict[str, Any] = {"headers": {"host": parts.netloc}, "extensions": {"sni_hostname": host}}
+        with httpx.Client(timeout=FETCH_S, trust_env=False) as client, client.stream("GET", address, **named) as response:
+            if response.status_code != 200:
+                follows = "; redirects are not followed" if response.has_redirect_location else ""
+                raise UserError(f"the picture's host answered {response.status_code}{follows}")
+            for piece in response.iter_raw():
+                data += piece
+                if len(data) > settings.max_body:
+                    raise UserError(f"the picture has more than {settings.max_body} bytes")
+                if time.monotonic() > end:
+                    raise late
     except SourceRefused:
         raise UserError(
             f"{host} is a private address; the server fetches nothing there unless server.media_private is set"
         ) from None
-    except (OSError, http.client.HTTPException):
-        raise UserError(f"the picture did not come from {host} within {FETCH_S:g} s") from None
-    if len(data) > settings.max_body:
-        raise UserError(f"the picture has more than {settings.max_body} bytes")
+    except (OSError, SourceError, httpx.HTTPError, httpx.InvalidURL):
+        raise late from None
     return data
 
 

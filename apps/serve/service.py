@@ -131,10 +131,7 @@ class Service:
         self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.hooks = Hooks()  # replaced before the service is opened
-        self.watches = Watches(
-            self._watchers, lambda: self.delivery, notify, lambda event: self.hooks.may_record(event),
-            lambda: self.hooks.cameras_elsewhere(),
-        )  # fmt: skip
+        self.watches = Watches(self._watchers, lambda: self.delivery, notify, lambda: self.hooks)
 
     def open(self) -> None:
         """Open sinks, all cameras and watches. Raises UserError for the first that cannot be, and closes the others."""
@@ -520,9 +517,8 @@ class Service:
         """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
         options = stream_options(replace(self._options, hosts=hosts), settings)
         model, config = self._model(settings.model or "demo"), self.config
-        every, pictures = config.state_every, config.server.max_pictures
         stream = CameraStream(
-            name, settings, model, options, folder, every, pictures, self._notify, self.watches, config.thumbnails,
+            name, settings, model, options, folder, config, self._notify, self.watches,
             None if folder.name.startswith(SWITCHED) else self.hooks.camera_address(self, name), self._state_key,
         )  # fmt: skip
         if self.journal is not None:

@@ -24,7 +24,7 @@ from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.run.watchdog import Notifier
-from edgevlm.apps.serve.config import CameraSettings, ThumbnailSettings
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
@@ -33,7 +33,6 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
-from edgevlm.runtime.files import private_folder
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
@@ -108,7 +107,7 @@ class FrameRates:
 
 
 class SignsOfLife(Notifier):
-    """Counts what a run of its own would tell a service manager."""
+    """Counts what a run of its own would report to a service manager."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -122,7 +121,7 @@ class SignsOfLife(Notifier):
 
 
 class Notes(Protocol):
-    """A camera's journal: written from its start to its close, and what stands in it before a question."""
+    """A camera's journal, and what it has for a question."""
 
     def start(self) -> None: ...
     def close(self) -> None: ...
@@ -142,18 +141,15 @@ class CameraStream:
         model: Model,
         options: SourceOptions,
         folder: Path,
-        every: float,
-        pictures: int,
+        config: ServeConfig,
         notify: Notify,
         watches: Watches,
-        thumbnails: ThumbnailSettings,
         snapshots: str | None = None,
         key: SnapshotKey | None = None,
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
-        folder: of its snapshots, written ``every`` so many seconds. pictures: that a question may show. watches: record events.
-        snapshots: the address where they go instead. key: encrypts them.
+        folder: of its pictures, and of its snapshots unless ``snapshots`` is their address. key: encrypts them.
         """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
         self.events, self._notify = Broadcast(), notify
@@ -164,35 +160,36 @@ class CameraStream:
         self.may_watch: Callable[[], bool] = lambda: True  # asked before each frame
         self.signs, self.pieces = SignsOfLife(), 0  # pieces: of answers
         self.hosts = options.hosts  # that its source may reach; None for any
+        self.journal: Notes | None = None
         self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
         self._idle = threading.Event()  # no frame is being taken in
         self._idle.set()
         self._address = secret(settings.source)
-        self._text_budget = replace(TextBudget.fitting(model.bundle.limit), pictures=pictures)
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None
+        every, kept = config.state_every, config.thumbnails
         try:
             self._writer = SnapshotWriter(snapshots or folder, every, self.notice, mask_credentials(self._source.name), key)
-            if snapshots is not None:
-                private_folder(folder)
-            self.session = self._open_session(self._writer)
-            kept = Thumbnails(folder, self.notice, every=every, cap=thumbnails.megabytes << 20, days=thumbnails.days)
+            self.session = self._open_session(config.server.max_pictures)
+            thumbnails = Thumbnails(folder, self.notice, every=every, cap=kept.megabytes << 20, days=kept.days)
         except BaseException:
             self._source.close()
             if self._writer is not None:
                 self._writer.close()
             raise
-        self.observer = MemoryWatch(self.session, kept)
+        self.observer = MemoryWatch(self.session, thumbnails)
         self._since = 0.0
         self._jpeg = math.nan, b""  # time and picture of the newest frame that was asked for
-        self._resume()
+        if self._writer.resumed is not None:
+            time_s, written = self._writer.resumed.about["session"]["time_s"], self._writer.resumed.about["written"]
+            self.observer.offset = written - time_s
+            self._go_on_from(time_s, time.time() - written)
         self.watcher = Watcher(
-            name, self.session, kept, taught=lambda question: self.loop.as_taught(question), record=watches.record,
+            name, self.session, thumbnails, taught=lambda question: self.loop.as_taught(question), record=watches.record,
             last=watches.last, changed=lambda fields: self._watch_changed(fields, watches), notify=self.notice,
             replays=self._address == "demo" or comes_to_an_end(self._address, None),
         )  # fmt: skip
         self.loop = self._make_loop()
-        self.journal: Notes | None = None
         self._thread = threading.Thread(target=self._watch, name=f"edgevlm-stream-{name}", daemon=True)
 
     def start(self) -> None:
@@ -388,19 +385,19 @@ class CameraStream:
             self.rates.clear()
             self._idle.set()
             if not self._closing.is_set():
-                self.events.send("state", {"state": self.state, "problem": self.problem})
+                self._tell_state()
             if self.paused:
                 self._source.close()
             else:
                 self._wake.wait(None if comes_to_an_end(self._address, None) else RETRY_S)
-            self._wait_while_paused()
+            self._wake.clear()
+            while self.paused and not self._closing.is_set():
+                self._wake.wait()
+                self._wake.clear()
         self._source.close()
 
-    def _wait_while_paused(self) -> None:
-        self._wake.clear()
-        while self.paused and not self._closing.is_set():
-            self._wake.wait()
-            self._wake.clear()
+    def _tell_state(self) -> None:
+        self.events.send("state", {"state": self.state, "problem": self.problem})
 
     def _reopen(self) -> None:
         """Open the source again behind the session's time. Raises UserError."""
@@ -409,27 +406,20 @@ class CameraStream:
         self._go_on_from(self.session.time_s, time.time() - self.observer.offset - self.session.time_s)
         self.loop = self._make_loop()
         self.problem = None
-        self.events.send("state", {"state": self.state, "problem": None})
+        self._tell_state()
 
     def _open_source(self) -> Source:
         return open_source(self._address, None, self._options)
 
-    def _open_session(self, writer: SnapshotWriter | None) -> Session:
+    def _open_session(self, pictures: int) -> Session:
         wanted = self.settings
-        budget = None if wanted.policy == "full" else wanted.budget
         session = Session.open(
-            self.model, policy=wanted.policy or "auto", budget=budget, state=writer,
-            append=wanted.append or "auto", encode=wanted.encode or "auto", text_budget=self._text_budget,
+            self.model, policy=wanted.policy or "auto", budget=None if wanted.policy == "full" else wanted.budget,
+            append=wanted.append or "auto", encode=wanted.encode or "auto", state=self._writer,
+            text_budget=replace(TextBudget.fitting(self.model.bundle.limit), pictures=pictures),
         )  # fmt: skip
         session.notify, session.rate = self.notice, self._options.fps
         return session
-
-    def _resume(self) -> None:
-        resumed = None if self._writer is None else self._writer.resumed
-        if resumed is not None:
-            time_s, written = resumed.about["session"]["time_s"], resumed.about["written"]
-            self.observer.offset = written - time_s
-            self._go_on_from(time_s, time.time() - written)
 
     def _go_on_from(self, time_s: float, away_s: float) -> None:
         """A recording goes on behind what was watched of it; a camera's clock has gone on for ``away_s``."""
@@ -438,12 +428,11 @@ class CameraStream:
 
     def _make_loop(self) -> RunLoop:
         self._source.prepare = FramePreparation(self.session.prepare, None)
-        plan = RunPlan(since=self._since)
         return RunLoop(
             self.session,
             self._source,
             LoopOutput(self),
-            plan,
+            RunPlan(since=self._since),
             observer=Observers(self.observer, self.watcher),
             notifier=self.signs,
             alone=False,
@@ -452,7 +441,7 @@ class CameraStream:
 
 
 class Observers:
-    """Both see each frame that the session has taken in."""
+    """Both see each frame that the session has taken in. The stream closes them, and keeps its session."""
 
     def __init__(self, memory: MemoryWatch, watcher: Watcher) -> None:
         self._memory, self._watcher = memory, watcher
@@ -461,33 +450,19 @@ class Observers:
         self._memory.watch(frame)
         self._watcher.watch(frame)
 
-    def reopen(self, session: Session, budget: str | None) -> None:
-        """A stream keeps its session."""
-
-    def close(self) -> None:
-        """The stream closes them."""
+    def reopen(self, session: Session, budget: str | None) -> None: ...
+    def close(self) -> None: ...
 
 
 class LoopOutput:
-    """Where a stream's run loop writes."""
+    """Where a stream's run loop writes; answers go to those who asked."""
 
     def __init__(self, stream: CameraStream) -> None:
-        self._stream = stream
+        self.stats = self.summary = stream.stats_line
+        self.notice = stream.notice
 
-    def answer(self, answer: AnswerEvent) -> None:
-        """Answers go to those who asked."""
-
-    def piece(self, text: str) -> None:
-        """Pieces go to those who asked."""
-
-    def stats(self, stats: StatsEvent) -> None:
-        self._stream.stats_line(stats)
-
-    def summary(self, stats: StatsEvent) -> None:
-        self._stream.stats_line(stats)
-
-    def notice(self, text: str) -> None:
-        self._stream.notice(text)
+    def answer(self, answer: AnswerEvent) -> None: ...
+    def piece(self, text: str) -> None: ...
 
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:

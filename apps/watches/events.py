@@ -203,10 +203,8 @@ class EventStore(Store):
         limit: int = 100,
     ) -> list[WatchEvent]:
         """Events, newest first. since, until: seconds since 1970, both included. text: part of camera, watch or question."""
-        where = {
-            "time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch,
-            "instr(lower(camera || char(10) || watch || char(10) || question), lower(?))": text or None,
-        }  # fmt: skip
+        where: dict[str, Any] = {"time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch}
+        where["instr(lower(camera || char(10) || watch || char(10) || question), lower(?))"] = text or None
         return [_event(*row) for row in self._find(COLUMNS, where, "time DESC, number DESC", limit)]
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import WatchEvent
@@ -17,11 +17,17 @@ from edgevlm.progress import Notify
 MAX_WATCHES = 256
 
 
+class WatchHooks(Protocol):
+    """What a cluster's node knows: whether an event may be recorded, and which cameras other nodes watch."""
+
+    def may_record(self, event: WatchEvent) -> bool: ...
+    def cameras_elsewhere(self) -> Collection[str]: ...
+
+
 class Watches:
     """Watches by name. Any thread may call any method.
 
-    watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch. may_record: asked
-    before each event. elsewhere: cameras that other nodes of a cluster watch.
+    watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch.
     """
 
     def __init__(
@@ -29,14 +35,12 @@ class Watches:
         watchers: Callable[[], Mapping[str, Watcher]],
         delivery: Callable[[], Delivery],
         notify: Notify,
-        may_record: Callable[[WatchEvent], bool],
-        elsewhere: Callable[[], Collection[str]],
+        hooks: Callable[[], WatchHooks],
     ) -> None:
         self.watches: dict[str, Watch] = {}
-        self._watchers, self._delivery, self._notify = watchers, delivery, notify
+        self._watchers, self._delivery, self._notify, self._hooks = watchers, delivery, notify, hooks
         self._lock = threading.RLock()
         self._announced: list[WatchStatus] = []
-        self._may_record, self._elsewhere = may_record, elsewhere
 
     def add(self, watch: Watch) -> None:
         """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
@@ -46,7 +50,7 @@ class Watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
             if len(self.watches) >= MAX_WATCHES:
                 raise UserError(f"there are {MAX_WATCHES} watches already; remove one first")
-            there = {*self._watchers(), *self._elsewhere()}
+            there = {*self._watchers(), *self._hooks().cameras_elsewhere()}
             for camera in watch.cameras:
                 if camera not in there:
                     raise FieldError("cameras", f"there is no camera {camera!r}; {nearest(camera, there)}")
@@ -121,7 +125,7 @@ class Watches:
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
         """Write an event, and send it where the watch is ``on`` it."""
-        if self._may_record(event):
+        if self._hooks().may_record(event):
             self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:

@@ -205,7 +205,7 @@ def test_names_that_change_their_address_lead_to_the_one_that_was_checked(monkey
     public, connected = ("93.184.216.34", 80), []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", public)])
     monkeypatch.setattr(
-        socket, "create_connection", lambda address, timeout: connected.append(address) or pytest.fail("opened")
+        socket, "create_connection", lambda address, *_, **__: connected.append(address) or pytest.fail("opened")
     )
     with pytest.raises(BaseException):  # noqa: B017, PT011
         media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=["camera.example"]))
