@@ -1,4 +1,4 @@
-"""Text of ``pydoc``'s help topics, and what a decoder's matrices are multiplied with while it reads them."""
+"""Passages of ``pydoc``'s help topics, and the inputs of a decoder's matrices while it reads them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from edgevlm.runtime.positions import rope_tables
 
 
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
-    """The beginnings of topics, ``length`` tokens each and ``tokens`` in all; the last may be shorter.
-
-    Half of the topics, every other one, are for measuring on (``held_out``), the rest for calibrating.
-    """
+    """The beginnings of topics, ``length`` tokens each and ``tokens`` in all; every other topic is ``held_out``."""
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     found: list[list[int]] = []
     for name in sorted(topics)[held_out::2]:
@@ -37,10 +34,7 @@ LARGEST = np.float32(65504)  # of float16: many models pile up activations on a 
 
 
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:
-    """``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down`` to rows ``[n, in]`` of their input, for every layer.
-
-    The text is that of :func:`passages`, TOKENS in all. bundle: in fp32.
-    """
+    """Map ``layer{l}.qkv``, ``.output``, ``.gate_up`` and ``.down`` of an fp32 bundle to rows ``[n, in]`` of their input."""
     model = Model.load(bundle.path)
     texts = passages(TOKENS, min(LENGTH, bundle.limit), model.encode, held_out=False)
     session = _with_inputs_of_matrices(bundle)
@@ -54,7 +48,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
 
 
 def _with_inputs_of_matrices(bundle: Bundle) -> Any:
-    """A session of the bundle's whole graph that gives what its matrices are multiplied with, too."""
+    """A session of the bundle's whole graph that also outputs its matrices' inputs."""
     onnx, ort = import_module("onnx"), import_module("onnxruntime")
     graph = onnx.load(bundle.file(bundle.decoder.graphs["full"]), load_external_data=False)
     for layer in range(bundle.decoder.layers):

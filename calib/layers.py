@@ -26,9 +26,9 @@ CANDIDATES = 6  # lowest layers that are tried as PureKV's CLIE layer
 
 
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
-    """Watch each clip under full KV and measure every layer; measurements are averaged over clips.
+    """Watch each clip under full KV and measure every layer, averaged over clips.
 
-    frames: of each clip; None takes as many as the model's positions hold, 6,000 tokens at most. Raises UserError for clips too
+    frames: of each clip; None takes all that the model's positions hold, up to 6,000 tokens. Raises UserError for clips too
     short, and for frames that cannot be held.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
@@ -42,7 +42,7 @@ def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, pr
 
 
 def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tuple[str, ...]) -> Calibration:
-    """The calibration that traces of the same model amount to."""
+    """Combine traces of the same model."""
     layers = range(len(traces[0].norms))
     cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
     age_fractions = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
@@ -82,7 +82,7 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
 
 
 def _over_clips(fractions: Sequence[Float64]) -> list[float]:
-    """The mean fraction of each age ``[longest clip]``, over the clips that are as long, normalised."""
+    """The mean fraction of each age ``[longest clip]`` over the clips that reach it, normalised."""
     means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
@@ -92,7 +92,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Fraction of attention to vision ``[n]``, in stream order, that goes to each frame: ``[frames]``, newest first."""
+    """Fraction of the attention to vision ``[n]`` that goes to each frame: ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
@@ -103,15 +103,15 @@ def newest_tenth(frames: int) -> int:
 
 
 def recency(age: Float64) -> float:
-    """The fraction of the newest tenth of the frames: tenth / frames where attention is even, 1 where it is all there."""
+    """The fraction of the attention that goes to the newest tenth of the frames."""
     return float(age[: newest_tenth(len(age))].sum())
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Autocorrelation of log attention ``[n]`` at lag p = n / frames, its trend taken out: 1 for one pattern in all frames.
+    """Autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all frames.
 
-    The trend is a centred moving mean over one frame (for even p over p + 1 tokens with half weight at both ends), so that
-    decay with age, however steep, is no pattern. 0 for attention without any.
+    The trend is a centred moving mean over one frame (for even p over p + 1 tokens, both ends at half weight), so that decay
+    with age is no pattern. 0 for attention without a pattern.
     """
     period = len(attention) // frames
     if period < 2:
@@ -127,8 +127,9 @@ def periodicity(attention: Float64, frames: int) -> float:
 
 
 def classify(recent: float, flat: float, periodic: float) -> LayerClass:
-    """Shallow: more than half of the attention is on the newest tenth of the frames. Deep: at most twice its even fraction
-    (``flat``) is there, and the pattern of one frame repeats in the next. Middle: what is between.
+    """Classify a layer by its attention on the newest tenth of the frames, ``flat`` where attention is even.
+
+    Shallow: more than half. Deep: at most twice ``flat``, and the pattern of one frame repeats in the next. Middle: the rest.
     """
     if recent > DOMINATED:
         return "shallow"
@@ -136,10 +137,9 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """The depths (middle_from, deep_from) whose shallow, middle and deep layers differ least from ``classes``.
+    """The depths (middle_from, deep_from) whose classes differ least from ``classes`` (shallow for deep counts two).
 
-    The difference counts classes (shallow for deep is two), summed over layers; of equal ones the pair next to HERMES's
-    depths, .1 L and .7 L, is taken.
+    Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
     """
     layers = len(classes)
     ranks = np.array([CLASSES.index(name) for name in classes])
@@ -156,9 +156,8 @@ def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
 def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
     """tau1 < tau2 < tau3 that split the layers' CV at its quartiles: the least varying quarter gets window 7, the next 5, 3, 1.
 
-    tau_k lies half way between the two neighbours in sorted order around rank ceil(k L / 4), so that no layer's own CV is on a
-    border; where CV rises with depth the windows are those of the preset. Of fewer than 4 layers, or equal ones, some windows
-    are left out.
+    tau_k is half way between the sorted neighbours of rank ceil(k L / 4), so that no layer is on a border. Fewer than 4 layers,
+    or equal ones, leave some windows out.
     """
     ordered = np.sort(np.asarray(cv, np.float64))
     borders: list[float] = []
@@ -170,13 +169,13 @@ def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ranks(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Ranks 1..n of ``[n]`` values, equal ones sharing the mean of theirs."""
+    """Ranks 1..n of ``[n]`` values; ties share their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[place]
 
 
 def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
-    """Spearman's rank correlation of two lists ``[n]``: Pearson's of their ranks; 0 where one of them is constant."""
+    """Spearman's rank correlation of two lists ``[n]``; 0 where one of them is constant."""
     x, y = ranks(a), ranks(b)
     if x.std() == 0 or y.std() == 0:
         return 0.0
@@ -186,10 +185,9 @@ def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
 def layer_rank_correlation(
     mass: Sequence[NDArray[np.floating]], norms: Sequence[NDArray[np.floating]]
 ) -> list[list[float | None]]:
-    """Per candidate c and layer l > c the correlation of ``S^c ||V^l||`` (eq. 4) with ``S^l ||V^l||`` (eq. 3), over KV heads.
+    """Correlate ``S^c ||V^l||`` (PureKV's eq. 4) with ``S^l ||V^l||`` (eq. 3) for candidates c and layers l > c, else None.
 
-    mass: per layer S of the n tokens before the newest w, ``[kv_heads, n]``; norms: ||V||, of those and what follows. Layers up
-    to the candidate have None.
+    mass: per layer S of the n tokens before the newest w, ``[kv_heads, n]``; norms: ||V|| of all tokens.
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]

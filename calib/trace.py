@@ -38,10 +38,10 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """One clip of ``frames`` frames of p tokens, all of them held; n = frames * p tokens in stream order.
+    """A clip's n = frames * p tokens in stream order, all of them held.
 
-    attention: what each vision token gets from the question rows, mean over heads, rows and questions of ``softmax(q K^T /
-    sqrt D)``. norms: L2 norms of values. mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
+    attention: of the question rows to each vision token, mean over heads, rows and questions. norms: L2 norms of values.
+    mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
     """
 
     frames: int
@@ -52,7 +52,7 @@ class ClipTrace:
 
 @dataclass
 class TracedFull(Full):
-    """The full policy, keeping the rotated queries of the newest WINDOW vision rows in all layers."""
+    """The full policy, which also keeps the rotated queries of the newest WINDOW vision rows in all layers."""
 
     def __post_init__(self) -> None:
         self.queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
@@ -70,7 +70,7 @@ class TracedFull(Full):
 
 
 class ClipTracer:
-    """Watches clips with one model. ``frames``: as many as asked for; None: all that fit, up to MOST_TOKENS.
+    """Watches clips with one model. frames: None for all that fit, up to MOST_TOKENS.
 
     Raises UserError when they cannot be held in full.
     """
@@ -92,7 +92,7 @@ class ClipTracer:
         return self.model.encode(self._chat.suffix([], question))
 
     def __call__(self, clip: Clip) -> ClipTrace:
-        """Watch a clip, or its beginning. Raises UserError for one that is too short."""
+        """Watch a clip, or its beginning. Raises UserError if it is too short."""
         policy = TracedFull()
         stream = self._watch(clip, policy)
         if stream.frames < FEWEST_FRAMES:

@@ -1,4 +1,4 @@
-"""What was measured: kept in a checkpoint while calibration runs, then written into the bundle."""
+"""Keeps measurements in a checkpoint while calibration runs, then writes them into the bundle."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from edgevlm.runtime.model import Model
 
 @contextmanager
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the checkpoint folder beside ``target`` for these settings, with what an earlier run left there.
+    """Yield the checkpoint folder beside ``target`` for these settings, as an earlier run left it.
 
-    It is removed when the block ends well, and with it those of other settings that no process is using. ``settings`` are all
-    that a checkpoint depends on. Raises UserError where another process is using it, and where it cannot be made.
+    When the block ends well it is removed, with those of other settings that no process uses. Raises UserError where another
+    process uses it, and where it cannot be made.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = target.parent / f"{_prefix(target)}{digest[:12]}"
@@ -75,7 +75,7 @@ def _remove_unless_in_use(folder: Path, own: Path) -> None:
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
-    """Raise UserError, one line, where :func:`write_calibration` could not write; cheap, so ask before long work."""
+    """Raise UserError where :func:`write_calibration` could not write; call it before long work."""
     if out is not None:
         check_target(out, force=False)
         return
@@ -93,13 +93,11 @@ def write_calibration(
     *,
     out: Path | None = None,
 ) -> Path:
-    """Write what was measured and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
+    """Write measurements and list them in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns the folder.
 
-    What is not given stays as it is; but older choices go where layers or scales are given: they were made on other numbers.
-
-    In place the new bundle is a second folder of hard links that takes the place of the old one, so that the weights are not
-    copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
-    was loaded, and for every failure to write.
+    Parts not given stay, except for older choices where layers or scales are given. In place, a folder of hard links replaces
+    the old one, so that weights are not copied and readers of the old bundle continue. Raises UserError if the bundle changed
+    since ``bundle`` was loaded, and for every failure to write.
     """
     source = bundle.path.resolve()
     target = source if out is None else out
@@ -108,14 +106,12 @@ def write_calibration(
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["files"] != {name: asdict(record) for name, record in bundle.files.items()}:
             raise UserError(f"{source}: has changed while it was measured; calibrate it again")
-        if calibration is not None:
-            _put(folder, CALIBRATION, calibration.to_json(), manifest["files"])
-        if choices is not None:
-            _put(folder, CHOICES, choices.to_json(), manifest["files"])
-        elif (calibration is not None or scales is not None) and manifest["files"].pop(CHOICES, None):
+        for name, part in ((CALIBRATION, calibration), (CHOICES, choices), (EVIDENCE, evidence)):
+            if part is not None:
+                _write(folder / name, part.to_json())
+                manifest["files"][name] = asdict(hash_file(folder / name))
+        if choices is None and (calibration or scales) and manifest["files"].pop(CHOICES, None):
             (folder / CHOICES).unlink()
-        if evidence is not None:
-            _put(folder, EVIDENCE, evidence.to_json(), manifest["files"])
         if scales is not None:
             (folder / SCALES).unlink()
             scales.save(folder / SCALES)
@@ -124,11 +120,6 @@ def write_calibration(
         written = Bundle.load(folder, verify="size")
         written.calibration(), written.choices(), written.evidence_heads()
     return target
-
-
-def _put(folder: Path, name: str, raw: bytes, records: dict[str, object]) -> None:
-    _write(folder / name, raw)
-    records[name] = asdict(hash_file(folder / name))
 
 
 def _link(source: str, target: str) -> None:
@@ -140,14 +131,14 @@ def _link(source: str, target: str) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Write a new file in the place of what may be a link to the old bundle's."""
+    """Replace what may be a link to the old bundle's file."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle as it will be once what was measured has been written. None: what it has stays."""
+    """A bundle as it will be once the measurements are written; None keeps its own."""
 
     measured: Calibration | None
     scales: KVScales | None
@@ -169,6 +160,6 @@ def as_calibrated(
     scales: KVScales | None = None,
     evidence: EvidenceHeads | None = None,
 ) -> Model:
-    """The model, on whose sessions policies run on this calibration and int8 caches on these scales; it shares the engine."""
+    """The same model with this calibration, scales and evidence heads; it shares the engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
     return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales, evidence=evidence))

@@ -7,15 +7,13 @@ from dataclasses import asdict, replace
 import pytest
 
 from edgevlm.calib import write_calibration
-from edgevlm.errors import BundleError, UserError
+from edgevlm.errors import BundleError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CHOICES as FILE
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Candidate, Choice, Choices
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.opening import chosen_policy
-from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.settings import check_policy
 
 KNOWN = tuple(name for name, policy in POLICIES.items() if policy.bounded)
 HERMES = Candidate("hermes", 60, 0.25, 0.2, 0.3, 9.5, 1000, 0.75)
@@ -101,41 +99,11 @@ def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, 
     assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")
 
 
-def test_where_nothing_was_told_apart_the_fallback_runs_and_says_so(opened):
-    undecided = replace(CHOICES, budgets=(Choice(64, None, (HERMES, UNIFORM), ()),))
-    assert Choices.from_json(undecided.to_json()) == undecided
-    session = opened(undecided, 64)
-    assert session.policy == "infinipot-v"
-    assert session.basis.startswith("auto: infinipot-v, as no policy was clearly better at budget 64; ")
-
-
-def test_a_budget_far_from_any_measured_one_is_warned_of(copy, made_up):
-    write_calibration(Bundle.load(copy), made_up(), CHOICES)
-    bundle = Bundle.load(copy)
-    far, near = (chosen_policy(bundle, budget)[1] for budget in (2048, 320))
-    there = f"compare there (edgevlm calibrate {copy} --budget 2048)"
-    assert far.endswith(f"at budget 160, the measured budget nearest to 2048, which is far from it; {there}")
-    assert near.endswith("at budget 160, the measured budget nearest to 320")
-
-
-def test_policies_newer_than_the_choice_are_named(opened):
-    older = replace(CHOICES, known=tuple(name for name in KNOWN if name not in ("h2o", "purekv")))
-    session = opened(older, 64)
-    assert session.policy == "hermes"
-    assert "at budget 64; not compared: h2o, purekv, newer than that (edgevlm calibrate" in session.basis
-
-
 def test_a_choice_that_is_not_installed_is_said(opened):
     gone = replace(HERMES, policy="forgotten:x=1")
     session = opened(replace(CHOICES, budgets=(Choice(64, gone.policy, (gone,), ()),)), 64)
     assert session.policy == "infinipot-v"
     assert "auto: infinipot-v, as forgotten:x=1, chosen at budget 64, is not installed; compare again" in session.basis
-
-
-def test_settings_of_a_choice_are_kept(opened):
-    chosen = replace(UNIFORM, policy="uniform:target=0.5")
-    session = opened(replace(CHOICES, budgets=(Choice(64, chosen.policy, (chosen,), ()),)), 64)
-    assert (session.policy, session._stream.policy.target) == ("uniform", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -177,14 +145,3 @@ def test_what_is_no_choices_is_refused():
     assert Choices.from_json(CHOICES.to_json().replace(b'"format": 2', b'"format": 1')) == CHOICES
     with pytest.raises(ValueError, match="is of format 3 and this edgevlm reads formats 1 to 2"):
         Choices.from_json(CHOICES.to_json().replace(b'"format": 2', b'"format": 3'))
-
-
-def test_auto_is_a_name_without_settings():
-    check_policy("auto")
-    check_policy("h2o:recent=0.25")
-    with pytest.raises(UserError, match="auto takes no settings"):
-        check_policy("auto:alpha=1")
-    with pytest.raises(UserError, match="there is no policy 'autos'"):
-        check_policy("autos")
-    with pytest.raises(UserError, match="there is no policy 'auto'"):
-        create_policy("auto")

@@ -81,13 +81,3 @@ def test_a_paired_difference_has_the_interval_that_a_bootstrap_of_streams_gives(
 def test_what_cannot_be_paired():
     with pytest.raises(ValueError, match="same questions"):
         difference([[True], [True, False]], [[True], [True]])
-
-
-def test_no_difference_is_larger_than_one():
-    found = difference([[True], [True], [False]], [[False], [False], [False]])
-    assert (found.value, found.high) == (pytest.approx(2 / 3), 1.0)
-
-
-def test_alike_is_no_difference():
-    found = difference([[True, False], [], [True]], [[True, False], [], [True]])
-    assert (found.value, found.low, found.high, found.clusters) == (0, 0, 0, 2)

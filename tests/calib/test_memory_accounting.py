@@ -12,8 +12,6 @@ from edgevlm.calib.accuracy.variants import PLAIN, Budget, SkippedRun, Variant, 
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_case
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
-from edgevlm.runtime.policies.retrieval import Retrieval
-from edgevlm.runtime.session import Session
 from edgevlm.runtime.stateful import Stateful
 
 GRID, BUDGET = (2, 2), 12
@@ -99,15 +97,6 @@ def test_arrays_that_a_users_policy_does_not_declare_are_refused(hide):
     policy.more = hide(np.zeros(8))
     with pytest.raises(UserError, match="policy mine keeps arrays in more, which its state_fields must name as an array, a"):
         peak.measure(Filled(1, 8, GRID, np.random.default_rng(0)).cache, policy)
-
-
-@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if issubclass(kind, Retrieval)])
-def test_a_users_subclass_of_our_policies_needs_declare_no_more_than_we(name):
-    with Session.open("demo", policy=name, budget=256, chunk=2, append="all") as session:
-        for shade in range(40):
-            session.watch(np.full((56, 56, 3), 6 * shade, np.uint8))
-        assert session.ask("how many?", max_tokens=1).text is not None
-        assert session._stream.policy.undeclared() == []
 
 
 @pytest.mark.parametrize("name", [*evicting(), "snapkv:clie=1", "h2o:clie=1", "streaming-llm:clie=1"])

@@ -17,7 +17,6 @@ from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import AppendTrial, Choices
-from edgevlm.runtime.changes import References
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import AppendChanged
 
@@ -109,21 +108,3 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     table = list(command.policy_table(found.policies))
     assert any(line.startswith(f"append: changed:tau={append.tau:g}, ") for line in table)
     assert table[-1] == f"encode: {encode.setting}, {encode.best.encoded:.3f} of the patches"
-
-
-@pytest.mark.usefixtures("few_streams")
-def test_a_model_whose_features_hide_what_changes_keeps_whole_frames(tmp_path, monkeypatch):
-    changed = References.changed
-    monkeypatch.setattr(References, "changed", lambda self, frame: changed(self, frame) & (self.seq < 0))
-    monkeypatch.setattr(module, "TAUS", (0.999,))
-    found = calibrate(tmp_path / "demo", lambda what: None)
-    append = found.policies.append
-    assert (append.tau, append.refreshed) == (None, None)
-    assert append.trials[0].appended < 0.1
-    assert append.trials[0].ci_low > append.bound
-    table = list(command.policy_table(found.policies))
-    assert "append: all; no tau saves tokens and surely loses at most 0.02; more or longer clips may tell" in table
-    assert (found.policies.encode.setting, table[-1].partition(";")[0]) == (None, "encode: all")
-    with Session.open(tmp_path / "demo", budget=64) as session:
-        assert session._stream.references is None
-        assert session._chunk.encoder is None

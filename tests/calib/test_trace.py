@@ -1,7 +1,5 @@
 """What is observed of a clip is what transformers computes over the same rows in one forward."""
 
-from unittest.mock import Mock
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from pictures import frames
 
 from edgevlm.calib import Clip, calibrate
 from edgevlm.calib.trace import WINDOW, ClipTracer
-from edgevlm.errors import BundleError, UserError
+from edgevlm.errors import UserError
 
 QUESTIONS = ("what color was the square?", "how many are there now?")
 
@@ -95,17 +93,3 @@ def test_too_little_is_refused(model):
         calibrate(model, [clip(model, 9, "short.mp4")])
     with pytest.raises(UserError, match="5 frames are too few"):
         calibrate(model, [clip(model, 99)], frames=5)
-
-
-def test_frames_that_memory_cannot_hold(model, monkeypatch):
-    from collections import namedtuple
-
-    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available total")(1000, 1000))
-    with pytest.raises(UserError, match=r"12 frames cannot be held in full \(.*\); give fewer --frames"):
-        calibrate(model, [clip(model, 99)], frames=12)
-
-
-def test_a_file_that_cannot_be_read_is_no_matter_of_frames(model, monkeypatch):
-    monkeypatch.setattr("edgevlm.calib.trace.Stream", Mock(side_effect=BundleError("evidence.json: cannot be read")))
-    with pytest.raises(BundleError, match=r"^evidence.json: cannot be read$"):
-        calibrate(model, [clip(model, 99)], frames=12)

@@ -1,12 +1,17 @@
-"""Thresholds split the layers' variation into quarters, and the policy then uses the window of each quarter."""
+"""What policies do with a calibration: windows, layer classes, the CLIE layer; settings override it."""
+
+import shutil
 
 import numpy as np
 import pytest
 
+from edgevlm.calib import write_calibration
 from edgevlm.calib.layers import thresholds
-from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
+from edgevlm.runtime.policies.infinipot_v import WINDOWS
+from edgevlm.runtime.session import Session
 
 
 def norms_of(cv, count=2000):
@@ -18,12 +23,6 @@ def windows(text, cvs, calibration=None):
     policy = create_policy(text)
     policy.attach(64, StreamShape(len(cvs), 4, 3, calibration=calibration))
     return [policy._window(layer, norms_of(cv)) for layer, cv in enumerate(cvs)]
-
-
-def test_variation_is_sigma_over_mu():
-    assert variation(norms_of(0.3)) == pytest.approx(0.3)
-    assert variation(7 * norms_of(0.3)) == pytest.approx(0.3)
-    assert variation(np.zeros((2, 4))) == 0
 
 
 @pytest.mark.parametrize("layers", [4, 5, 6, 7, 24, 28, 33])
@@ -57,23 +56,6 @@ def test_the_policy_takes_what_was_measured_unless_it_is_set(made_up):
     assert windows("infinipot-v:tau=0.01/0.02/0.45", cvs, measured) == [3, 3, 3, 3, 1]
 
 
-def test_it_says_what_it_runs_on(made_up):
-    def basis(text, calibration):
-        policy = create_policy(text)
-        policy.attach(64, StreamShape(5, 4, 3, calibration=calibration))
-        return policy.basis
-
-    assert basis("infinipot-v", None).startswith("default thresholds, as the model's layers were not measured")
-    assert basis("infinipot-v", made_up()) == "calibrated 2026-11-21 on a.mp4, 10 frames: thresholds 0.15/0.25/0.35"
-    assert basis("infinipot-v:tau=preset", made_up()) == "default thresholds, as set"
-    assert basis("infinipot-v:tau=1/2/3", made_up()) == "thresholds 1/2/3, as set"
-    assert basis("purekv", None) == "default layer, as the model's layers were not measured (edgevlm calibrate)"
-    assert basis("purekv", made_up()) == "calibrated 2026-11-21 on a.mp4, 10 frames: clie 0"
-    assert basis("purekv:clie=2", made_up()) == "clie 2, as set"
-    assert basis("purekv:cross=off", made_up()) == ""
-    assert basis("sliding-window", made_up()) == ""
-
-
 def test_purekv_takes_the_layer_that_was_measured_unless_it_is_set(made_up):
     def probed(text, calibration):
         policy = create_policy(text)
@@ -88,14 +70,30 @@ def test_purekv_takes_the_layer_that_was_measured_unless_it_is_set(made_up):
     assert probed("snapkv", measured) == (0, 1, 2, 3, 4), "a booster is asked for"
 
 
-def test_one_policy_attached_again_forgets_the_other_model(made_up):
-    policy = create_policy("infinipot-v")
-    policy.attach(64, StreamShape(5, 4, 3, calibration=made_up()))
-    policy.attach(64, StreamShape(5, 4, 3))
-    assert policy._window(4, norms_of(0.01)) == 1
+def hermes(text, calibration=None):
+    """The policy, and the class of each layer: 0 shallow, 1 middle, 2 deep."""
+    policy = create_policy(text)
+    policy.attach(64, StreamShape(5, 4, 3, calibration=calibration))
+    return policy, [policy.kind_of(layer) for layer in range(5)]
 
 
-@pytest.mark.parametrize("tau", ["presets", "1/2", "3/2/1", "1/2/x"])
-def test_thresholds_that_are_none_are_refused(tau):
-    with pytest.raises(UserError, match="policy infinipot-v: "):
-        create_policy(f"infinipot-v:tau={tau}")
+def test_hermes_takes_the_depths_that_were_measured_unless_one_is_set(made_up):
+    measured = made_up(middle_from=2, deep_from=4)
+    assert hermes("hermes")[1] == [1, 1, 1, 2, 2]
+    assert hermes("hermes", measured)[1] == [0, 0, 1, 1, 2]
+    assert hermes("hermes:shallow=0.1,deep=0.7", measured)[1] == [1, 1, 1, 2, 2]
+    assert hermes("hermes:shallow=0.4", measured)[1] == [0, 0, 1, 2, 2]
+    policy, _ = hermes("hermes:layer_weights=1/1/2", measured)
+    assert policy.needs.guidance_layers == (2, 3, 4)
+    assert policy.layer_budgets.tolist() == [53, 53, 53, 53, 108]
+    assert hermes("hermes", made_up(middle_from=5, deep_from=5))[0].needs.guidance == ()
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_session_names_what_it_runs_on(bundle, tmp_path, made_up, calibrated):
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    if calibrated:
+        write_calibration(Bundle.load(copy), made_up(middle_from=2, deep_from=4))
+    with Session.open(Model.load(copy, threads=1), budget=64, policy="hermes") as session:
+        assert session._stream.policy.needs.guidance_layers == tuple(range(2 if calibrated else 0, 5))
+        assert session.basis.startswith("hermes: calibrated 2026-11-21" if calibrated else "hermes: default depths")

@@ -5,7 +5,18 @@ import itertools
 import numpy as np
 import pytest
 
-from edgevlm.calib.layers import ages, boundaries, classify, newest_tenth, periodicity, recency
+from edgevlm.calib.layers import (
+    ages,
+    best_clie_layer,
+    boundaries,
+    classify,
+    layer_rank_correlation,
+    newest_tenth,
+    periodicity,
+    ranks,
+    recency,
+    spearman,
+)
 
 FRAMES, PER_FRAME = 40, 9
 
@@ -45,11 +56,6 @@ def test_ages_are_newest_first_and_sum_to_one():
     assert recency(np.array([0.4] + [0.1] * 6)) == pytest.approx(0.4)
 
 
-def test_recency_is_that_of_the_exponential():
-    age = ages(planted(7, 1, noise=0), FRAMES)
-    assert recency(age) == pytest.approx((1 - np.exp(-0.7)) / (1 - np.exp(-7)), abs=0.01)
-
-
 @pytest.mark.parametrize("per_frame", [2, 8, 9])
 def test_decay_is_no_pattern_and_a_pattern_survives_decay(per_frame):
     rng = np.random.default_rng(1)
@@ -57,13 +63,6 @@ def test_decay_is_no_pattern_and_a_pattern_survives_decay(per_frame):
     pattern = np.tile(rng.normal(size=per_frame), FRAMES)
     steep = np.exp(pattern) * planted(30, 1, noise=0, per_frame=per_frame)
     assert periodicity(steep, FRAMES) == pytest.approx(1, abs=1e-6)
-
-
-def test_a_pattern_of_another_period_is_none_of_a_frame():
-    steps = np.arange(FRAMES * PER_FRAME)
-    assert periodicity(np.exp(np.cos(2 * np.pi * steps / PER_FRAME)), FRAMES) == pytest.approx(1)
-    assert periodicity(np.exp(np.cos(2 * np.pi * steps / (2 * PER_FRAME))), FRAMES) < -0.9
-    assert abs(periodicity(planted(0, 1, noise=1), FRAMES)) < 0.15
 
 
 def test_nothing_to_measure_is_no_pattern():
@@ -86,3 +85,52 @@ def test_boundaries_of_disorder_disagree_least():
     assert boundaries([s, s, d, m, d, d]) == (2, 4), "either side of layer 2 costs one: .7 L is nearer"
     assert boundaries([d, d, d, d]) == (0, 0)
     assert boundaries([s] * 10) == (10, 10)
+
+
+def by_hand(a, b):
+    """1 - 6 sum d^2 / (n (n^2 - 1)), for values without ties; ranks by counting."""
+    n = len(a)
+    gaps = [sum(y < x for y in a) - sum(y < w for y in b) for x, w in zip(a, b, strict=True)]
+    return 1 - 6 * sum(d * d for d in gaps) / (n * (n * n - 1))
+
+
+def test_spearman_is_the_textbooks():
+    random = np.random.default_rng(0)
+    for n in (2, 3, 10, 101):
+        a, b = random.normal(size=(2, n))
+        assert spearman(a, b) == pytest.approx(by_hand(a, b))
+        assert spearman(a, np.exp(3 * a)) == pytest.approx(1)
+        assert spearman(a, -a) == pytest.approx(-1)
+
+
+def test_ties_share_their_mean_rank():
+    assert ranks(np.array([10, 20, 10, 30, 20, 20])).tolist() == [1.5, 4, 1.5, 6, 4, 4]
+    assert spearman(np.array([1, 2, 2, 3]), np.array([1, 3, 2, 4])) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert spearman(np.ones(5), np.arange(5)) == 0
+
+
+def test_a_planted_layer_is_found():
+    """Layer 1's attention orders tokens as all above do; layers 0 and 2 are noise. Norms differ by layer."""
+    random = np.random.default_rng(1)
+    truth = random.exponential(size=(2, 300))
+    noise = random.exponential(size=(3, 2, 300))
+    mass = [noise[0], truth, noise[1]] + [truth * random.uniform(0.9, 1.1, truth.shape) for _ in range(7)]
+    norms = [random.uniform(0.8, 1.2, (2, 332)) for _ in mass]
+    table = layer_rank_correlation(mass, norms)
+    assert len(table) == 6
+    assert [[run is None for run in row] for row in table] == [[layer <= c for layer in range(10)] for c in range(6)]
+    assert min(table[1][layer] for layer in range(3, 10)) > 0.9
+    assert max(abs(table[0][layer]) for layer in range(1, 10)) < 0.4
+    assert best_clie_layer([row[:] for row in table[:3]]) == 1
+
+
+def test_value_norms_weigh_both_sides():
+    """Constant attention: both rankings are the norms' own, so they agree wholly (eqs. 3 and 4)."""
+    norms = [np.random.default_rng(layer).uniform(1, 2, (1, 50)) for layer in range(2)]
+    mass = [np.full((1, 50), 0.5), np.full((1, 50), 0.25)]
+    assert layer_rank_correlation(mass, norms) == [[None, pytest.approx(1)]]
+
+
+def test_one_layer_has_none_to_agree_with():
+    assert layer_rank_correlation([np.ones((1, 5))], [np.ones((1, 5))]) == [[None]]
+    assert best_clie_layer([[None]]) == 0
