@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import checkpoints
 import cv2
@@ -14,16 +13,13 @@ from typed import edgevlm
 
 from edgevlm.apps import calibrate as command
 from edgevlm.calib.accuracy import select_policy
-from edgevlm.calib.accuracy.select_policy import BudgetComparison, ComparisonInput, MeasuredCandidate, _choices, budgets_of
-from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.calibration import Calibration, Candidate
+from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
-from edgevlm.runtime.session import Session
 
 COMMAND = [sys.executable, "-m", "edgevlm"]
 FIELDS = {"event", "schema", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens"}
@@ -229,33 +225,6 @@ def demo():
     loaded = Model.load("demo", threads=1)
     yield loaded
     loaded.close()
-
-
-def test_the_usual_budgets_are_those_of_a_run_and_an_eighth_of_a_clip(demo):
-    def budgets(whole, typed=None):
-        said = []
-        given = ComparisonInput(demo, [], None, Path(), lambda what: None, said.append)
-        return budgets_of(command.parse_comparison("all", typed, None, (), 24), given, whole), said
-
-    with Session.open(demo) as session:
-        usual = session._stream.budget
-    assert budgets(2048) == ([256, usual], [])
-    left, said = budgets(640)
-    assert left == [80]
-    assert said == [f"the usual budget, {usual} tokens, holds a whole clip, 640 tokens, and is not compared; give longer clips"]
-    assert budgets(1024, "256,0.5k,25%") == ([256, 500], [])
-    with pytest.raises(UserError, match="64 tokens, the shortest clip, tell no policies apart"):
-        budgets(64)
-
-
-def test_a_budget_at_which_nobody_can_run_is_left_out_and_named():
-    ran = BudgetComparison([MeasuredCandidate(Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.0, 1000), [[0.0], [1.0]])])
-    none, said = BudgetComparison(skipped=[("h2o", "too large")]), []
-    (choice,) = _choices({128: ran, 16: none}, said.append)
-    assert (choice.budget, choice.chosen) == (128, "uniform")
-    assert said == ["budget 16: none of the policies can run at it (h2o: too large)"]
-    with pytest.raises(UserError, match=r"budget 16: none .*; give a larger --budget"):
-        list(_choices({16: none}, said.append))
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,6 @@ def test_the_configuration_is_one_and_its_secrets_are_those_of_the_environment(t
     assert set(re.findall(r'"env:(\w+)"', text)) == set(named)
 
 
-def test_no_credential_is_on_a_command_line(unit):
-    assert "://" not in re.sub(r"(?m)^(#|Documentation=).*$", "", unit.read_text())
-
-
 @needs("hadolint")
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.l4t"])
 def test_the_dockerfile_is_clean(name):
@@ -93,17 +89,6 @@ def test_the_images_take_nothing_but_the_sources():
     assert needed <= kept
     assert not kept & {"tests", "docs"}
     assert all((root / name).exists() for name in kept)
-
-
-@pytest.mark.parametrize(
-    "file", [*sorted((DEPLOY.parents[1] / ".github").rglob("*.yml")), DEPLOY / "compose.yaml"], ids=lambda p: p.name
-)
-def test_the_services_definitions_are_yaml(file):
-    yaml = pytest.importorskip("yaml")
-    found = yaml.safe_load(file.read_text())
-    assert found
-    for job in found.get("jobs", {}).values():
-        assert {"runs-on", "steps"} <= set(job)
 
 
 def test_the_container_serves_what_is_mounted():

@@ -19,16 +19,6 @@ def test_one_that_is_missing_is_named_with_what_installs_it(monkeypatch):
     assert install("gguf") == "pip install 'edgevlm[gguf]'"
 
 
-def test_without_an_extra_pip_s_name_is_the_module_s():
-    with pytest.raises(UserError, match=r"^exporting needs the package nothing_here.more, .*: pip install nothing_here$"):
-        raise_missing("nothing_here.more")
-
-
-def raise_missing(name):
-    with needs("exporting"):
-        raise ModuleNotFoundError(name=name)
-
-
 def test_one_whose_library_is_missing_says_so():
     with (
         pytest.raises(UserError, match=r"^engine x needs a package .* cannot be loaded \(libnvinfer.so.10: cannot open"),

@@ -183,22 +183,6 @@ def test_a_new_node_takes_from_the_fullest_and_nothing_moves_between_equals():
         Director(NEEDS).leave("e", 0.0)
 
 
-def test_what_moves_has_its_room_where_it_goes_and_leaves_some_behind():
-    director = Director(NEEDS)
-    director.join(NODES[2], 0.0)
-    director.add([Camera("large", "demo", 2.0), Camera("here", "demo", 0.5, "c")], 0.0)
-    assert director.placed() == {"large": "c"}
-    director.join(NODES[0], 1.0)
-    director.orders("c", (), 2.0)
-    assert director.placed() == {"large": "a", "here": "c"}
-    director.leave("c", 3.0)
-    director.join(NODES[1], 3.0)
-    director.leave("a", 4.0)
-    director.add([Camera("another", "demo", 4.0)], 4.0)
-    assert director.placed() == {"large": "b", "here": "c"}
-    assert "2.0 frames a second" in director.cameras["another"].problem
-
-
 def test_a_camera_that_is_added_again_goes_on_counting():
     """The folders of its first life are of older placements then, not of newer ones."""
     director = Director(NEEDS)
@@ -231,26 +215,3 @@ def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
     assert director.orders("b", ["yard"], lost_at + 1) == {"yard": 1}
     is_full = False
     assert director.orders("b", ["yard"], lost_at + 3) == {"hall": 2, "yard": 2}
-
-
-def test_a_move_that_cannot_be_saved_moves_nothing():
-    is_full = False
-
-    def save():
-        if is_full:
-            raise OSError("the disk is full")
-
-    director = Director(NEEDS, save)
-    director.join(NODES[0], 0.0)
-    director.add([Camera("hall", "demo", 1.0)], 0.0)
-    director.join(NODES[1], 0.0)
-    is_full = True
-    with pytest.raises(OSError, match="full"):
-        director.leave("a", 1.0)
-    for open in (["hall"], []):
-        assert director.orders("a", open, 1.0) == {"hall": 1}
-        assert director.orders("b", (), 1.0) == {}
-    is_full = False
-    assert director.orders("a", ["hall"], 4.0) == {}
-    assert director.orders("a", (), 5.0) == {}
-    assert director.orders("b", (), 5.0) == {"hall": 2}

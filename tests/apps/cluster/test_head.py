@@ -79,20 +79,6 @@ def test_a_node_is_sent_the_view_once_it_changed_and_nothing_is_saved_for_an_ask
     assert list(ask()["removed"]) == ["two"]
 
 
-def test_a_join_that_fails_halfway_is_made_good(tmp_path, monkeypatch):
-    head = Head(str(tmp_path), lambda: 0.0)
-    joining = {"name": "a", "memory_bytes": 1}, "process", "http://a", {"one": CAMERA}, {"w": {"name": "w"}}, __version__
-    with monkeypatch.context() as patched:
-        patched.setattr(head._shared, "write", Mock(side_effect=OSError("the disk is full")))
-        with pytest.raises(OSError, match="full"):
-            head.join(*joining)
-    head.join(*joining)
-    assert list(head.view()["watches"]) == ["w"]
-    head.watch("w", None)
-    head.join(*joining)
-    assert not head.view()["watches"]
-
-
 def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch):
     monkeypatch.setattr("edgevlm.apps.cluster.head.__version__", "1.4.2")
     head = Head(str(tmp_path), lambda: 0.0)

@@ -107,19 +107,6 @@ def test_cameras_move_when_their_node_ends_and_the_head_goes_on_where_it_was(clu
     assert list(cluster.head.view()["nodes"]) == ["b"]
 
 
-def test_a_camera_that_is_about_to_be_opened_is_not_given_away(cluster):
-    a, b = cluster.start("a", ["one"]), cluster.start("b")
-    for node in (a, b, a):  # the last answer orders it; nothing has been opened yet
-        node.agent.ask()
-    assert a.agent._lease.orders == {"one": 1}
-    b.agent.ask()
-    cluster.head.leave("a", a.agent.instance)
-    a.agent.ask()
-    assert cluster.head.view()["cameras"]["one"]["node"] == "a"
-    a.agent.ask()  # by now it knows
-    assert cluster.head.view()["cameras"]["one"]["node"] == "b"
-
-
 def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
     plan = ModelNeeds.plan  # memory and frames a second, of whatever machine this is
     monkeypatch.setattr(ModelNeeds, "plan", lambda needs, model: (*plan(needs, model)[:2], 200.0))
@@ -146,19 +133,6 @@ def test_a_camera_that_cannot_be_opened_says_why(cluster, monkeypatch):
     a.step()
     a.step()
     assert a.agent.problems == {"three": "it does not answer"}
-
-
-def test_a_camera_says_no_password_of_its_models_address(cluster):
-    a = cluster.start("a")
-    cluster.settle()
-    model = "https://me:horse@models.example/m"
-    a.agent.needs.known[model] = 0, 0, 0.0
-    camera = {"settings": {"source": "demo"}, "model": model, "fps": 1.0, "only": None, "by_client": False}
-    cluster.head.add("one", camera)
-    a.step()
-    told = a.get("/v1/streams/one").json()
-    assert told["model"] == "https://***@models.example/m"
-    assert told["problem"] == "https://***@models.example/m runs on no node that is there"
 
 
 def test_an_event_that_may_be_open_is_known_whatever_else_waits_to_be_sent(tmp_path):
@@ -221,18 +195,6 @@ def test_a_model_of_the_hub_is_asked_for_until_the_hub_gives_it(cluster, monkeyp
     assert [call.args[1] for call in fetched.call_args_list] == ["ORG/NAME"] * 2
 
 
-@pytest.mark.parametrize("change", [b"{", b"[]", b'{"director": 1}', None])
-def test_a_heads_file_that_cannot_be_read_is_said_in_a_line(cluster, change):
-    a = cluster.start("a", ["one"])
-    cluster.settle()
-    file = cluster.folder / "shared" / "cluster.json"
-    file.write_bytes(file.read_bytes().replace(b'"epoch":1', b'"epoch":"x"') if change is None else change)
-    with pytest.raises(UserError, match=r"cluster\.json: is no head's \(.*\); move it away to begin without it") as error:
-        Head(cluster.shared)
-    assert "\n" not in str(error.value)
-    assert a.name == "a"
-
-
 @pytest.mark.parametrize("kind", ["folder", "store"])
 def test_a_copy_that_was_cut_short_is_not_gone_on_from(tmp_path, kind):
     """A node died while it copied the folder of the epoch before: the next one begins from that."""
@@ -293,34 +255,3 @@ def test_what_was_switched_and_paused_over_http_stays_so_where_the_camera_moves(
     assert lose(cluster, "b") == {"one": "a"}
     assert not a.service.stream("one").paused
     assert not a.service.stream("one").watcher.states()["w"]["paused"]
-
-
-def test_a_switch_that_cannot_be_opened_leaves_the_memory_as_it_was(cluster, monkeypatch):
-    a = cluster.start("a", ["one"])
-    cluster.settle()
-    eventually(lambda: frames(a, "one") > 4)
-    watched, add = frames(a, "one"), a.service.add
-
-    def refuse(name, settings, *more):
-        if settings.policy == "sliding-window":
-            raise UserError("no such luck")
-        return add(name, settings, *more)
-
-    monkeypatch.setattr(a.service, "add", refuse)
-    refused = httpx.patch(f"{a.url}/v1/streams/one", json={"policy": "sliding-window"}, timeout=WAIT_S)
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no such luck")
-    assert a.service.stream("one").settings.policy == "auto"
-    assert frames(a, "one") >= watched
-
-
-def test_a_watch_is_paused_on_a_camera_of_another_node(cluster):
-    a, b = cluster.start("a", ["one"]), cluster.start("b")
-    assert cluster.settle() == {"one": "a"}
-    watch = {"name": "w", "question": "is there a red square?"}
-    assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
-    cluster.settle()
-    assert patch(b, "/v1/watches/w", state="paused", camera="one")["cameras"][0]["paused"]
-    (standing,) = b.get("/v1/watches/w").json()["cameras"]
-    assert (standing["camera"], standing["paused"]) == ("one", True)
-    unknown = httpx.patch(f"{b.url}/v1/watches/w", json={"state": "paused", "camera": "onee"}, timeout=WAIT_S)
-    assert unknown.json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"

@@ -18,7 +18,6 @@ from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 
 COUNT = "how many objects are there now?"
 LOADING = 1.5  # seconds
@@ -112,18 +111,6 @@ def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkey
     assert run.source.drops["replaced"] > 9
 
 
-@pytest.mark.parametrize(("seconds", "frames"), [(0, 0), (0.5, 1), (3.2, 6)])
-def test_seconds_are_of_the_stream(seconds, frames):
-    lines, _ = run("--seconds", seconds)
-    assert lines[-1]["frames"] == frames
-
-
-def test_nothing_is_answered_before_the_first_frame():
-    lines, said = run("--seconds", 0.1, "--ask", COUNT, "--ask-at", f"0:{COUNT}")
-    assert of_kind(lines, "answer") == []
-    assert said.count("no frame has been watched yet") == 2
-
-
 @pytest.mark.parametrize("compares", [False, True])
 def test_a_question_typed_before_the_first_frame_waits_for_it(compares, capsys):
     with Session.open("demo", budget=256) as session:
@@ -151,41 +138,9 @@ def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monk
     assert watched == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "terminal", "paced"),
-    [
-        ([], True, True),
-        ([], False, False),
-        (["--no-realtime"], True, False),
-        (["--realtime"], False, True),
-        (["--video", "shop.mp4"], True, False),
-        (["--video", "shop.mp4", "--realtime"], True, True),
-        (["--json"], True, False),
-    ],
-)
-def test_what_is_played_at_its_own_speed(monkeypatch, arguments, terminal, paced):
-    opened = []
-
-    def refuse(camera, video, options):
-        opened.append(options.realtime)
-        raise UserError("enough")
-
-    monkeypatch.setattr(launch, "open_source", refuse)
-    monkeypatch.setattr(launch, "check_source", lambda camera, video: None)
-    monkeypatch.setattr(launch, "is_terminal", lambda: terminal)
-    CliRunner().invoke(app, ["run", *arguments])
-    assert opened == [paced]
-
-
 def test_a_source_is_closed_when_the_session_cannot_be_opened(monkeypatch):
     opened = []
     monkeypatch.setattr(launch, "open_source", lambda *a, **k: opened.append(open_source(*a, **k)) or opened[0])
     done = CliRunner().invoke(app, ["run", "--budget", "1"])
     assert isinstance(done.exception, UserError)
     assert opened[0].state.value == "ended"
-
-
-def test_a_state_folder_is_let_go_of_when_the_source_cannot_be_opened(tmp_path):
-    done = CliRunner().invoke(app, ["run", "--camera", "http://127.0.0.1:9/live", "--state", str(tmp_path)])
-    assert isinstance(done.exception, UserError)
-    SnapshotDirectory(tmp_path).close()

@@ -36,12 +36,6 @@ def test_every_option_has_a_variable():
     assert summary["frames"] == 6
 
 
-def test_what_is_typed_goes_before_the_environment():
-    done = edgevlm("run", "--frames", 2, "--ask", COUNT, EDGEVLM_RUN_ASK="a\nb", EDGEVLM_RUN_FRAMES="x")
-    assert done.stdout.count("\n") == 1
-    assert COUNT in done.stdout
-
-
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["policies"]])
 def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
     with open("/dev/full", "w") as full:
@@ -108,15 +102,3 @@ def test_a_shell_completes_options():
     words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgevlm run --reindexing ", "COMP_CWORD": "3"}
     done = process(env=words)
     assert done.stdout.split() == ["lazy", "eager"], done.stderr
-
-
-def test_threads_reach_the_engine(monkeypatch):
-    from typer.testing import CliRunner
-
-    from edgevlm.cli import app
-    from edgevlm.runtime.model import Model
-
-    loaded, load = [], Model.load
-    monkeypatch.setattr("edgevlm.apps.launch.Model.load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[0])
-    assert CliRunner().invoke(app, ["run", "--frames", "2", "--threads", "3"]).exit_code == 0
-    assert loaded[0].engine.threads == 3

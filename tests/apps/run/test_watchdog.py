@@ -6,13 +6,11 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from processes import mjpeg_camera
 
-from edgevlm.apps.run.watchdog import Notifier, Watchdog
-from edgevlm.apps.sources import State
+from edgevlm.apps.run.watchdog import Notifier
 
 HUNG_MODEL = """
 import sys, time
@@ -79,80 +77,10 @@ def test_each_message(manager):
     assert manager.heard() == ["READY=1", "EXTEND_TIMEOUT_USEC=1500000", "WATCHDOG=1", "STATUS=a camera: running", "STOPPING=1"]
 
 
-@pytest.mark.parametrize("other", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": ""}])
-def test_a_watchdog_that_is_not_ours_hears_nothing(manager, other):
-    notifier = Notifier({**manager.environment, **other})
-    notifier.alive()
-    notifier.ready()
-    assert manager.heard() == ["READY=1"]
-
-
 @pytest.mark.parametrize("name", ["", "vsock:2:1234", "relative", "/nobody/listens/here"])
 def test_silent_where_nobody_can_hear(name):
     Notifier({"NOTIFY_SOCKET": name}).ready()
     Notifier({}).ready()
-
-
-def test_a_manager_that_reads_nothing_holds_nothing_up(manager):
-    notifier = Notifier(manager.environment)
-    for _ in range(100_000):
-        notifier.alive()
-    assert 0 < len(manager.heard()) < 100_000
-
-
-def beating(manager, live=True, state=State.RUNNING):
-    source = SimpleNamespace(live=live, state=state, attempts=1)
-    return source, Watchdog(source, Notifier(manager.environment))
-
-
-def told(manager, heart):
-    """What one tick says, but for its status."""
-    heart.tell("")
-    return [message for message in manager.heard() if not message.startswith("STATUS=")]
-
-
-def test_frames_and_pieces_are_life_and_their_absence_is_none(manager):
-    _, heart = beating(manager)
-    heart.step()
-    heart.ready()
-    heart.ready()
-    assert told(manager, heart) == ["READY=1", "WATCHDOG=1"]
-    assert told(manager, heart) == []  # the model has not returned since
-    heart.step()
-    assert told(manager, heart) == ["WATCHDOG=1"]
-
-
-def test_waiting_for_a_camera_that_runs_is_life(manager):
-    """Pictures come, and ``--fps 0.01`` wants none of them."""
-    source, heart = beating(manager)
-    heart.ready()
-    manager.heard()
-    with heart.waiting():
-        assert told(manager, heart) == told(manager, heart) == ["WATCHDOG=1"]
-        source.live = False  # a pipe that is silent
-        assert told(manager, heart) == []
-
-
-@pytest.mark.parametrize("state", [State.STALLED, State.RECONNECTING])
-def test_of_a_camera_that_is_away_only_attempts_are_life(manager, state):
-    source, heart = beating(manager, state=state)
-    heart.ready()
-    manager.heard()
-    with heart.waiting():
-        assert told(manager, heart) == []
-        source.attempts += 1
-        assert told(manager, heart) == ["WATCHDOG=1"]
-        assert told(manager, heart) == []  # all its threads may hang in a driver
-    source.attempts += 1
-    assert told(manager, heart) == []  # the model hangs, whatever the camera does
-
-
-def test_before_the_first_frame_attempts_give_the_start_more_time(manager):
-    source, heart = beating(manager, state=State.INITIALISING)
-    with heart.waiting():
-        assert told(manager, heart) == []
-        source.attempts += 1
-        assert told(manager, heart) == ["EXTEND_TIMEOUT_USEC=120000000"]
 
 
 def run(manager, *arguments, code=None):

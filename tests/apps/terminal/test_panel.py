@@ -51,20 +51,6 @@ def test_a_comparison_fits_and_says_what_each_memory_knows(columns, lines, able)
             assert row[placed.x : placed.x + placed.columns].strip() == "", "blank where the picture goes"
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120])
-def test_a_full_cache_that_cannot_answer_is_said_to(columns):
-    silent = LaneView("full KV", memory(), 64.0, {})
-    view = ComparisonView((silent, *VIEW.lanes[1:]), FACTS, 300.0)
-    text = "\n".join(shown(comparison_panel(view, IMAGE, columns - 1, 14, PLAIN)))
-    assert "no longer answers" in text
-    assert "0 of 0" not in text
-
-
-def test_lanes_stand_side_by_side_from_100_columns_on():
-    assert any("full KV" in row and "sliding window" in row for row in shown(comparison_panel(VIEW, IMAGE, 100, 14, PLAIN)))
-    assert not any("full KV" in row and "plain" in row for row in shown(comparison_panel(VIEW, IMAGE, 98, 14, PLAIN)))
-
-
 @pytest.mark.parametrize(("columns", "lines"), [(39, 6), (79, 14), (119, 14), (119, 3)])
 def test_a_camera_shows_frames_held_and_forgotten(columns, lines):
     picture = np.zeros((36, 48, 3), np.uint8)
