@@ -14,11 +14,11 @@ from uuid import uuid4
 
 from edgevlm import __version__
 from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
-from edgevlm.apps.cluster.events import FILE as EVENTS
-from edgevlm.apps.cluster.events import MovingEvents
-from edgevlm.apps.cluster.forget import NoteFollower
 from edgevlm.apps.cluster.head import EMPTY, HeadAway, View, boot_time
+from edgevlm.apps.cluster.moving_events import FILE as EVENTS
+from edgevlm.apps.cluster.moving_events import MovingEvents
 from edgevlm.apps.cluster.needs import ModelNeeds
+from edgevlm.apps.cluster.notes import NoteFollower
 from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
@@ -36,13 +36,13 @@ Call = Callable[..., Any]  # of a head's method by its name
 
 
 class NodeAgent(Hooks):
-    """Keeps a service at what the head orders. Threads of its own ask and work, from :meth:`start` to :meth:`close`.
+    """Keeps a service at what the head orders, in threads of its own, from :meth:`start` to :meth:`close`.
 
     A camera is watched, and its events are recorded, while the node's lease names it with the epoch that it was opened with;
-    so nothing is watched by a node that was frozen, or is cut off, once another may have it. Each epoch has a folder of its
-    own under ``shared``, begun as a copy of the one before: what a late node still writes, nobody reads.
+    so a node that was frozen, or is cut off, watches nothing that another may have. Each epoch has a folder of its own under
+    ``shared``, begun as a copy of the one before: late writes of an old node are ignored.
 
-    call: of a method of the head; raises HeadAway, or the head's UserError. memory_bytes: for edgevlm.
+    call: calls a method of the head; raises HeadAway, or the head's UserError. memory_bytes: for edgevlm.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class NodeAgent(Hooks):
         with suppress(HeadAway, UserError):
             self.call("leave", self.name, self.instance)
             end = time.monotonic() + DRAIN_S
-            while self.epochs and any(self._moving()) and time.monotonic() < end:
+            while self.epochs and self._is_moving() and time.monotonic() < end:
                 time.sleep(0.1)
         self._done.set()
         self._wake.set()
@@ -113,17 +113,16 @@ class NodeAgent(Hooks):
             self.call("gone", self.name, self.instance)
 
     def heard(self) -> dict[str, float]:
-        """Seconds since the head last heard of each node; nothing while it does not answer."""
-        with suppress(HeadAway):
-            if not self._told:
-                heard: dict[str, float] = self.call("heard")
-                return heard
-        return {}
+        """Seconds since each node last asked the head; nothing while that does not answer."""
+        try:
+            return {} if self._told else dict(self.call("heard"))
+        except HeadAway:
+            return {}
 
-    def _moving(self) -> list[str]:
-        """Cameras that are to go from here to another node."""
+    def _is_moving(self) -> bool:
+        """Ask the head whether a camera is to go from here to another node."""
         self.ask()
-        return [name for name in self.epochs if self.view["cameras"].get(name, {}).get("moves_to")]
+        return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
     def ask(self) -> None:
         """Ask the head once; join where it does not know this process. Raises HeadAway, UserError."""
@@ -134,7 +133,7 @@ class NodeAgent(Hooks):
                     self._join()
                 open = {*self.epochs, *self._lease.orders}  # or about to be
                 told = self.call("ask", self.name, self.instance, sorted(open), self.needs.known, *self.notes.done, self._mark)
-            except UserError:  # this node was given up: nothing of before counts
+            except UserError:  # this node was given up: its orders no longer count
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
@@ -166,12 +165,11 @@ class NodeAgent(Hooks):
                 )
             except UserError as error:
                 self._tell_once(str(error))
-            except Exception as error:  # the next answer may be another matter
+            except Exception as error:  # the next answer may be better
                 self._tell_once(f"unexpected {type(error).__name__}: {mask_credentials(str(error))}")
             self._done.wait(ASK_S)
 
     def _tell_once(self, line: str) -> None:
-        """Once, and when it is over."""
         if line != self._told:
             self._notify(f"cluster: {line or 'the head answers again'}")
         self._told = line
@@ -182,7 +180,7 @@ class NodeAgent(Hooks):
             self._wake.clear()
             try:
                 self.work()
-            except Exception as error:  # the next order may be another matter
+            except Exception as error:  # the next order may be better
                 self._notify(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
 
     def work(self) -> None:
@@ -259,21 +257,19 @@ class NodeAgent(Hooks):
             known.pop(name, None)
 
     def camera_folder(self, service: Service, name: str) -> Path:
-        """Of a camera's pictures, and of its snapshots where nodes share a folder."""
-        if (known := self._where(name)) is not None and not isinstance(known, str):
-            return known
-        return self._local / name
-
-    def _where(self, name: str) -> str | Path | None:
-        """Of the snapshots of a camera that is open here."""
-        return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
+        where = self._where(name)
+        return where if isinstance(where, Path) else self._local / name
 
     def camera_address(self, service: Service, name: str) -> str | None:
         where = self._where(name)
         return where if isinstance(where, str) else None
 
+    def _where(self, name: str) -> str | Path | None:
+        """Return where this node stores the snapshots of a camera that is open here."""
+        return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
+
     def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the newest placement's folder, of those since ``begins``; the epochs of all folders before. Raises OSError."""
+        """Copy the folder of the newest epoch since ``begins``; return the epochs of all older folders. Raises OSError."""
         shutil.rmtree(self._local / name, ignore_errors=True)
         before = [each for each in self._shared.epochs(name) if each < epoch]
         is_new = epoch not in self._shared.epochs(name)
@@ -285,16 +281,16 @@ class NodeAgent(Hooks):
         return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
 
     def forget(self, camera: str | None, span: Span) -> int:
-        """Have all nodes forget what was seen of a camera, or of all, until now at most; the note's number.
+        """Have all nodes forget what was seen of a camera, or of all, until now at most; return the note's number.
 
-        Those that are away do so when they are back. Raises UserError for a camera that there never was, HeadAway.
+        Nodes that are away do so when they are back. Raises UserError for a camera that there never was, HeadAway.
         """
         since, until = span.open_ended
         now = time.time()
         return int(self.call("forget", camera, since, now if until is None else min(until, now), span.everything))
 
     def follow_notes(self, number: int) -> dict[str, Forgotten]:
-        """Forget what the head notes; what was deleted here for one of its notes, by camera. Raises UserError, HeadAway."""
+        """Forget what the head notes; return what this note deleted here, by camera. Raises UserError, HeadAway."""
         with self._working:
             self.ask()
             self.work()
@@ -302,10 +298,10 @@ class NodeAgent(Hooks):
             return self.notes.counts.get(number, {})
 
     def forget_shared(self, number: int) -> tuple[dict[str, Forgotten], list[str]]:
-        """Follow a note in what the shared folder has of cameras that are removed, or whose nodes are away.
+        """Follow a note in shared folders of cameras that are removed, or whose nodes are away.
 
-        What was deleted here for it, by camera, and who still has to: nodes that are away, and cameras that are not open.
-        Raises UserError, HeadAway.
+        Returns what it deleted here, by camera, and the nodes that are away and cameras that are not open, which still have
+        to follow it. Raises UserError, HeadAway.
         """
         with self._working:
             self.notes.follow_shared(number)
@@ -313,14 +309,14 @@ class NodeAgent(Hooks):
             return self.notes.counts.get(number, {}), self.notes.waits_for(number)
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Whether this node may; then it is written where the camera's next node finds it."""
-        if not self.may_watch(event.camera):
-            return False
-        self._events[event.camera].add(event)
-        return True
+        """Whether this node may record an event, which then goes where the camera's next node finds it."""
+        may = self.may_watch(event.camera)
+        if may:
+            self._events[event.camera].add(event)
+        return may
 
     def _tell_again(self, name: str) -> None:
-        """Record what the camera's last node recorded, with the same ids; what it has not sent is sent from here."""
+        """Record the events of the camera's last node, with the same ids, and send those that it has not sent."""
         service, events = self._service, self._events[name]
         for event, unsent in events.each():
             watch = service.watches.watches.get(event.watch)
@@ -328,7 +324,7 @@ class NodeAgent(Hooks):
             service.delivery.record(event, (), sinks)
 
     def describe(self, camera: str) -> dict[str, Any]:
-        """What ``GET /v1/streams`` tells beside what a stream does: its node, epoch, and seconds that a move lost."""
+        """Return what ``GET /v1/streams`` adds to a stream: its node, epoch, and seconds that a move lost."""
         lost = self.moves.get(camera, {}).get("lost_s")
         return {"node": self.name, "epoch": self.epochs.get(camera), "lost_s": lost}
 
@@ -347,20 +343,19 @@ class NodeAgent(Hooks):
             self.ask()
 
     def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Have the cluster watch what this node's configuration names now; what was done, a line each."""
-        old, new = self._asked_for(before), self._asked_for(config)
-        done = []
+        """Have the cluster watch what this node's configuration names now; return what was done, a line each."""
+        old, new, done = self._asked_for(before), self._asked_for(config), []
         for name in {**old, **new}:
             is_open = name in self.view["cameras"]
             if old.get(name) == new.get(name) and is_open:  # else it failed before, and is tried again
                 continue
+            replaced = is_open and name in old
             try:
-                if is_open and name in old:
+                if replaced:
                     self.call("remove", name)
                 if name in new:
                     self.call("add", name, new[name])
-                what = "removed" if name not in new else "opened again" if is_open and name in old else "added"
-                done.append(f"{name}: {what}")
+                done.append(f"{name}: {'removed' if name not in new else 'opened again' if replaced else 'added'}")
             except (UserError, HeadAway) as error:
                 done.append(f"{name}: {mask_credentials(str(error))}")
         self._wake.set()
@@ -379,7 +374,7 @@ class NodeAgent(Hooks):
         return done
 
     def pause(self, name: str, paused: bool) -> None:
-        """Pause a camera that is watched here, or let it go on, wherever it moves. Raises UserError, HeadAway."""
+        """Pause a camera that is watched here, or let it go on, here and wherever it moves. Raises UserError, HeadAway."""
         self.call("pause", name, paused)
         stream = self._service.stream(name)
         (stream.pause if paused else stream.resume)()
@@ -409,24 +404,23 @@ class NodeAgent(Hooks):
         self.work()
 
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
-        """On one camera, or on all of its, wherever they are watched. Raises UserError for one that there is not, HeadAway."""
+        """Pause a watch on one of its cameras, or on all, wherever they are watched. Raises UserError, HeadAway."""
         cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
         self.call("pause_watch", name, paused, [each for each in cameras if camera in (None, each)])
         self.follow()
 
     def follow(self) -> None:
-        """Ask the head, and have the watches that it says. Raises HeadAway, UserError."""
+        """Ask the head, and take over the cluster's watches. Raises HeadAway, UserError."""
         self.ask()
         self._follow()
 
     def _pause_watches(self, name: str, paused: Sequence[str]) -> None:
-        """Have these watches of a camera paused, and no others."""
+        """Pause these watches of a camera, and no others."""
         for watch, state in self._service.stream(name).watcher.states().items():
             if state["paused"] != (watch in paused):
                 self._service.watches.pause(watch, watch in paused, name)
 
     def _follow(self) -> None:
-        """Have the cluster's watches."""
         with self._following:
             wanted = [Watch.model_validate(each) for each in self.view["watches"].values()]
             asked = list(self._service.watches.watches.values())

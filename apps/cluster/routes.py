@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgevlm.apps.cluster.agent import NodeAgent, asked_for
-from edgevlm.apps.cluster.forget import add_counts
 from edgevlm.apps.cluster.head import HeadAway
+from edgevlm.apps.cluster.notes import add_counts
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.serve.chat import ChatRequest, Strict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from edgevlm.runtime.files import UNFINISHED, atomic_write
 from edgevlm.runtime.snapshots.storage import ObjectStore, as_os_error, is_address
@@ -14,29 +13,8 @@ EPOCH = "epoch-"  # begins the folder of a camera's placement
 BEGUN = "begun"  # of an epoch in a store, where no folder can be renamed: it has been copied whole
 
 
-class Shared(Protocol):
-    """Methods raise OSError, but those that delete."""
-
-    def where(self, camera: str, epoch: int) -> str | Path:
-        """Where a camera's snapshots of an epoch go."""
-
-    def read(self, name: str) -> bytes:
-        """A small file's content; its name has a slash between folders."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """In one step."""
-
-    def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
-
-    def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, a copy of another's, or empty; one that there is stays."""
-
-    def delete(self, camera: str, epoch: int) -> None: ...
-
-
 def shared_at(where: str) -> Shared:
-    """What nodes share at a folder or an address. Raises UserError for an address that fsspec does not know."""
+    """Open what nodes share, a folder or an address. Raises UserError for an address that fsspec does not know."""
     return SharedStore(where) if is_address(where) else SharedFolder(Path(where.removeprefix("file://")))
 
 
@@ -51,25 +29,31 @@ def numbers(names: list[str]) -> list[int]:
 
 
 class SharedFolder:
+    """Methods raise OSError, but those that delete. A file's name has a slash between folders."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def where(self, camera: str, epoch: int) -> Path:
+        """Where a camera's snapshots of an epoch go."""
         return self.root / folder_of(camera, epoch)
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
+        """Write a small file in one step."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_write(self.root / name, private=True) as stream:
             stream.write(content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
+        """Epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
         found = [path.name for path in (self.root / camera).glob(f"{EPOCH}*")]
         return numbers([name.removesuffix(UNFINISHED) for name in found] if unfinished else found)
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
+        """Make an epoch's folder, a copy of another's, or empty; one that exists stays."""
         folder = self.where(camera, epoch)
         if folder.exists():
             return
@@ -89,7 +73,7 @@ class SharedFolder:
 
 
 class SharedStore:
-    """An object store, or whatever fsspec opens. Pictures lie beside no snapshots there: they stay where they were taken."""
+    """:class:`SharedFolder` at an address that fsspec opens. Thumbnails stay on the node that took them."""
 
     def __init__(self, address: str) -> None:
         self._address, self._store = address.rstrip("/"), ObjectStore(address)
@@ -138,3 +122,6 @@ class SharedStore:
 
     def _path(self, name: str) -> str:
         return str(self._store.root / name)
+
+
+Shared = SharedFolder | SharedStore

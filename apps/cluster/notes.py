@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from edgevlm.apps.cluster.events import MovingEvents
+from edgevlm.apps.cluster.moving_events import MovingEvents
 from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten, Span
