@@ -11,8 +11,8 @@ from served import NOW, WAIT_S, eventually
 
 from edgevlm import __version__
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
-from edgevlm.apps.cluster.moving_events import KEPT, MovingEvents
 from edgevlm.apps.cluster.head import Head, HeadAway
+from edgevlm.apps.cluster.moving_events import KEPT, MovingEvents
 from edgevlm.apps.cluster.needs import NOTHING, ModelNeeds
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.serve.config import ServeConfig
