@@ -1,55 +1,17 @@
 """Live sources through OpenCV, from an MJPEG camera on loopback."""
 
 import hashlib
-import os
 import re
-import threading
 import time
+from functools import partial
 
-import numpy as np
+import ordeal
 import pytest
 from cameras import Handler, MjpegCamera
+from ordeal import Ordeal, frozen, held_up, hung_up, locked
+from processes import SIZES, mjpeg_camera
 
 from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
-from edgevlm.apps.sources.opencv import SETTINGS
-
-
-def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
-    before = {*threading.enumerate()}
-    with MjpegCamera(frames=100) as camera:
-        source = open_source(camera.url, None, SourceOptions(fps=1000))
-        assert source.live
-        first = source.read()
-        assert first.image.shape == (48, 64, 3)
-        while source.dropped < 15:
-            time.sleep(0.01)
-        source.read()  # waited in the slot
-        later = source.read()
-        assert later.image.mean() > first.image.mean() + 20, "not the frame after the first one"
-        assert later.time_s - first.time_s > 0.2
-        source.close()
-        assert source.state is State.ENDED
-        name = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
-        assert os.environ.get(name) in (None, SETTINGS[name]), "a file opened next would get a camera's options"
-        for thread in {*threading.enumerate()} - before:
-            if thread.name == "edgevlm-reader":
-                thread.join(120)
-                assert not thread.is_alive()
-
-
-def test_a_camera_that_hangs_up_is_connected_anew():
-    with MjpegCamera(frames=10) as camera:
-        source = open_source(camera.url, None, SourceOptions(fps=1000, backoff_s=(0.02, 0.1)))
-        times = [source.read().time_s for _ in range(30)]
-        assert source.reconnects >= 2, "it sends ten at a time"
-        assert (np.diff(times) > 0).all()
-        source.close()
-
-
-def test_nobody_there_is_one_line():
-    with pytest.raises(SourceError, match="Connection refused; --wait waits until it is there") as caught:
-        open_source("http://user:secret@127.0.0.1:9/live", None, SourceOptions(fps=2))
-    assert "secret" not in str(caught.value)
 
 
 class DigestHandler(Handler):
@@ -83,3 +45,116 @@ def test_digest(password, right):
             return
         with pytest.raises(SourceError, match="401"):
             open_source(address, None)
+
+
+def url(camera):
+    return f"http://127.0.0.1:{camera.port}/live"
+
+
+def test_nothing_at_all(tmp_path):
+    """0 frames a second: connected, and never a picture."""
+    with mjpeg_camera(tmp_path) as camera:
+        camera.tell("mode mute")
+        source = open_source(url(camera), None, SourceOptions(fps=10, stall_timeout_s=0.2, read_timeout_s=0.5))
+        deadline = time.monotonic() + 120
+        while source.problem is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (source.state, source.problem) == (State.INITIALISING, "no frame for 0.5 s")
+        camera.tell("mode ok")
+        assert source.read() is not None
+        source.close()
+
+
+def test_240_a_second(tmp_path):
+    with mjpeg_camera(tmp_path) as camera:
+        camera.tell(f"pause {1 / 240}")
+        source = open_source(url(camera), None, SourceOptions(fps=20))
+        times = [source.read().time_s for _ in range(20)]
+        assert times[-1] - times[0] >= 19 / 20 - 0.05, "no more than are asked for"
+        assert source.state is State.RUNNING
+        source.close()
+
+
+@pytest.mark.parametrize("rule", ["drop-oldest", "block"])
+def test_a_slow_watcher_sees_new_frames_and_the_rest_is_counted(tmp_path, rule):
+    """Under drop-oldest a frame waits in the slot no longer than one is watched; nothing piles up before it."""
+    with mjpeg_camera(tmp_path) as camera:
+        source = open_source(url(camera), None, SourceOptions(fps=100, rule=rule, stall_timeout_s=0.7, read_timeout_s=0.75))
+        began, first = time.monotonic(), source.read().time_s
+        watched = []
+        for _ in range(3):
+            time.sleep(0.8)  # longer than the timeouts: the watcher's slowness is not the camera's
+            watched.append((source.read().time_s - first, time.monotonic() - began))
+        ages = [now - time_s for time_s, now in watched]
+        if rule == "drop-oldest":
+            assert source.drops["replaced"] > 20
+            assert max(ages) < 3, "frames pile up"
+        else:
+            assert source.dropped == 0
+            assert min(ages) > 0.2, "it waited in the slot"
+        assert (source.state, source.reconnects) == (State.RUNNING, 0)
+        source.close()
+
+
+READ_S, STALL_S = 0.25, 0.1
+OPTIONS = SourceOptions(
+    fps=50, open_timeout_s=READ_S, read_timeout_s=READ_S, stall_timeout_s=STALL_S, backoff_s=(0.02, 0.08), rule="block",
+    wait=True,
+)  # fmt: skip
+
+
+def opened(folder):
+    camera = mjpeg_camera(folder)
+    camera.tell("password right")
+    return camera
+
+
+def address(camera):
+    return f"http://u:right@127.0.0.1:{camera.port}/live"
+
+
+def killed(camera, watched):
+    ordeal.killed(camera, watched)
+    camera.tell("password right")
+
+
+def misbehaving(mode):
+    def event(camera, watched):
+        camera.tell(f"mode {mode}")
+        watched.wait_for(lambda: watched.run.source.state is State.RECONNECTING, f"{mode} is noticed")
+        camera.tell("mode ok")
+
+    event.__name__ = mode
+    return event
+
+
+def slowed(camera, watched):
+    count = len(watched.frames)
+    camera.tell("pause 0.06")
+    watched.wait_for(lambda: len(watched.frames) >= count + 3, "a slow camera is watched")
+    camera.tell("pause 0.01")
+
+
+def resized(camera, watched):
+    size = SIZES.index(watched.frames[-1][0].shape[:2])
+    camera.tell(f"size {1 - size}")
+    watched.wait_for(lambda: watched.frames[-1][0].shape[:2] == SIZES[1 - size], "pictures of another size come whole")
+
+
+EVENTS = (
+    killed, frozen, held_up, slowed, hung_up, resized, locked, misbehaving("mute"), misbehaving("half"), misbehaving("garbage"),
+)  # fmt: skip
+
+
+def camera_ordeal(folder):
+    return Ordeal(partial(opened, folder), address, OPTIONS, EVENTS, SIZES)
+
+
+def test_forty_deaths(tmp_path):
+    camera_ordeal(tmp_path).check(40, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_thousand_deaths(tmp_path, seed):
+    camera_ordeal(tmp_path).check(1000, seed)

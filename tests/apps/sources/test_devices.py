@@ -69,10 +69,6 @@ def test_devices_come_by_number_with_their_names(machine):
     assert [link.name for link in found[0].links] == ["usb-Maker_Webcam-2"]
 
 
-def test_a_machine_without_cameras_has_none(machine):
-    assert devices(machine.root) == []
-
-
 @pytest.mark.parametrize("ranges", [False, True])
 def test_a_camera_says_its_modes(machine, ranges):
     machine.add(0, Camera(ranges=ranges))

@@ -16,20 +16,6 @@ OPTIONS = SourceOptions()
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("videotestsrc ! fakesink", True),
-        ("v4l2src device=/dev/video0 ! image/jpeg ! jpegdec", True),
-        ("rtsp://user:a!b@10.0.0.5/live", False),
-        ("/videos/wow!.mp4", False),
-        ("demo", False),
-    ],
-)
-def test_what_is_taken_for_a_pipeline(text, is_one):
-    assert gstreamer.is_pipeline(text) is is_one
-
-
-@pytest.mark.parametrize(
     ("pipeline", "whole"),
     [
         ("a ! b", "a ! b" + END + "false"),
@@ -61,54 +47,6 @@ def test_without_any_gstreamer_one_line_says_what_is_missing(monkeypatch):
     with pytest.raises(SourceRefused, match="OpenCV was built without GStreamer, and PyGObject is not installed") as caught:
         gstreamer.connect("videotestsrc ! fakesink", OPTIONS)
     assert "\n" not in str(caught.value)
-
-
-def test_opencv_goes_first(monkeypatch):
-    opened = []
-    monkeypatch.setattr(gstreamer, "opencv_problem", lambda: None)
-    monkeypatch.setattr(gstreamer, "OpenCvPipeline", opened.append)
-    gstreamer.connect("a ! b", OPTIONS)
-    assert opened == [gstreamer.with_sink("a ! b", "BGR")]
-
-
-class FakeCapture:
-    """OpenCV with GStreamer: two pictures, of a pipeline with a length or without."""
-
-    def __init__(self, length):
-        self.length, self.left = length, 2
-
-    def isOpened(self):
-        return self.length is not None
-
-    def get(self, _):
-        return self.length
-
-    def grab(self):
-        self.left -= 1
-        return self.left >= 0
-
-    def retrieve(self):
-        return True, np.array([[[1, 2, 3]]], np.uint8)
-
-
-@pytest.mark.parametrize(("length", "finished"), [(50.0, True), (-1.0, False)])
-def test_a_pipeline_in_opencv_ends_where_it_has_a_length(monkeypatch, length, finished):
-    cv2 = pytest.importorskip("cv2")
-    monkeypatch.setattr(cv2, "VideoCapture", lambda pipeline, api: FakeCapture(length))
-    pipeline = gstreamer.OpenCvPipeline("a ! appsink")
-    assert pipeline.grab() is not None
-    assert pipeline.retrieve().tolist() == [[[3, 2, 1]]]
-    assert pipeline.grab() is not None
-    assert pipeline.grab() is None
-    assert pipeline.finished is finished
-
-
-def test_a_pipeline_that_opencv_cannot_open_is_one_line_without_credentials(monkeypatch):
-    cv2 = pytest.importorskip("cv2")
-    monkeypatch.setattr(cv2, "VideoCapture", lambda pipeline, api: FakeCapture(None))
-    with pytest.raises(SourceError, match="try it alone: gst-launch") as caught:
-        gstreamer.OpenCvPipeline("rtspsrc location=rtsp://user:secret@h/x ! appsink")
-    assert "secret" not in str(caught.value)
 
 
 def test_a_sensor_is_a_pipeline_of_the_platforms():

@@ -1,23 +1,22 @@
 """Kinds of source through the command: which is taken for what, what they share, and the gate."""
 
 import json
-import os
-import threading
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-import yuv
 from PIL import Image
 from typer.testing import CliRunner
 
 from edgevlm import Session
 from edgevlm.apps.run.frame_preparation import FramePreparation
-from edgevlm.apps.sources import SourceOptions, kind_of, open_source
-from edgevlm.apps.sources.buffer import ReadAhead
-from edgevlm.apps.sources.stdin import StdinSource
+from edgevlm.apps.sources import SourceOptions, comes_to_an_end, kind_of, open_source
+from edgevlm.apps.sources.base import State
+from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.cli import app
-from edgevlm.errors import UserError
-from edgevlm.runtime.preprocess import Pixels
+from edgevlm.errors import SourceError, UserError
+from edgevlm.runtime.plugins import names
 
 COUNT = "how many objects are there now?"
 
@@ -70,25 +69,12 @@ def test_wrong_options_are_one_line(options, says):
         SourceOptions(**options)
 
 
-@pytest.mark.parametrize("size", ["1280", "0x720", "1280x", "axb", "-1x5"])
-def test_a_wrong_size_is_one_line(size):
-    done = CliRunner().invoke(app, ["run", "--size", size])
-    assert isinstance(done.exception, UserError)
-    assert "like 640x480" in str(done.exception)
-
-
 @pytest.fixture
 def still_folder(tmp_path):
     """Twelve pictures: gray, but the sixth to eighth are white."""
     for number in range(12):
         Image.fromarray(np.full((40, 60, 3), 255 if number in (5, 6, 7) else 90, np.uint8)).save(tmp_path / f"{number}.png")
     return tmp_path
-
-
-def test_a_folder_ends_and_is_asked_at_its_end(still_folder):
-    answer, summary = (line for line in run("--video", still_folder, "--ask", COUNT) if line["event"] != "stats")
-    assert answer["time_s"] == 5.5
-    assert (summary["frames"], summary["gated"], summary["source_state"]) == (12, 0, "ended")
 
 
 @pytest.mark.parametrize(
@@ -100,13 +86,6 @@ def test_the_gate_holds_back_what_is_still_and_time_goes_on(still_folder, gate, 
     assert [line["time_s"] for line in lines if line["event"] == "answer"] == [1.5, 5.5]
     assert (lines[-1]["frames"], lines[-1]["gated"], lines[-1]["dropped"]) == (frames, gated, 0)
     assert lines[-1]["cache_tokens"] == 16 * frames
-
-
-def test_limits_count_frames_that_were_held_back(still_folder):
-    summary = run("--video", still_folder, "--gate", "skip", "--frames", 4)[-1]
-    assert (summary["frames"], summary["gated"]) == (1, 3)
-    summary = run("--video", still_folder, "--gate", "skip", "--seconds", 2.6)[-1]
-    assert (summary["frames"], summary["gated"]) == (2, 4)
 
 
 def test_what_is_prepared_ahead_is_what_the_session_prepares(still_folder):
@@ -125,29 +104,112 @@ def test_what_is_prepared_ahead_is_what_the_session_prepares(still_folder):
         np.testing.assert_array_equal(plain, prepared)
 
 
-def test_pixels_of_another_size_are_refused():
-    with Session.open("demo", budget=64) as session, pytest.raises(UserError, match="prepared for another model"):
-        session.watch(Pixels(np.zeros((3, 1, 1), np.float32)))
-
-
-def test_a_pipe_that_stays_open_holds_nothing_up():
-    out, into = os.pipe()
-    source = ReadAhead(StdinSource(1000, descriptor=_writing(out, into)))
-    assert source.read() is not None
-    source.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgevlm-reader"], "it was waited for in vain"
-    os.close(out)
-    os.close(into)
-
-
-def _writing(out, into):
-    os.write(into, yuv.noise_stream("420jpeg", 16, 12, 1)[0])
-    return out
-
-
 def test_the_demos_truth_is_that_of_the_time_asked_at():
     lines = run("--gate", "thin:threshold=255,every=5", "--frames", 60)
     answers = [line for line in lines if line["event"] == "answer"]
     assert {answer["time_s"] for answer in answers} == {8.0, 16.0, 24.0}, "every 16 frames, held back or not"
     assert all("truth" in answer for answer in answers)
     assert (lines[-1]["frames"], lines[-1]["gated"]) == (12, 48)
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "my_source.py"
+COUNT = "how many objects are there now?"
+
+
+def test_the_example_is_watched_from_its_file():
+    done = CliRunner().invoke(app, ["run", "--camera", f"{EXAMPLE}:Sweep:24", "--json", "--ask", COUNT], catch_exceptions=False)
+    answer, summary = (line for line in map(json.loads, done.stdout.splitlines()) if line["event"] != "stats")
+    assert (answer["question"], answer["time_s"], summary["frames"]) == (COUNT, 12.0, 24)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """The example as a package that was installed: its one file, and what pip writes beside it."""
+    shutil.copy(EXAMPLE, tmp_path / "sweep_camera.py")
+    about = tmp_path / "sweep_camera-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sweep-camera\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[edgevlm.sources]\nsweep = sweep_camera:Sweep\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_package_gives_a_kind_of_camera_its_name(installed):
+    assert "sweep" in names("sources")
+    for text, frames in (("sweep", 32), ("sweep://5", 5)):
+        assert comes_to_an_end(text, None)
+        assert len(list(open_source(text, options=SourceOptions(fps=4)))) == frames
+
+
+def test_own_kinds_are_not_names_to_give():
+    assert kind_of("http://host/sweep", None)[0] == "network"
+    with pytest.raises(UserError, match="there is nothing there"):
+        kind_of("usb", None)
+    with pytest.raises(UserError, match="did you mean 'Sweep'"):
+        open_source(f"{EXAMPLE}:Sweeps")
+
+
+def picture(level, size=(12, 10)):
+    return Image.fromarray(np.full((size[1], size[0], 3), (level, level // 2, 255 - level), np.uint8))
+
+
+def test_pictures_come_in_natural_order_as_pillow_reads_them(tmp_path):
+    names = ["img10.png", "img2.PNG", "IMG1.bmp", "img2b.tiff", "img02.ppm"]
+    for level, name in enumerate(names):
+        picture(40 * level).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "img3.png").mkdir()
+    frames = list(FolderSource(tmp_path, fps=4))
+    assert [frame.time_s for frame in frames] == [0, 0.25, 0.5, 0.75, 1.0]
+    for frame, name in zip(frames, ["IMG1.bmp", "img02.ppm", "img2.PNG", "img2b.tiff", "img10.png"], strict=True):
+        np.testing.assert_array_equal(frame.image, np.asarray(Image.open(tmp_path / name)))
+
+
+def test_a_rate_of_its_own_is_sampled_from(tmp_path):
+    for number in range(10):
+        picture(number).save(tmp_path / f"{number}.png")
+    frames = list(FolderSource(tmp_path, fps=2, rate=4))
+    assert [frame.time_s for frame in frames] == [0, 0.5, 1.0, 1.5, 2.0]
+    assert [frame.image[0, 0, 0] for frame in frames] == [0, 2, 4, 6, 8]
+
+
+def test_a_jpeg_is_turned_as_its_exif_says(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn clockwise
+    picture(90, (12, 10)).save(tmp_path / "turned.jpg", exif=exif)
+    (frame,) = FolderSource(tmp_path, fps=2)
+    assert frame.image.shape == (12, 10, 3)
+
+
+def test_damaged_pictures_are_counted_and_passed_over(tmp_path):
+    for number in range(4):
+        picture(50).save(tmp_path / f"{number}.png")
+    whole = (tmp_path / "1.png").read_bytes()
+    (tmp_path / "1.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "2.png").write_bytes(b"")
+    (tmp_path / "4.png").symlink_to(tmp_path / "nowhere")
+    source = FolderSource(tmp_path, fps=2)
+    assert [frame.time_s for frame in source] == [0, 1.5]
+    assert source.drops == {"corrupt": 2}
+    assert source.state is State.ENDED
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [([], "is a folder without pictures"), (["a.txt"], "is a folder without pictures"), (["a.png"], "none of its 1")],
+)
+def test_a_folder_without_pictures_is_one_line(tmp_path, names, says):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(SourceError, match=says) as caught:
+        list(FolderSource(tmp_path, fps=2))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("side", [9_000, 60_000])
+def test_a_picture_of_too_many_pixels_is_passed_over(tmp_path, side):
+    data = b"\0" * (side**2 if side < 10_000 else 100)
+    (tmp_path / "huge.pgm").write_bytes(b"P5\n%d %d\n255\n" % (side, side) + data)
+    picture(40).save(tmp_path / "small.png")
+    source = FolderSource(tmp_path, fps=2)
+    assert [frame.image.shape for frame in source] == [(10, 12, 3)]
+    assert source.drops["corrupt"] == 1

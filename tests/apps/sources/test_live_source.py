@@ -130,14 +130,6 @@ def test_it_goes_on_whatever_ends_a_connection(live, end):
     assert (source.reconnects, camera.dials) == (1, 4)
 
 
-def test_a_refused_password_mid_run_is_tried_for_ever(live):
-    camera = Camera(Scripted().say(Grabbed(), None), *[SourceRefused("401")] * 5, Scripted().say(Grabbed()))
-    source = live(camera)
-    source.read()
-    assert source.read() is not None
-    assert camera.dials == 7
-
-
 @pytest.mark.parametrize(
     ("first", "wait", "says"),
     [
@@ -263,15 +255,6 @@ def test_nothing_counts_before_somebody_reads():
     source.close()
 
 
-def test_a_recording_ends():
-    connection = Scripted().say(Grabbed(), None)
-    connection.finished = True
-    source = Reading("camera", Camera(connection), OPTIONS)
-    assert len(list(source)) == 1
-    assert source.state is State.ENDED
-    source.close()
-
-
 @pytest.mark.parametrize(("rule", "seen", "replaced"), [("block", [1, 2, 3], 0), ("drop-oldest", [3], 2)])
 def test_the_rules_of_the_slot(rule, seen, replaced):
     slot, counts = Slot(rule), []
@@ -298,18 +281,3 @@ def test_pauses_grow_to_a_limit_with_jitter_and_begin_anew():
     assert len(set(pauses)) == len(pauses), "no jitter"
     backoff.reset()
     assert backoff.pause() <= 1
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"fps": 0}, "--fps 0: give frames a second, 1e-05 or more"),
-        ({"rule": "newest"}, "--rule newest: give one of block, drop-oldest"),
-        ({"read_timeout_s": -1}, "--read-timeout -1: give seconds above 0"),
-        ({"stall_timeout_s": float("inf")}, "--stall-timeout inf"),
-        ({"open_timeout_s": float("nan")}, "--open-timeout nan"),
-    ],
-)
-def test_options_that_are_none_are_one_line(options, says):
-    with pytest.raises(SourceError, match=says):
-        SourceOptions(**options)

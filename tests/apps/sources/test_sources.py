@@ -10,11 +10,14 @@ import av
 import numpy as np
 import pytest
 from clips import clip
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
-from edgevlm.apps.sources.base import Frame, FrameSampler, Source, State
+from edgevlm.apps.sources.base import LEAST_S, Frame, FrameSampler, Source, State
 from edgevlm.apps.sources.buffer import ReadAhead
+from edgevlm.apps.sources.video import JUMP_S, RecordedClock
 from edgevlm.errors import UserError
 
 
@@ -167,35 +170,6 @@ def test_nothing_is_read_before_somebody_reads():
     assert (newest.state, counted.state) == (State.ENDED, State.ENDED)
 
 
-class Clock:
-    """Stands still but for those who wait; takes the place of the module ``time`` and of the event that is waited for."""
-
-    def __init__(self):
-        self.now, self.waits = 100.0, []
-
-    def monotonic(self):
-        return self.now
-
-    def wait(self, seconds):
-        self.waits.append(round(seconds, 6))
-        self.now += seconds + 0.001  # a clock that is always late: what is late is not waited for again
-
-    def is_set(self):
-        return False
-
-
-def test_paced_frames_come_at_their_own_times(monkeypatch):
-    counted, clock = Counted(5), Clock()
-    counted.go.release(5)
-    newest = ReadAhead(counted, paced=True, rule="drop-oldest")
-    monkeypatch.setattr("edgevlm.apps.sources.buffer.time", clock)
-    newest._closing = clock
-    taken = list(newest)
-    assert taken[-1].image[0, 0, 0] == 5
-    assert newest.dropped + len(taken) == 5
-    assert clock.waits == [0.0, 0.009, 0.009, 0.009, 0.009], "frames are 0.01 s apart, and the first is due at once"
-
-
 def test_an_error_in_the_reader_reaches_the_consumer():
     class Failing(Source):
         name = "failing"
@@ -232,3 +206,29 @@ def test_an_error_in_the_reader_reaches_the_consumer():
 )
 def test_credentials_are_masked(text, masked):
     assert mask_credentials(text) == masked
+
+
+PERIOD = 0.04
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e9, 1e9)), min_size=1, max_size=60))
+def test_whatever_a_recording_says_times_increase_by_no_more_than_is_believed(stamps):
+    clock = RecordedClock(PERIOD)
+    times = [clock(stamp) for stamp in stamps]
+    assert times[0] >= 0
+    assert (np.diff(times) > 0).all()
+    assert (np.diff(times) <= JUMP_S + LEAST_S).all()
+
+
+@given(st.lists(st.floats(LEAST_S * 1.01, JUMP_S * 0.99), min_size=1, max_size=40))
+def test_the_increasing_times_of_a_recording_are_left_alone(steps):
+    stamps = np.cumsum(steps)
+    clock = RecordedClock(PERIOD)
+    assert np.allclose([clock(stamp) for stamp in stamps], stamps)
+
+
+def test_what_a_recording_gets_wrong():
+    clock = RecordedClock(PERIOD)
+    stamps = [0.0, 0.1, 0.05, 0.05, 0.2, 7000.0, 7000.1, 0.3, None, 0.4]
+    mended = [0.0, 0.1, 0.101, 0.102, 0.2, 0.24, 0.34, 0.38, 0.42, 0.48]
+    assert np.allclose([clock(stamp) for stamp in stamps], mended)
