@@ -1,7 +1,5 @@
 """What a service says and measures of many cameras on one model, with clocks of the test's own."""
 
-import asyncio
-import socket
 import threading
 from types import SimpleNamespace
 
@@ -9,30 +7,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from served import WAIT_S, eventually
 
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings
-from edgevlm.apps.serve.metrics import Metrics
-from edgevlm.apps.serve.run import bound, settings_of
+from edgevlm.apps.serve.run import settings_of
 from edgevlm.apps.serve.service import Service
-from edgevlm.apps.serve.stream import RATES_S, FrameRates
+from edgevlm.apps.serve.stream import FrameRates
 from edgevlm.apps.sources import SourceOptions
 from edgevlm.errors import UserError
-from edgevlm.runtime.answer import Answer
-
-
-def test_rates_are_of_the_last_seconds_and_begin_anew_with_a_source():
-    rates = FrameRates()
-    assert rates() == (0.0, 0.0)
-    for second in range(60):
-        rates.count(second, 2 * second if second < 30 else 60 + (second - 30), 0 if second < 30 else second - 30)
-    assert rates() == (1.0, 1.0)
-    rates.count(60, 91, 0)  # opened again: nothing has been skipped
-    assert rates() == (0.0, 0.0)
-    rates.count(60 + RATES_S, 91, 0)
-    assert rates() == (0.0, 0.0)
 
 
 def test_overload_is_said_once_and_so_is_its_end(tmp_path):
@@ -97,35 +79,6 @@ def watching(tmp_path):
         yield service
     finally:
         service.close()
-
-
-def test_a_camera_that_can_be_opened_neither_way_is_removed(watching, monkeypatch):
-    def refused(*_):
-        raise UserError("no room")
-
-    monkeypatch.setattr("edgevlm.apps.serve.service.CameraStream", refused)
-    with pytest.raises(UserError, match=r"no room; nor could demo be opened again as it was \(no room\)"):
-        watching.switch("demo", None, 512)
-    assert watching.streams == {}
-    monkeypatch.undo()
-    assert watching.reload(watching.config) == ["demo: added"]
-
-
-def test_a_pause_waits_for_the_frame_that_is_being_taken_in(watching):
-    stream = watching.stream("demo")
-    watch, inside, go = stream.session.watch, threading.Event(), threading.Event()
-    stream.session.watch = lambda *frame: (inside.set(), go.wait(WAIT_S), watch(*frame))
-    assert inside.wait(WAIT_S)
-    pausing = threading.Thread(target=stream.pause)
-    pausing.start()
-    eventually(lambda: stream.paused)
-    pausing.join(0.2)
-    assert pausing.is_alive()
-    frames = stream.session.stats.frames
-    go.set()
-    pausing.join(WAIT_S)
-    assert stream.session.stats.frames == frames + 1
-    assert stream.jpeg() is stream.jpeg(), "a frame is encoded once"
 
 
 def test_a_camera_with_a_torn_memory_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
@@ -212,37 +165,3 @@ def test_the_demo_is_watched_where_nothing_else_is_and_by_no_cluster():
     """A head that is started elsewhere has the cameras of the one before it, and no more."""
     watched = {join: list(settings_of(None, [], {}, {}, cluster=join).cameras) for join in (None, "head", "head:7", "10.0.0.1")}
     assert watched == {None: ["demo"], "head": [], "head:7": [], "10.0.0.1": []}
-
-
-def test_metrics_forget_streams_that_were_removed(tmp_path):
-    service = Service(ServeConfig(state=str(tmp_path)), print)
-    metrics = Metrics(service)
-
-    def streams():
-        families = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
-        return {sample.labels.get("stream") for family in families for sample in family.samples} - {None}
-
-    for number in range(20):  # cameras that come, are asked and go
-        service.streams = {f"camera-{number}": SimpleNamespace(model=None, state="running", stats=None)}
-        metrics.answered(f"camera-{number}", Answer("?", 0.0, [1, 2, 3], queued_ms=10.0, ttft_ms=100.0))
-        streams()
-    assert streams() == {"camera-19"}
-
-
-def test_pieces_of_an_answer_are_sent_at_once(tmp_path):
-    """Else each waits for the client to acknowledge the one before, 40 ms on a connection that is kept."""
-    undelayed = []
-
-    async def accepted(reader, writer):
-        undelayed.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        writer.close()
-
-    async def connect():
-        listening = bound("127.0.0.1", 0)
-        async with await asyncio.start_server(accepted, sock=listening):
-            reader, writer = await asyncio.open_connection(*listening.getsockname())
-            await reader.read()
-            writer.close()
-
-    asyncio.run(connect())
-    assert undelayed == [1]

@@ -10,7 +10,6 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
 import pytest
 from processes import mjpeg_camera
 from served import KEY, NOW, WAIT_S, eventually, serving
@@ -116,35 +115,6 @@ def test_it_is_asked_by_keyboard_alone_and_fits(opened, keep, width):
     keep_both("page")
 
 
-def test_the_patches_that_are_kept_are_lit(opened):
-    page = opened()
-    held = {
-        "frame": 10**6,
-        "time_s": 1.5,
-        "time": "2026-01-01T10:00:00Z",
-        "fraction": 0.5,
-        "layer_fractions": [0.5],
-        "patches": "f0",
-    }
-    held["thumbnail_url"] = "/v1/streams/demo/thumbnails/0.jpg"
-    told = {"policy": "p", "budget": 9, "tokens": 1, "frames_watched": 2 * 10**6, "grid": [1, 2], "layer_groups": [[0, 3]]}
-    told["frames_waiting"] = 40_000
-    white = bytes(cv2.imencode(".jpg", np.full((40, 80, 3), 255, np.uint8))[1])
-    page.route("**/thumbnails/0.jpg", lambda route: route.fulfill(body=white, content_type="image/jpeg"))
-    page.route("**/memory", lambda route: route.fulfill(json={**told, "frames": [held]}))
-    tile = page.locator(TILES)
-    api.expect(tile).to_have_count(1)
-    api.expect(tile).to_have_attribute("aria-label", re.compile("50 % remembered"))
-    pixel = "(canvas, x) => canvas.getContext('2d').getImageData(canvas.width * x, canvas.height / 2, 1, 1).data[0]"
-    eventually(lambda: tile.locator("canvas").evaluate(pixel, 0.25) > 200)
-    assert tile.locator("canvas").evaluate(pixel, 0.75) < 90, "what is forgotten is dark"
-    api.expect(page.locator("#held")).to_contain_text("the newest 40000 on their way")
-    drawn = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, 1).data].map((each, at) => each && at / 4)"
-    striped = {place for place in page.locator("#map").evaluate(drawn) if place}
-    width = page.locator("#map").evaluate("canvas => canvas.width")
-    assert {round(place / width, 1) for place in striped} == {0.5, 1.0}, "what is held, and what waits"
-
-
 def test_a_camera_is_tested_added_dies_while_watched_and_comes_back(opened, keep, tmp_path):
     page = opened(viewport={"width": 1280, "height": 844}, color_scheme="dark")
     with mjpeg_camera(tmp_path) as camera:
@@ -173,17 +143,6 @@ def test_a_camera_is_tested_added_dies_while_watched_and_comes_back(opened, keep
         api.expect(page.locator("nav button")).to_have_count(1)
 
 
-def test_a_camera_is_paused_and_resumed_while_watched(opened):
-    page = opened()
-    page.get_by_role("button", name="Pause demo").focus()
-    page.keyboard.press("Enter")
-    api.expect(page.locator("#state")).to_have_text("paused")
-    api.expect(page.get_by_role("button", name="Resume demo")).to_be_focused()
-    page.keyboard.press("Enter")
-    api.expect(page.locator("#state")).to_have_text("running")
-    api.expect(page.get_by_role("button", name="Pause demo")).to_be_focused()
-
-
 def test_another_policy_begins_a_new_memory(opened, server):
     page = opened()
     page.get_by_role("button", name="Memory demo").click()
@@ -200,32 +159,6 @@ def test_another_policy_begins_a_new_memory(opened, server):
 
 def slow(route):
     """An answer that does not come: the page waits for it."""
-
-
-def test_an_answer_is_stopped(opened):
-    page = opened()
-    page.route("**/v1/chat/completions", slow)
-    page.fill("#question", NOW)
-    page.keyboard.press("Enter")
-    api.expect(page.locator("#talk li")).to_have_attribute("aria-busy", "true")
-    page.get_by_role("button", name="Stop").click()
-    api.expect(page.locator("#talk li .note")).to_have_text("stopped")
-    api.expect(page.locator("#stop")).to_be_hidden()
-
-
-def test_a_long_answer_stays_in_its_place(opened):
-    page = opened(viewport={"width": 390, "height": 844})
-    words = [*("word " for _ in range(300)), "x" * 500]
-    chunks = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in words]
-    body = "".join(f"data: {chunk}\r\n\r\n" for chunk in [*chunks, "[DONE]"])
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.fill("#question", NOW)
-    page.keyboard.press("Enter")
-    api.expect(page.locator("#talk li .a")).to_have_text("".join(words))
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    talk = page.locator("#talk")
-    assert talk.evaluate("list => list.clientHeight") < 500
-    eventually(lambda: talk.evaluate("list => list.scrollHeight - list.scrollTop - list.clientHeight < 5"))
 
 
 def test_the_frames_that_an_answer_was_read_from_are_marked(opened, server):
@@ -318,30 +251,6 @@ def test_axe_finds_nothing_in_any_state(opened, keep, server):
     check("empty")
 
 
-COUNTED = """() => {
-  const image = document.getElementById("live"), make = URL.createObjectURL, let_go = URL.revokeObjectURL;
-  window.made = 0;
-  window.held = new Set();
-  URL.createObjectURL = (blob) => {
-    const url = make.call(URL, blob);
-    image.onload = null;  // it does not come
-    window.made++;
-    held.add(url);
-    return url;
-  };
-  URL.revokeObjectURL = (url) => { held.delete(url); let_go.call(URL, url); };
-}"""
-
-
-def test_a_picture_that_the_next_one_overtakes_is_let_go_of(opened):
-    page = opened()
-    page.evaluate(COUNTED)
-    page.route("**/mjpeg", lambda route: route.abort())
-    page.evaluate("watch()")
-    eventually(lambda: page.evaluate("made") > 4)
-    assert page.evaluate("held.size") == 1
-
-
 def test_a_server_that_is_gone_is_said_and_found_again(opened):
     page = opened()
     page.route("**/v1/**", lambda route: route.abort())
@@ -417,26 +326,3 @@ def test_what_happened_meanwhile_is_listed_with_pictures_and_searched(opened, ke
     api.expect(page.locator("#happened-when")).to_have_text("with “people”")
     page.fill("#search", "")
     api.expect(rows).to_have_count(3)
-
-
-def test_the_journal_is_listed_as_it_is_written_and_searched(browser, keep, tmp_path):
-    (tmp_path / "edgevlm.toml").write_text(
-        f'state = "{tmp_path}"\nfps = 4\n[journal]\nevery = 0.02\n[cameras.demo]\nsource = "demo"\n'
-    )
-    with serving(tmp_path / "served", tmp_path / "edgevlm.toml") as server:
-        page = browser.new_page(viewport={"width": 390, "height": 844})
-        page.goto(server.url)
-        rows = page.locator("#happened li")
-        api.expect(rows.nth(1)).to_contain_text("?")
-        eventually(lambda: rows.locator("canvas").count())
-        keep(page, "journal-390")
-        page.fill("#search", "elephants")
-        page.keyboard.press("Enter")
-        api.expect(page.locator("#happened-when")).to_have_text("Nothing with “elephants”")
-        api.expect(rows).to_have_count(0)
-        page.fill("#search", "objects")
-        page.keyboard.press("Enter")
-        api.expect(rows.first).to_contain_text("how many objects")
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        page.close()
-        assert server.end() == 0

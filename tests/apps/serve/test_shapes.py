@@ -134,16 +134,3 @@ def test_places_are_bounded_and_free_once_their_clients_are_gone(server):
         link.close()
     left = {"edgevlm_num_requests_running 0.0", "edgevlm_num_requests_waiting 0.0"}
     eventually(lambda: left <= {*server.request("GET", "/metrics")[2].decode().splitlines()})
-
-
-def test_a_reload_through_the_api_is_sighups(server):
-    before = server.config.read_text()
-    server.config.write_text(before + "[cameras.three]\n[cameras.four]\npolicy = 'lsat-seen'\n")
-    status, _, body = server.request("POST", "/v1/reload")
-    assert status == 200
-    assert sorted(line.partition(":")[0] for line in json.loads(body)["done"]) == ["four", "three"]
-    assert [each["id"] for each in server.get("/v1/streams")["data"]] == ["one", "two", "three"]
-    server.config.write_text("[cameras.one\n")
-    assert server.request("POST", "/v1/reload")[0] == 400
-    server.config.write_text(before)
-    assert json.loads(server.request("POST", "/v1/reload")[2])["done"] == ["three: removed"]

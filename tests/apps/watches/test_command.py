@@ -67,10 +67,7 @@ def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
     [
         (["is it raining?"], "question: the demo model was never taught this question; `edgevlm run --questions` lists"),
         (["is there a red square?", "--open-above", "0.3"], "--close-below: 0.4 is above open_above, 0.3; set it too"),
-        (["is there a red square?", "--schedule", "monday"], "--schedule: 'monday': write it like 'mon-fri 08:00-18:00'"),
-        (["is there a red square?", "--choice", "yes"], "--choice: List should have at least 2 items"),
         (["is there a red square?", "--camera", "nowhere.mp4"], "nowhere.mp4"),
-        (["is there a red square?", "--webhook", "ftp://host"], "sinks.webhook: webhook ftp://host: give an address"),
     ],
 )
 def test_wrong_options_are_one_line(arguments, line, monkeypatch):

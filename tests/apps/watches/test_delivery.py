@@ -9,7 +9,7 @@ import pytest
 from edgevlm.apps.watches import delivery as delivery_module
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import EventStore, WatchEvent
-from edgevlm.apps.watches.sinks import Sink, Stdout
+from edgevlm.apps.watches.sinks import Sink
 
 NOW = 1_795_000_000.0
 EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW)
@@ -117,11 +117,3 @@ def test_it_is_closed_in_time_by_what_is_still_failing(store, monkeypatch):
     delivery.close()
     assert "edgevlm-sink-phone" not in [thread.name for thread in threading.enumerate()]
     assert store.waiting() == {"phone": 1}
-
-
-def test_lines_on_stdout_are_the_events(store, capsys):
-    delivery = Delivery(store, {"stdout": Stdout()}, print)
-    for event in EVENTS:
-        delivery.record(event)
-    delivery.close()
-    assert capsys.readouterr().out.splitlines() == [event.line() for event in EVENTS]

@@ -84,13 +84,6 @@ def test_what_is_to_be_sent_outlives_the_process_in_its_order(tmp_path, store):
     again.close()
 
 
-def test_others_cannot_read_it_and_two_cannot_write_it(tmp_path, store):
-    store.record(EVENT)
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
-    with pytest.raises(UserError, match="another process uses it"):
-        EventStore(tmp_path)
-
-
 def test_old_events_go_but_not_those_still_to_be_sent(tmp_path):
     store, now = EventStore(tmp_path, days=1), time.time()
     for age in (3, 2, 0.5):

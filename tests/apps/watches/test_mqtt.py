@@ -140,17 +140,6 @@ def test_the_state_is_what_holds_now_also_where_closings_are_not_sent_or_come_la
     listener.close()
 
 
-def test_a_broker_that_says_nothing_is_given_up_in_time():
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        sink = Mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
-        sink.start()
-        with pytest.raises(UserError, match="cannot be reached"):
-            sink.send(EVENT, [])
-        sink.close()
-
-
 def test_a_wrong_password_is_told(broker):
     sink = Mqtt(broker.url.replace("secret", "wrong"))
     sink.start()

@@ -8,9 +8,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
-from served import eventually
 
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import SinkSettings, Webhook, open_sink, open_sinks
@@ -83,14 +81,6 @@ def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(recei
     assert len(receiver.got) == 1
 
 
-def test_secrets_of_an_address_are_not_told():
-    sink = Webhook("http://ann:hunter2@127.0.0.1:9/services/T0K3N")
-    with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:9 cannot be reached") as raised:
-        sink.send(EVENT, [])
-    assert "hunter2" not in str(raised.value)
-    assert "T0K3N" not in str(raised.value)
-
-
 def test_a_program_gets_the_event_on_its_stdin_without_a_shell(tmp_path, capfd):
     out = tmp_path / "out"
     code = "import sys; print('seen'); open(sys.argv[1], 'a').write(sys.stdin.read() + sys.argv[2])"
@@ -112,24 +102,6 @@ def test_a_program_that_fails_or_hangs_is_a_failure(code, said):
     else:
         with pytest.raises(UserError, match=said):
             sink.send(big, [])
-
-
-def test_what_a_hanging_program_started_is_killed_too(tmp_path):
-    child = tmp_path / "child"
-    for timeout in (1, 10, 100):  # until it has had the time to start one
-        sink = open_sink("exec", {"command": f"sh -c 'sleep 600 & echo $! > {child}; wait'", "timeout": timeout})
-        with pytest.raises(UserError, match="took more"):
-            sink.send(EVENT, [])
-        if child.exists() and (pid := child.read_text().strip()):
-            break
-
-    def over():
-        try:
-            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    eventually(over)
 
 
 def test_apprise_sends_words_and_a_picture(receiver):
@@ -156,12 +128,6 @@ def test_apprise_sends_words_and_a_picture(receiver):
     assert got[1]["attachments"][0]["mimetype"] == "image/jpeg"
 
 
-def test_a_package_that_is_missing_is_said_with_what_installs_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apprise", None)
-    with pytest.raises(UserError, match=r"needs the package apprise, which is not installed: pip install .*\[apprise\]"):
-        open_sink("apprise", {"url": "json://127.0.0.1"})
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -169,16 +135,11 @@ def test_a_package_that_is_missing_is_said_with_what_installs_it(monkeypatch):
         ({"kind": "webhook"}, "sinks.webhook: url: is missing"),
         ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: there is no such option; did you mean 'secret'?"),
         ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: give env:NAME or file:PATH"),
-        ({"kind": "webhook", "url": "http://x", "timeout": -1}, "timeout: Input should be greater than 0"),
-        ({"kind": "webhook", "url": "ftp://x"}, "give an address like https://HOST/PATH"),
         ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "the variable EDGEVLM_NOT_SET is not set"),
         ({"kind": "exec", "command": "/no/such/program x"}, "there is no such program"),
-        ({"kind": "exec", "command": "'"}, "cannot be read"),
         ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is no address that it knows"),
-        ({"kind": "mqtt", "url": "http://host"}, "give an address like mqtt://HOST:1883"),
         ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: give an address like"),
         ({"kind": "mqtt", "url": "mqtt://host/a+b"}, "leave out"),
-        ({"kind": "stdout", "name": "x", "colour": True}, "sinks.x: colour: there is no such option"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, said):

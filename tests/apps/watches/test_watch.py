@@ -17,70 +17,31 @@ def changes(state, observed):
     return [(time, "open" if state.is_open else "close") for time, probability in observed if state.observe(time, probability)]
 
 
-def test_it_opens_and_closes_beyond_the_thresholds_and_not_between_them():
-    state = WatchState(watch(open_above=0.7, close_below=0.3))
-    observed = [(0, 0.5), (1, 0.7), (2, 0.71), (3, 0.5), (4, 0.3), (5, 0.69), (6, 0.29), (7, 0.5)]
-    assert changes(state, observed) == [(2, "open"), (6, "close")]
-
-
-def test_between_the_thresholds_it_is_not_sure():
-    state = WatchState(watch(open_above=0.7, close_below=0.3))
-    assert state.answer is None
-    for probability, answer in [(0.9, "yes"), (0.5, "not sure"), (0.7, "not sure"), (0.3, "not sure"), (0.1, "no")]:
-        state.observe(0, probability)
-        assert state.answer == answer
+@pytest.mark.parametrize(
+    ("settings", "observed", "wanted"),
+    [
+        ({"open_above": 0.7, "close_below": 0.3}, [(0, 0.5), (1, 0.7), (2, 0.71), (4, 0.3), (5, 0.69), (6, 0.29)], [2, 6]),
+        (
+            {"open_after": 2, "close_after": 3},
+            [(0, 0.9), (1.5, 0.5), (2, 0.9), (4, 0.9), (5, 0.1), (7.5, 0.1), (8, 0.1)],
+            [4, 8],
+        ),
+        ({"open_after": 0.1}, [(0, 0.9), (0.5, 0.1), (1, 0.9), (1.5, 0.9)], [1.5]),
+        ({"open_after": 10}, [(0, 0.9), (3600, 0.9), (3609, 0.9), (3610, 0.9)], [3610]),  # a camera was down
+        ({"open_after": 10}, [(100, 0.9), (105, 0.9), (50, 0.9), (59, 0.9), (60, 0.9)], [60]),  # a clock is set back
+        ({}, [(0, 0.9), (3600, 0.9), (3601, 0.1)], [0, 3601]),
+        ({"cooldown": 10}, [(0, 0.9), (1, 0.1), (2, 0.9), (10, 0.9), (11, 0.9)], [0, 1, 11]),
+        ({"cooldown": 10}, [(1000, 0.9), (1001, 0.1), (5, 0.9)], [1000, 1001, 5]),
+    ],
+)
+def test_it_opens_and_closes_beyond_its_thresholds_after_its_holds(settings, observed, wanted):
+    assert [time for time, _ in changes(WatchState(watch(**settings)), observed)] == wanted
 
 
 def test_without_a_band_it_flaps_where_with_one_it_does_not():
     noisy = [(time, 0.5 + (0.05 if time % 2 else -0.05)) for time in range(20)]
     assert len(changes(WatchState(watch(open_above=0.5, close_below=0.5)), noisy)) == 19
     assert changes(WatchState(watch(open_above=0.6, close_below=0.4)), noisy) == []
-
-
-def test_it_holds_for_as_long_as_it_must():
-    state = WatchState(watch(open_after=2, close_after=3))
-    short = [(0, 0.9), (1, 0.9), (1.5, 0.5), (2, 0.9), (3, 0.9)]
-    assert changes(state, short) == []
-    assert changes(state, [(4, 0.9), (5, 0.1), (7.5, 0.1), (8, 0.1)]) == [(4, "open"), (8, "close")]
-
-
-def test_unless_told_otherwise_one_answer_alone_changes_nothing():
-    state = WatchState(Watch(question="is there a red square?"))
-    assert changes(state, [(0, 0.9), (0.5, 0.1), (1, 0.9), (1.5, 0.9), (2, 0.1), (2.5, 0.1)]) == [(1.5, "open"), (2.5, "close")]
-
-
-def test_a_hold_begins_anew_after_a_camera_was_down():
-    state = WatchState(watch(open_after=10))
-    assert changes(state, [(0, 0.9), (3600, 0.9), (3609, 0.9), (3610, 0.9)]) == [(3610, "open")]
-
-
-def test_an_open_watch_stays_open_while_a_camera_is_down():
-    state = WatchState(watch())
-    assert changes(state, [(0, 0.9), (3600, 0.9), (3601, 0.1)]) == [(0, "open"), (3601, "close")]
-
-
-def test_a_hold_begins_anew_where_the_clock_is_set_back():
-    state = WatchState(watch(open_after=10))
-    assert changes(state, [(100, 0.9), (105, 0.9), (50, 0.9), (59, 0.9), (60, 0.9)]) == [(60, "open")]
-
-
-def test_after_it_closed_it_cools_down():
-    state = WatchState(watch(cooldown=10))
-    observed = [(0, 0.9), (1, 0.1), (2, 0.9), (10, 0.9), (11, 0.9), (12, 0.1)]
-    assert changes(state, observed) == [(0, "open"), (1, "close"), (11, "open"), (12, "close")]
-
-
-def test_a_cooldown_does_not_outlast_a_clock_that_is_set_back():
-    state = WatchState(watch(cooldown=10))
-    assert changes(state, [(1000, 0.9), (1001, 0.1), (5, 0.9)]) == [(1000, "open"), (1001, "close"), (5, "open")]
-
-
-def test_it_closes_where_its_schedule_ends():
-    state = WatchState(watch())
-    assert not state.end(0)
-    state.observe(1, 0.9)
-    assert state.end(2)
-    assert (state.is_open, state.answer) == (False, None)
 
 
 @pytest.mark.parametrize(

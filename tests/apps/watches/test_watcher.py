@@ -84,12 +84,6 @@ def test_events_have_the_frame_that_was_asked_about_and_what_was_looked_at(camer
     assert [change["state"] for change in camera.changes] == ["closed", "open", "closed"]
 
 
-def test_an_event_says_the_answer_where_that_is_not_yes(camera):
-    camera.watcher.add(watch("is the yard empty?", answer=["no"]))
-    assert camera.frame(0.5, 0.1) == ["open"]
-    assert camera.events[0][0].question == "is the yard empty? no"
-
-
 def test_after_a_restart_an_open_watch_stays_open_and_closes(monkeypatch):
     last = WatchEvent("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0)
     camera = Camera(monkeypatch, last=lambda camera, watch: last)
@@ -135,14 +129,6 @@ def test_no_picture_of_a_time_that_was_forgotten_is_in_an_event(camera):
     camera.watcher.pause("is-somebody-there", True)
     event, pictures = camera.events[-1]
     assert (event.state, event.evidence, pictures) == ("close", [], [])
-
-
-def test_a_watch_that_is_removed_while_open_closes(camera):
-    camera.watcher.add(watch())
-    camera.frame(1.0, 0.9)
-    camera.watcher.remove("is-somebody-there")
-    assert camera.events[-1][0].state == "close"
-    assert camera.watcher.states() == {}
 
 
 def test_outside_its_schedule_a_watch_is_closed_and_not_asked(camera, monkeypatch):
