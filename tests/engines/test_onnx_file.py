@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 
 from edgevlm.engines.onnx_file import external_bytes, external_types, initializer_shapes, operators, with_dimensions
 from edgevlm.runtime.model import demo_bundle
@@ -53,44 +51,17 @@ def test_dimensions_are_read_one_by_one_and_packed() -> None:
         assert initializer_shapes(b"\x3a" + bytes([len(graph)]) + graph) == {"w": (300, 5)}
 
 
-def test_a_name_that_is_no_text_is_refused() -> None:
-    tensor = b"\x42\x01\xff"
-    graph = b"\x2a" + bytes([len(tensor)]) + tensor
-    with pytest.raises(ValueError, match="a name that is no text"):
-        initializer_shapes(b"\x3a" + bytes([len(graph)]) + graph)
-
-
-def symbolic(model: Any) -> list[tuple[str, str]]:
-    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-    return [(value.name, dim.dim_param) for value in values for dim in value.type.tensor_type.shape.dim if dim.dim_param]
-
-
 @pytest.mark.parametrize("size", [1, 127, 128, 6000, 2**31])
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
 def test_dimensions_are_given_numbers_and_nothing_else_changes(graph: Path, size: int) -> None:
     expected = onnx.load(graph, load_external_data=False)
-    name = symbolic(expected)[-1][1]
-    for value in (*expected.graph.input, *expected.graph.output, *expected.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param == name:
-                dim.dim_value = size
-    found = onnx.load_model_from_string(with_dimensions(graph.read_bytes(), {name: size, "no such dimension": 3}))
-    assert found == expected
-    assert name not in {param for _, param in symbolic(found)}
-
-
-def test_without_sizes_the_file_is_as_it_was() -> None:
-    raw = GRAPHS[0].read_bytes()
-    assert with_dimensions(raw, {}) == raw
-
-
-def test_values_inside_are_changed_too() -> None:
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["C0", 2, "S"]) for name in "xyz"]
-    nodes = [helper.make_node("Identity", [a], [b]) for a, b in ("xy", "yz")]
-    model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[2:], value_info=values[1:2]))
-    found = onnx.load_model_from_string(with_dimensions(model.SerializeToString(), {"C0": 300}))
-    shapes = [v.type.tensor_type.shape.dim for v in (*found.graph.input, *found.graph.output, *found.graph.value_info)]
-    assert [(dims[0].dim_value, dims[1].dim_value, dims[2].dim_param) for dims in shapes] == [(300, 2, "S")] * 3
+    values = (*expected.graph.input, *expected.graph.output, *expected.graph.value_info)
+    dims = [dim for value in values for dim in value.type.tensor_type.shape.dim if dim.dim_param]
+    name = dims[-1].dim_param
+    for dim in dims:
+        if dim.dim_param == name:
+            dim.dim_value = size
+    assert onnx.load_model_from_string(with_dimensions(graph.read_bytes(), {name: size, "no such dimension": 3})) == expected
 
 
 @given(st.data())

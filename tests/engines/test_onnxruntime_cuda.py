@@ -84,29 +84,6 @@ def test_encoding_what_changed_is_refused_before_a_stream_begins(models, monkeyp
         Session.open(models[1], policy="full", budget=BUDGET, encode="changed")
 
 
-def test_without_the_provider_it_is_refused():
-    assert PROVIDER not in ort.get_available_providers(), "these tests are for the CPU's package"
-    with pytest.raises(UserError, match=r"has no CUDAExecutionProvider.*pip install onnxruntime-gpu"):
-        load_engine("onnxruntime-cuda", Bundle.load(demo_bundle()))
-
-
-def test_what_the_device_has_no_kernel_for_is_refused(monkeypatch):
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [PROVIDER, "CPUExecutionProvider"])
-    with pytest.raises(UserError, match=r"keeps fp32 keys.*--kv fp16"):
-        load_engine("onnxruntime-cuda", Bundle.load(demo_bundle()))
-
-
-@pytest.mark.filterwarnings("ignore:Specified provider")
-def test_libraries_of_wheels_are_loaded_first_and_stdout_hears_nothing_of_it(monkeypatch, capsys):
-    opened, of = [], OnHost._open
-    monkeypatch.setattr(ort, "preload_dlls", lambda: print("Failed to load libcudnn.so.9"))
-    monkeypatch.setattr(
-        OnHost, "_open", lambda *arguments, **options: opened.append(capsys.readouterr()) or of(*arguments, **options)
-    )
-    OnHost(Bundle.load(demo_bundle()), threads=1).close()
-    assert (opened[0].out, opened[0].err) == ("", "Failed to load libcudnn.so.9\n")
-
-
 def test_falling_back_to_the_cpu_is_an_error(monkeypatch):
     """A provider that is there but does not start: ONNX Runtime only logs that, and goes on with the CPU's."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: [PROVIDER, "CPUExecutionProvider"])

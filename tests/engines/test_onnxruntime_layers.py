@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +11,9 @@ from reference_decoder import ReferenceDecoder
 from runner import Layered, Runner
 
 from edgevlm.engines.inputs import per_layer_files
-from edgevlm.engines.onnxruntime_layers import share_arena
-from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.errors import CacheError, CacheFull
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer, load_engine
-from edgevlm.runtime.model import demo_bundle
+from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.plugins import names
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
@@ -185,15 +180,6 @@ def test_what_does_not_fit_changes_nothing(runner: Runner) -> None:
         decoder.attend(3, np.zeros(2, np.int32))
 
 
-def test_a_call_that_is_not_ended_is_forgotten(runner: Runner) -> None:
-    through = layered(runner)
-    expected = runner.step(rows(5), decoder=through).logits
-    runner.past_len[:], runner.position = 0, 0
-    through.decoder.begin(rows(2, 9), *runner.tables(np.arange(2, dtype=np.int32)))
-    through.decoder.attend(0, np.zeros(2, np.int32))
-    assert (runner.step(rows(5), decoder=through).logits == expected).all()
-
-
 def test_while_memory_is_short_nothing_is_kept_for_longer_calls(runner: Runner) -> None:
     through = layered(runner)
     decoder: Any = through.decoder
@@ -222,31 +208,6 @@ def test_two_streams_on_one_engine_do_not_meet(exported: Any) -> None:
     assert (other.logits() == expected).all()
 
 
-def test_an_engine_of_the_per_layer_decoder_alone_opens_no_full_graph(exported: Any) -> None:
-    class Owner:
-        def __init__(self) -> None:
-            self.memory = np.zeros((2, 1, 2, 32, 16), np.float32)
-
-    engine: Any = load_engine("onnxruntime-cpu", Bundle.load(exported("llava", **SHAPE).bundle), threads=1)
-    owners = [Owner() for _ in range(3)]
-    alive = [weakref.ref(owner) for owner in owners]
-    address = [(o.memory[0].ctypes.data, o.memory[1].ctypes.data) for o in owners]
-    pairs = zip(address, owners, strict=True)
-    decoder = engine.bind_layers([KVBuffer(k, v, (1, 2, 32, 16), np.dtype(np.float32), o) for (k, v), o in pairs])
-    assert engine._decoders == {}
-    sessions = engine._per_layer
-    assert engine.bind_layers(decoder._buffers)._sessions == tuple(sessions)
-    del owners, pairs, sessions
-    engine.close()
-    gc.collect()
-    assert all(ref() is not None for ref in alive)
-    table = np.ones((1, 8), np.float32)
-    assert np.isfinite(Layered(decoder, 2).step(rows(1), table, 0 * table, np.zeros(3, np.int32)).logits).all()
-    del decoder
-    gc.collect()
-    assert all(ref() is None for ref in alive)
-
-
 @pytest.mark.parametrize(("family", "shape"), [("llava", {**SHAPE, "precision": "int4"}), ("qwen3_vl", {})])
 def test_the_graphs_share_the_full_graphs_weights(exported: Any, family: str, shape: dict[str, Any]) -> None:
     """Each matrix is in one of them, as the very bytes that the full graph refers to; the rest of a graph is small."""
@@ -261,44 +222,3 @@ def test_the_graphs_share_the_full_graphs_weights(exported: Any, family: str, sh
     assert sum(map(len, parts)) == len(joined)
     assert joined == external(bundle.decoder.graphs["full"])
     assert all(bundle.files[name].bytes < 20_000 for name in per_layer_files(bundle))
-
-
-def test_one_attention_node_for_each_kv_head(exported: Any) -> None:
-    bundle = Bundle.load(exported("llava", **SHAPE).bundle)
-    counts = []
-    for name in per_layer_files(bundle):
-        nodes = onnx.load(bundle.file(name), load_external_data=False).graph.node
-        attention = [{a.name: a.i for a in node.attribute} for node in nodes if node.op_type == "GroupQueryAttention"]
-        assert all((each["num_heads"], each["kv_num_heads"]) == (3, 1) for each in attention)
-        counts.append(len(attention))
-    assert counts == [0, 2, 2, 2]
-
-
-def test_a_bundle_without_the_graphs_says_what_to_do(exported: Any) -> None:
-    bundle = Bundle.load(exported("llava", **SHAPE).bundle)
-    older = {name: file for name, file in bundle.decoder.graphs.items() if not name.startswith("per-layer")}
-    runner = Runner(bundle.path, capacity=8)
-    for graphs in (older, {**bundle.decoder.graphs, "per-layer2": None}):
-        without = {name: file for name, file in graphs.items() if file}
-        engine = load_engine("onnxruntime-cpu", replace(bundle, decoder=replace(bundle.decoder, graphs=without)), threads=1)
-        with pytest.raises(UserError, match=r"has no per-layer decoder graphs \(it has .*\); export the checkpoint again"):
-            engine.bind_layers(runner.buffers)
-    with pytest.raises(CacheError, match="3 layers; 2 buffers"):
-        runner.engine.bind_layers(runner.buffers[:2])
-
-
-def test_the_demo_has_them() -> None:
-    runner = Runner(demo_bundle(), capacity=96)
-    through, spec = layered(runner), runner.bundle.decoder
-    given = [rows(count, count, spec.hidden) for count in (64, 1, 5)]
-    expected = [runner.step(each).logits for each in given]
-    runner.past_len[:], runner.position = 0, 0
-    for each, logits in zip(given, expected, strict=True):
-        assert np.abs(runner.step(each, decoder=through).logits - logits).max() < 1e-4
-
-
-def test_an_arena_that_is_there_already_is_taken() -> None:
-    share_arena.cache_clear()
-    share_arena()
-    share_arena.cache_clear()
-    share_arena()

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +20,9 @@ import psutil
 import pytest
 from fake_cuda import CARD, FakeDriver
 from fake_tensorrt import World
-from trt_world import anew, build, faked
+from trt_world import build, faked
 
-from edgevlm.apps.bundles.build import BuildRequest, capacity_for, check_device
-from edgevlm.apps.bundles.build import build as command
+from edgevlm.apps.bundles.build import capacity_for
 from edgevlm.engines.tensorrt import jobs
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, seal_manifest
@@ -87,17 +85,6 @@ def test_what_matches_is_left_alone(world: World, bundle: Bundle) -> None:
     assert all(one.kept for one in again)
     build(bundle, FakeDriver(), CAPACITY, force=True)
     assert built(world) == GRAPHS
-
-
-def test_another_tensorrt_or_gpu_has_engines_of_its_own(bundle: Bundle) -> None:
-    with faked("10.3.0"):
-        build(bundle, FakeDriver(), CAPACITY)
-    with faked("10.7.0") as world:
-        build(bundle, FakeDriver(), CAPACITY)
-        assert built(world) == GRAPHS
-        build(bundle, FakeDriver(CARD), CAPACITY)
-        assert built(world) == GRAPHS
-    assert len(list((bundle.path / "engines").iterdir())) == 3
 
 
 def test_a_change_builds_what_depends_on_it(world: World, bundle: Bundle) -> None:
@@ -163,30 +150,6 @@ def test_parse_errors_name_their_nodes(world: World, bundle: Bundle) -> None:
     assert plans(bundle.path) == []
 
 
-def test_a_build_that_fails_says_why(world: World, bundle: Bundle) -> None:
-    world.builds, world.errors = False, ["[optimizer.cpp] could not find any\nimplementation"]
-    with pytest.raises(UserError, match=r"vision\.onnx: TensorRT 10\.3\.0 made no engine .*could not find any implementation"):
-        build(bundle, FakeDriver(), CAPACITY)
-    assert plans(bundle.path) == []
-    world.builds, world.errors = True, []
-    build(bundle, FakeDriver(), CAPACITY)
-    assert len(plans(bundle.path)) == 3
-
-
-def test_a_tensorrt_that_does_not_start(world: World, bundle: Bundle) -> None:
-    world.starts, world.errors = False, ["CUDA initialization failure with error: 35"]
-    with pytest.raises(UserError, match=r"does not start here \(CUDA initialization failure.*edgevlm doctor"):
-        build(bundle, FakeDriver(), CAPACITY)
-
-
-def test_a_timing_cache_that_is_refused_is_begun_anew(world: World, bundle: Bundle) -> None:
-    build(bundle, FakeDriver(), CAPACITY)
-    world.calls.clear()
-    world.takes_timings = False
-    build(bundle, FakeDriver(), CAPACITY, force=True)
-    assert [call for call in world.calls if call.startswith("timings")][:2] == ["timings b'+++'", "timings b''"]
-
-
 def test_a_full_disk_leaves_what_is_finished(world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.replace
 
@@ -204,46 +167,6 @@ def test_a_full_disk_leaves_what_is_finished(world: World, bundle: Bundle, monke
     built(world)
     build(bundle, FakeDriver(), CAPACITY)
     assert built(world) == GRAPHS[1:]
-
-
-def test_ctrl_c_stops_tensorrt_and_the_next_build_goes_on(world: World, bundle: Bundle) -> None:
-    world.steps = 1000
-
-    def on_step(name: str, step: int) -> None:
-        if (name, step) == ("decoder", 3):
-            os.kill(os.getpid(), signal.SIGINT)
-        if name == "decoder":
-            waited.wait(0.01)
-
-    waited = threading.Event()
-    world.on_step = on_step
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of pytest-xdist ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            build(bundle, FakeDriver(), CAPACITY)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert [thread.name for thread in threading.enumerate() if thread.name == "tensorrt-build"] == []
-    assert len(plans(bundle.path)) == 1
-    world.on_step = None
-    built(world)
-    build(bundle, FakeDriver(), CAPACITY)
-    assert built(world) == GRAPHS[1:]
-
-
-def test_only_one_process_builds(world: World, bundle: Bundle) -> None:
-    from edgevlm.engines.tensorrt.store import EngineFolder
-
-    place = EngineFolder(bundle.path / "engines" / "orin-sm87-trt10.3.0-fp32-kv-fp32-vision-fp32")
-    with place.alone(), pytest.raises(UserError, match="another process is building these engines"):
-        build(bundle, FakeDriver(), CAPACITY)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_bundle_that_cannot_be_written(world: World, bundle: Bundle) -> None:
-    bundle.path.chmod(0o555)
-    with pytest.raises(UserError, match=r"engines cannot be kept there .*copy the bundle"):
-        build(bundle, FakeDriver(), CAPACITY)
 
 
 @pytest.mark.parametrize(
@@ -281,26 +204,12 @@ def test_memory_is_checked_before(
         assert "\n" not in str(error.value)
 
 
-def test_the_build_asks_for_memory_first(world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
-    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=0))
-    with pytest.raises(UserError, match="an engine of vision takes"):
-        build(bundle, FakeDriver(), CAPACITY)
-    assert built(world) == []
-
-
 def test_graphs_of_another_profile_are_refused(exported: Any) -> None:
     with faked("10.3.0"), pytest.raises(UserError, match="has graphs for ONNX Runtime; export the checkpoint for this device"):
         build(Bundle.load(exported("llava", kv="fp32").bundle), FakeDriver(), CAPACITY)
     newer = Bundle.load(exported("llava", profile="tensorrt-10.15", kv="fp16").bundle)
     with faked("10.3.0"), pytest.raises(UserError, match=r"for TensorRT 10\.15 and newer, and 10\.3\.0 is installed"):
         build(newer, FakeDriver(), CAPACITY)
-
-
-def test_graphs_of_an_older_profile_are_taken(bundle: Bundle) -> None:
-    with faked("10.16.1.11") as world:
-        build(bundle, FakeDriver(), CAPACITY)
-        assert built(world) == GRAPHS
 
 
 def test_the_capacity_is_that_of_a_session(exported: Any) -> None:
@@ -314,24 +223,6 @@ def test_the_capacity_is_that_of_a_session(exported: Any) -> None:
     assert capacity % 64 == 0
     with pytest.raises(UserError, match=r"a budget of 9000000 tokens does not suit .*: give --budget"):
         capacity_for(str(made.bundle), 9_000_000)
-
-
-def test_a_device_is_checked() -> None:
-    check_device("orin-nano-8", FakeDriver().device)
-    with pytest.raises(UserError, match=r"this machine's NVIDIA T4 has compute capability 7\.5 and orin-nano-8 8\.7"):
-        check_device("orin-nano-8", CARD)
-    with pytest.raises(UserError, match="no device is called 'orin'"):
-        check_device("orin", CARD)
-    with pytest.raises(UserError, match="cpu no GPU"):
-        check_device("cpu", CARD)
-
-
-def test_the_command_without_tensorrt(folder: Path) -> None:
-    missing = r"needs the package tensorrt, which is not installed: pip install .*\[tensorrt\]'"
-    with anew(None), pytest.raises(UserError, match=missing):
-        list(command(BuildRequest(str(folder)), print, print, False))
-    with pytest.raises(UserError, match="--workspace 0: give 1 MB or more"):
-        list(command(BuildRequest(str(folder), workspace=0), print, print, False))
 
 
 def edgevlm(*arguments: str) -> subprocess.CompletedProcess[str]:

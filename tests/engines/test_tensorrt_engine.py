@@ -6,9 +6,7 @@ The device's memory is the host's and its streams are late (fake_cuda.py); Tenso
 
 from __future__ import annotations
 
-import gc
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from trt_world import build, device_memory, faked
 
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import TowerBuffer, load_engine
+from edgevlm.runtime.engine import load_engine
 
 CAPACITY = 96
 PROBES = (1, 0)
@@ -177,24 +175,6 @@ def test_tokens_are_recorded_once_and_replayed(either: Pair, monkeypatch: pytest
     assert either.decoder.replayed.recorded == recorded + 1
 
 
-def test_a_recorded_call_sets_nothing_again(either: Pair) -> None:
-    either.step(either.rows(4))
-    for seed in range(2):
-        either.step(either.rows(1, seed))
-    either.world.calls.clear()
-    for seed in range(3):
-        either.step(either.rows(1, seed))
-    assert either.world.calls == []
-
-
-def test_where_calls_cannot_be_recorded_they_are_made(llava: Pair) -> None:
-    llava.driver.refuses_graphs = True
-    for seed in range(5):
-        llava.step(llava.rows(1, seed))
-    assert llava.driver.calls == ["record"]  # tried once
-    assert llava.decoder.replayed.replayed == 0
-
-
 def test_a_graph_is_dropped_when_the_working_memory_moves(llava: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(3):
         llava.step(llava.rows(1, seed))
@@ -216,35 +196,6 @@ def test_long_calls_go_in_by_pieces(either: Pair) -> None:
     either.step(either.rows(1, 6), (-1, 0))
 
 
-def test_a_step_writes_exactly_its_rows(pair: Pair) -> None:
-    rng = np.random.default_rng(1)
-    for array in pair.memory:
-        array[:] = rng.standard_normal(array.shape)
-    before = [array.copy() for array in pair.memory]
-    layers = pair.bundle.decoder.layers
-    for count in (1, 2, 17):
-        past = np.linspace(0, CAPACITY - count, layers).astype(np.int32)
-        pair.decoder.step(pair.rows(count, count, wide=True), *pair.cpu.tables(np.arange(count, dtype=np.int32)), past)
-        for index, (old, array) in enumerate(zip(before, pair.memory, strict=True)):
-            start = past[index % layers]
-            changed = (old != array).any(axis=(0, 1, 3))
-            assert (changed == np.isin(np.arange(CAPACITY), np.arange(start, start + count))).all()
-            old[:] = array
-
-
-def test_decoders_of_one_memory_go_on_where_the_other_stopped(either: Pair) -> None:
-    buffers = either.decoder._buffers
-    other = either.engine.bind(buffers, PROBES)
-    either.step(either.rows(10))
-    either.step(either.rows(1, 1), decoder=other)
-    either.step(either.rows(6, 2), decoder=other)
-    for seed in range(6):
-        either.step(either.rows(1, seed), decoder=(either.decoder, other)[seed % 2])
-    bare = either.engine.bind(buffers)
-    tables = either.cpu.tables(np.array([40], np.int32))
-    assert bare.step(either.rows(1), *tables, either.cpu.past_len).probes == {}
-
-
 def test_two_streams_on_one_engine_do_not_meet(either: Pair) -> None:
     buffers, *_ = device_memory(either.bundle, either.driver, CAPACITY)
     other, past = either.engine.bind(buffers), np.zeros(either.bundle.decoder.layers, np.int32)
@@ -252,28 +203,6 @@ def test_two_streams_on_one_engine_do_not_meet(either: Pair) -> None:
         either.step(either.rows(count, count))
         other.step(either.rows(count + 1, 99), *either.cpu.tables(np.arange(count + 1, dtype=np.int32)), past)
         past += count + 1
-
-
-def test_calls_of_several_threads_wait_for_each_other(either: Pair) -> None:
-    spec = either.bundle.decoder
-    streams = [either.engine.bind(device_memory(either.bundle, either.driver, CAPACITY)[0]) for _ in range(3)]
-    found: dict[int, list[NDArray]] = {index: [] for index in range(3)}
-
-    def follow(index: int) -> None:
-        past = np.zeros(spec.layers, np.int32)
-        for count in (4, 1, 1, 7, 1, 1):
-            tables = either.cpu.tables(np.arange(past[0], past[0] + count, dtype=np.int32))
-            found[index].append(streams[index].step(either.rows(count, count), *tables, past).logits)
-            past += count
-
-    threads = [threading.Thread(target=follow, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    expected = [either.cpu.step(either.rows(count, count)).logits for count in (4, 1, 1, 7, 1, 1)]
-    for logits in found.values():
-        assert [np.abs(a - b).max() < MOST["fp32"] for a, b in zip(logits, expected, strict=True)] == [True] * 6
 
 
 def test_frames_become_the_same_features(pair: Pair) -> None:
@@ -317,16 +246,6 @@ def test_memory_goes_back_while_it_is_short(llava: Pair) -> None:
     assert llava.engine._workspace.blocks.nbytes > 0
 
 
-def test_a_decoder_outlives_its_engine_and_then_lets_go(llava: Pair) -> None:
-    llava.step(llava.rows(5))
-    llava.engine.close()
-    llava.step(llava.rows(1))
-    arena = 2 * llava.bundle.decoder.layers
-    llava.decoder = llava.engine = None
-    gc.collect()
-    assert len(llava.driver.held) == arena
-
-
 def test_a_step_that_does_not_fit_changes_nothing(llava: Pair) -> None:
     llava.step(llava.rows(5))
     before = [array.copy() for array in llava.memory]
@@ -338,50 +257,6 @@ def test_a_step_that_does_not_fit_changes_nothing(llava: Pair) -> None:
     with pytest.raises(CacheError, match="takes no pattern"):
         llava.decoder.step(llava.rows(4), *tables, np.zeros(3, np.int32), (), object())
     assert all((old == array).all() for old, array in zip(before, llava.memory, strict=True))
-
-
-def test_what_tensorrt_says_is_part_of_the_error(llava: Pair) -> None:
-    llava.step(llava.rows(5))
-    llava.world.runs = False
-    with pytest.raises(RuntimeError, match=r"2 rows after 5 to 5: .*decoder.*TensorRT did not run \(illegal memory access\)"):
-        llava.step(llava.rows(2))
-
-
-def test_buffers_and_probes_must_be_those_it_was_built_for(llava: Pair) -> None:
-    small, *_ = device_memory(llava.bundle, llava.driver, CAPACITY // 2)
-    with pytest.raises(UserError, match="layer 0 has 48 rows and the engines were built for 96; build them for this session"):
-        llava.engine.bind(small)
-    assert llava.engine.capacity(50) == CAPACITY
-    with pytest.raises(UserError, match="this session takes 97 rows a layer and the engines were built for 96"):
-        llava.engine.capacity(CAPACITY + 1)
-    with pytest.raises(ValueError, match="probes must be layers"):
-        llava.engine.bind(llava.decoder._buffers, (9,))
-    with pytest.raises(UserError, match="has no st-spattn decoder graph"):
-        llava.engine.bind(llava.decoder._buffers, variant="st-spattn")
-    with pytest.raises(UserError, match="keeps no memory"):
-        llava.engine.bind(llava.decoder._buffers, variant="projections")
-    with pytest.raises(UserError, match="run on --engine onnxruntime-cpu alone"):
-        llava.engine.bind_layers(llava.decoder._buffers)
-    with pytest.raises(UserError, match="--encode changed runs on --engine onnxruntime-cpu alone"):
-        llava.engine.bind_tower(TowerBuffer.of(np.zeros(0, np.uint8)))
-
-
-def test_engines_without_probes(exported: Any, tmp_path: Path) -> None:
-    from_ = exported("llava", profile=OLD[0], kv="fp32").bundle
-    folder = shutil.copytree(from_, tmp_path / "bundle", ignore=shutil.ignore_patterns("engines"))
-    with faked(OLD[1]):
-        from edgevlm.engines.tensorrt.engine import TensorRT
-
-        bundle, driver = Bundle.load(folder), FakeDriver()
-        build(bundle, driver, CAPACITY, probes=False)
-        engine = TensorRT(bundle, driver=driver)  # type: ignore[arg-type]
-        buffers, *_ = device_memory(bundle, driver, CAPACITY)
-        with pytest.raises(UserError, match="built with --no-probes; choose infinipot-v"):
-            engine.bind(buffers, (0,))
-        cpu = Runner(exported("llava", kv="fp32").bundle, CAPACITY)
-        rows = np.ones((3, bundle.decoder.hidden), np.float32)
-        found = engine.bind(buffers).step(rows, *cpu.tables(np.arange(3, dtype=np.int32)), cpu.past_len)
-        assert np.abs(found.logits - cpu.step(rows).logits).max() < MOST["fp32"]
 
 
 def test_engines_that_are_not_there_or_damaged(exported: Any, tmp_path: Path) -> None:

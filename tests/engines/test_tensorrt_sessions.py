@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from trt_world import build, faked
 
 from edgevlm.apps.bundles.build import capacity_for
-from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -67,10 +66,3 @@ def same_memory(ours: Session, cpu: Session) -> None:
         assert (ours.cache.seq(layer) == cpu.cache.seq(layer)).all()
         assert np.abs(ours.cache.key(layer) - cpu.cache.key(layer)).max(initial=0) < 1e-4
         assert np.abs(ours.cache.value(layer) - cpu.cache.value(layer)).max(initial=0) < 1e-4
-
-
-def test_a_session_larger_than_the_engines_is_refused(exported: Any) -> None:
-    with faked("10.3.0"):
-        model = on_tensorrt(exported("llava", profile="tensorrt-10.3", kv="fp32").bundle, FakeDriver())
-        with pytest.raises(UserError, match=r"this session takes .* rows a layer and the engines were built for"):
-            Session.open(model, budget=2 * BUDGET)

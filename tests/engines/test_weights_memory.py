@@ -68,20 +68,6 @@ def test_memory_that_is_not_is_left_alone(size: int) -> None:
     del view, memory
 
 
-@pytest.mark.parametrize("gone", ["SIZE", "libc"])
-def test_a_system_without_them_asks_for_nothing(gone: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if gone == "SIZE":
-        monkeypatch.setattr(weights_memory, "SIZE", tmp_path / "none")
-    else:
-        monkeypatch.setattr(weights_memory.ctypes, "CDLL", lambda name: object())
-    assert weights_memory.use_huge_pages() == 0
-
-
-def test_runs() -> None:
-    assert list(weights_memory._runs(np.array([True, True, False, True]))) == [(0, 2), (3, 1)]
-    assert list(weights_memory._runs(np.zeros(3, np.bool_))) == []
-
-
 def resident(path: Path) -> int:
     """Bytes of a file's mappings in this process that are resident."""
     inside, found = False, 0

@@ -44,14 +44,6 @@ def test_a_module_with_its_input_measured_is_its_input(tmp_path, kind):
     assert meter.summed == ("VDD_IN",)
 
 
-def test_other_chips_and_channels_without_a_name_are_no_rails(tmp_path):
-    jetson = Jetson(tmp_path, "nx")
-    jetson.put("sys/class/hwmon/hwmon0/name", "tmp451\n")
-    jetson.put("sys/class/hwmon/hwmon0/in1_label", "VDD_OTHER\n")
-    (tmp_path / "sys/class/hwmon/hwmon3/in3_label").unlink()
-    assert list(meter_of(tmp_path).rails) == ["VDD_IN", "VDD_CPU_GPU_CV"]
-
-
 def test_where_nothing_measures_each_kind_says_why(tmp_path):
     meter, missing = find_meter(Machine(tmp_path))
     assert meter is None
@@ -79,11 +71,6 @@ def test_rapl_counts_sockets_and_their_memory_and_wraps(tmp_path):
     energy.sample()
     assert energy.joules == pytest.approx(3 + 1)
     assert energy.watts == pytest.approx(2)
-
-
-def test_rapl_prefers_the_board(tmp_path):
-    packages(tmp_path, package_0=1, psys=2)
-    assert meter_of(tmp_path).summed == ("psys",)
 
 
 def test_counters_that_may_not_be_read_say_how(tmp_path):
@@ -125,18 +112,6 @@ def test_a_rail_that_vanishes_is_not_guessed():
     energy = measured(readings, [0.0, 1.0, 2.0, 3.0], idle_w=1.0)
     assert (energy.joules, energy.watts, energy.net()) == (None, None, None)
     assert energy.figures()["rails"]["a"] == {"joules": 2.0, "gap_s": 2.0}
-
-
-def test_a_rail_beside_the_total_may_vanish():
-    readings = [{"a": Reading(watts=2), "b": Reading(watts=1)}, {"a": Reading(watts=2)}]
-    energy = measured(readings, [0.0, 1.0])
-    assert energy.joules == pytest.approx(2)
-    assert energy.figures()["rails"]["b"] == {"joules": 0.0, "gap_s": 1.0}
-
-
-def test_a_counter_that_falls_without_a_range_is_a_gap():
-    energy = measured([{"a": Reading(joules=9)}, {"a": Reading(joules=1)}], [0.0, 1.0])
-    assert energy.joules is None
 
 
 def test_a_block_is_read_at_both_ends_and_in_between():
