@@ -1,16 +1,14 @@
-"""What policies that rank by attention keep and share: recent queries, scores by token, and PureKV's cross-layer importance."""
+"""What policies that rank by attention keep: recent queries, and scores by token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Float32, Needs, Policy, StreamShape, counted, newest, setting
+from edgevlm.runtime.policies.base import Appended, Float32, counted, newest
 from edgevlm.runtime.stateful import State, Stateful
 
 if TYPE_CHECKING:
@@ -23,9 +21,8 @@ Int64 = NDArray[np.int64]
 class QueryWindow(Stateful):
     """The last ``rows`` vision rows' queries in each probe layer: ``[heads, rows, head_dim]`` each, and no more than that.
 
-    They are kept as they came, rotated, with ``seq`` and ``position``. When a re-indexing has moved the keys of those rows
-    since, :meth:`at` rotates them along, so that a query meets every key at the distance the cache now has;
-    with 3 axes each rotary pair by its own axis.
+    They are kept as they came, rotated, with ``seq`` and ``position``. Where a re-indexing has moved the keys of those rows,
+    :meth:`at` rotates them along, so that a query meets every key at the distance the cache now has.
     """
 
     state_fields = ("_seq", "_position", "_queries")
@@ -76,7 +73,7 @@ class QueryWindow(Stateful):
 
 
 def _turn(query: Float32, by: NDArray[np.int32], inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``query`` ``[heads, w, D]`` by positions ``[kv_heads, w, axes]``, one for all heads of a group; as is by 0."""
+    """Rotate ``query`` ``[heads, w, D]`` by positions ``[kv_heads, w, axes]``, the same for all heads of a group."""
     if not by.any():
         return query
     steps = by if pair_axis is None else by[..., pair_axis]  # of each rotary pair, [kv_heads, w, 1 or D / 2]
@@ -109,115 +106,15 @@ class SeqScores(Stateful):
     def get(self, seq: Int64) -> Float64:
         """The score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""
         out = np.zeros(seq.shape)
-        if self._count == 0:
-            return out
-        place = kernels.index_of(seq, self._seq[:, : self._count])
-        np.copyto(out, np.take_along_axis(self._score, place, 1), where=place >= 0)
+        if self._count:
+            place = kernels.index_of(seq, self._seq[:, : self._count])
+            np.copyto(out, np.take_along_axis(self._score, place, 1), where=place >= 0)
         return out
 
     def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
-        """Hold just these tokens, ``[heads, n]`` in any order: what is not among them is forgotten."""
+        """Hold just these tokens, ``[heads, n]`` in any order; all others are forgotten."""
         if not self._seq.size:
             self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
         self._count = seq.shape[1]
         self._seq[:, : self._count] = seq
         self._score[:, : self._count] = score
-
-    def add(self, seq: Int64, score: NDArray[np.floating], capacity: int) -> None:
-        """Add to the scores of ``seq`` ``[heads, n]``, all the tokens there now are."""
-        self.replace(seq, self.get(seq) + score, capacity)
-
-
-class CrossLayer(Stateful):
-    """Importance of tokens in every layer from the attention of layers ``0..clie``.
-
-    It is PureKV's score, and the booster that other policies put in the place of their attention term (Tab. 6): ask for the
-    queries of ``probe_layers``, pass what is appended to :meth:`add`, and at a compression call :meth:`importance` with the
-    mass that :meth:`attention` gives, or with a policy's own sums (its ``window`` is then 0).
-    """
-
-    state_fields = ("_queries", "_last_seq", "_last_mass")
-
-    def __init__(self, layers: int, clie: int, window: int = 0, values: bool = True) -> None:
-        self.layers, self.clie, self.values = layers, min(clie, layers - 1), values
-        self.probe_layers = tuple(range(self.clie + 1))
-        self._queries = QueryWindow(window)
-        self._last_seq: dict[int, Int64] = {}  # layer > clie -> the tokens it held, at most |M| a head
-        self._last_mass: dict[int, Float32] = {}  # and their S
-
-    def add(self, appended: Appended) -> None:
-        """Take the queries of rows just committed."""
-        self._queries.add(appended)
-
-    def attention(self, cache: KVCache, window: int) -> dict[int, Float32]:
-        """Eqs. 1 and 2: S of the low layers, ``[kv_heads, n]``, what each token gets from the ``window`` newest queries."""
-        mass = {}
-        for layer in self.probe_layers:
-            queries, seq = self._queries.at(cache, layer)
-            start = max(0, len(seq) - window)
-            held, scale = (cache.key(layer), cache.seq(layer)), cache.key_scale(layer)
-            mass[layer] = kernels.attention_mass(queries[:, start:], seq[start:], *held, scale=scale)
-        return mass
-
-    def importance(self, cache: KVCache, layers: Iterable[int], mass: Mapping[int, Float32]) -> dict[int, Float32]:
-        """Eqs. 3 and 4: ``S ||V||`` of each row of ``layers``, ``[kv_heads, n]``; S alone without ``values``.
-
-        mass: S of the low layers. A token of a layer above them has S of its own KV head in the CLIE layer, joined by ``seq``;
-        one that the CLIE layer has dropped has the last S it was given, one that it never scored has 0.
-        """
-        found = dict(mass)
-        for layer in range(self.clie + 1, self.layers):
-            seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
-            if layer in self._last_seq:
-                kernels.join(seq, self._last_seq[layer], self._last_mass[layer], above)
-            kernels.join(seq, cache.seq(self.clie), mass[self.clie], above)
-            self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
-            found[layer] = above
-        if not self.values:
-            return {layer: found[layer] for layer in layers}
-        return {layer: found[layer] * cache.value_norms(layer) for layer in layers}
-
-
-@dataclass
-class Boosted(Policy):
-    """A policy that PureKV can be added to (its Tab. 6): ``_cross`` gives its importance, None where ``clie`` is empty."""
-
-    clie: str = setting("", "a layer: rank by PureKV's importance, from layers 0 to this one; empty: off")
-    st_spattn: bool = setting(False, "prefill frames with PureKV's sparse attention in high layers; keeps frame 0")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        layer_number(self.clie)
-
-    def attach(self, budget: int, shape: StreamShape) -> None:
-        super().attach(budget, shape)
-        layer = layer_number(self.clie)
-        self._cross = None if layer is None else CrossLayer(shape.layers, layer, self.observers)
-
-    @property
-    def observers(self) -> int:
-        """The newest rows whose attention makes PureKV's score; 0 where the policy adds it up itself."""
-        return 0
-
-    @property
-    def own_probes(self) -> tuple[int, ...]:
-        """Layers whose queries it wants without PureKV."""
-        return tuple(range(self.shape.layers))
-
-    @property
-    def needs(self) -> Needs:
-        probes = self._cross.probe_layers if self._cross else self.own_probes
-        return Needs(probe_layers=probes, variant="st-spattn" if self.st_spattn else "full")
-
-    @property
-    def needs_whole_frames(self) -> bool:
-        return self.st_spattn
-
-
-def layer_number(clie: str) -> int | None:
-    """The layer that a setting names; None where it is empty. Raises ValueError."""
-    if not clie:
-        return None
-    if not clie.isdecimal():
-        raise ValueError("clie is a layer from 0 up, or empty")
-    return int(clie)

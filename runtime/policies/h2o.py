@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.attention import Boosted, SeqScores
-from edgevlm.runtime.policies.base import (
-    Appended,
-    Bool,
-    Context,
-    Float32,
-    StreamShape,
-    newest,
-    setting,
-    tokens_of,
-)
+from edgevlm.runtime.policies.attention import SeqScores
+from edgevlm.runtime.policies.base import Appended, Bool, Needs, Policy, StreamShape, newest, setting, tokens_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edgevlm.runtime.cache import KVCache
+    from edgevlm.runtime.policies.base import Context
 
 ROWS = 32  # of a piece scored at a time: bounds the attention matrix that numpy makes
 
 
 @dataclass
-class H2O(Boosted):
+class H2O(Policy):
     """Keep the newest tokens and those that have received the most attention from all later rows.
 
     F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
@@ -42,11 +35,15 @@ class H2O(Boosted):
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"
-    state_fields = ("_scores", "_cross")
+    state_fields = ("_scores",)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._scores = {layer: SeqScores() for layer in self.needs.probe_layers}
+        self._scores = {layer: SeqScores() for layer in range(shape.layers)}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(probe_layers=tuple(range(self.shape.layers)))
 
     @property
     def max_append(self) -> int:
@@ -55,23 +52,18 @@ class H2O(Boosted):
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         for layer, query in appended.queries.items():
-            key, seq = cache.key(layer), cache.seq(layer)
+            key, seq, known = cache.key(layer), cache.seq(layer), self._scores[layer]
             mass = np.zeros(seq.shape)
             for start in range(0, len(appended.seq), ROWS):
                 rows = slice(start, start + ROWS)
                 mass += kernels.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
-            self._scores[layer].add(seq, mass, int(cache.capacities[layer]))
+            known.replace(seq, known.get(seq) + mass, int(cache.capacities[layer]))
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        """F, or PureKV's importance by it, ranks what is not among the newest."""
-        layers = self._cross.probe_layers if self._cross else targets
-        score = {layer: self._scores[layer].get(cache.seq(layer)).astype(np.float32) for layer in layers}
-        if self._cross is not None:
-            score = self._cross.importance(cache, targets, score)
-        return {layer: self._select(cache, layer, score[layer], target) for layer, target in targets.items()}
-
-    def _select(self, cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
-        seq, fixed, target = cache.seq(layer), self.protected(cache, layer), self.beside_first_frame(cache, layer, target)
-        count = tokens_of(self.recent, target)
-        recent = newest(seq, ~fixed, count)
-        return fixed | recent | kernels.top_k(score, seq, ~(fixed | recent), target - count)
+        keep = {}
+        for layer, target in targets.items():
+            seq, fixed, count = cache.seq(layer), self.protected(cache, layer), tokens_of(self.recent, target)
+            fixed |= newest(seq, ~fixed, count)
+            score = self._scores[layer].get(seq).astype(np.float32)
+            keep[layer] = fixed | kernels.top_k(score, seq, ~fixed, target - count)
+        return keep

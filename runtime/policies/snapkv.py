@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.attention import Boosted, QueryWindow
+from edgevlm.runtime.policies.attention import QueryWindow
 from edgevlm.runtime.policies.base import (
     Appended,
     Bool,
     Context,
     Float32,
     Needs,
+    Policy,
     StreamShape,
     frame_text,
     newest,
@@ -33,7 +34,7 @@ KERNEL, POOL = "width of the pool in tokens, odd", "pool by max or avg; missing 
 
 
 @dataclass
-class SnapKV(Boosted):
+class SnapKV(Policy):
     """Keep the newest rows, which observe, and the past tokens that they attend to most.
 
     u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
@@ -50,7 +51,7 @@ class SnapKV(Boosted):
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
-    state_fields = ("_queries", "_cross")
+    state_fields = ("_queries",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,35 +62,27 @@ class SnapKV(Boosted):
         self._queries = QueryWindow(self.window)
 
     @property
-    def observers(self) -> int:
-        return self.window
+    def needs(self) -> Needs:
+        return Needs(probe_layers=tuple(range(self.shape.layers)))
 
     @property
     def compress_to(self) -> int:
         return tokens_of(self.target, self.budget)
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
-        (self._cross or self._queries).add(appended)
+        self._queries.add(appended)
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        if self._cross is not None:
-            score = self._cross.importance(cache, targets, self._cross.attention(cache, self.window))
-        else:
-            score = {layer: self._attention(cache, layer) for layer in targets}
-        return {layer: self._select(cache, layer, score[layer], target) for layer, target in targets.items()}
+        return {layer: self._select(cache, layer, target) for layer, target in targets.items()}
 
-    def _select(self, cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
+    def _select(self, cache: KVCache, layer: int, target: int) -> Bool:
         seq, fixed = cache.seq(layer), self.protected(cache, layer)
-        target = self.beside_first_frame(cache, layer, target)
         keep = fixed | newest(seq, ~fixed, min(self.window, target))
         if target <= self.window:
             return keep
-        return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel, self.pool), seq, ~keep, target - self.window)
-
-    def _attention(self, cache: KVCache, layer: int) -> Float32:
-        """u of each row before pooling, ``[kv_heads, n]``."""
         query, query_seq = self._queries.at(cache, layer)
-        return kernels.attention_mass(query, query_seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer))
+        score = kernels.attention_mass(query, query_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
+        return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel, self.pool), seq, ~keep, target - self.window)
 
 
 @dataclass

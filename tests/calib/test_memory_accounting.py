@@ -99,7 +99,7 @@ def test_arrays_that_a_users_policy_does_not_declare_are_refused(hide):
         peak.measure(Filled(1, 8, GRID, np.random.default_rng(0)).cache, policy)
 
 
-@pytest.mark.parametrize("name", [*evicting(), "snapkv:clie=1", "h2o:clie=1", "streaming-llm:clie=1"])
+@pytest.mark.parametrize("name", evicting())
 def test_our_own_policies_keep_no_more_than_they_declare(name):
     policy = create_policy(name)
     stream(policy)

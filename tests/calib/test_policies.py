@@ -66,7 +66,6 @@ def test_purekv_takes_the_layer_that_was_measured_unless_it_is_set(made_up):
     assert probed("purekv", None) == (0, 1, 2)
     assert probed("purekv", measured) == (0, 1, 2, 3)
     assert probed("purekv:clie=1", measured) == (0, 1)
-    assert probed("purekv:cross=off", measured) == (0, 1, 2, 3, 4)
     assert probed("snapkv", measured) == (0, 1, 2, 3, 4), "a booster is asked for"
 
 

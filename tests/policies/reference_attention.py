@@ -1,4 +1,4 @@
-"""SnapKV, H2O and PureKV, alone and as a booster, written down in float64, one row at a time: slow, and meant to be read.
+"""SnapKV, H2O and PureKV written down in float64, one row at a time: slow, and meant to be read.
 
 A token is a dict with seq, position and key, as `Filled.heads` makes it; a head is a list of tokens, the prefix among them.
 """
@@ -66,9 +66,8 @@ def h2o(accumulated, target, vision, recent):
 class PureKV:
     """What every head keeps; remembers the last score that the CLIE layer gave each token it has held."""
 
-    def __init__(self, filled: Filled, clie=2, window=32, values=True, cross=True):
-        self.filled, self.window, self.values = filled, window, values
-        self.clie = min(clie if cross else filled.cache.layers, filled.cache.layers - 1)
+    def __init__(self, filled: Filled, clie=2, window=32):
+        self.filled, self.window, self.clie = filled, window, min(clie, filled.cache.layers - 1)
         self.remembered = [{} for _ in range(HEADS)]
         self.from_memory = 0  # tokens that were ranked by a score of an earlier compression
 
@@ -89,7 +88,7 @@ class PureKV:
                 continue
             self.from_memory += seq not in mass
             attended = mass[seq] if seq in mass else self.remembered[head].get(seq, 0.0)
-            scores[seq] = attended * (np.linalg.norm(token["value"].astype(np.float64)) if self.values else 1.0)
+            scores[seq] = attended * np.linalg.norm(token["value"].astype(np.float64))
         return scores
 
     def expected(self, layer, target):
@@ -100,71 +99,3 @@ class PureKV:
             recent = seqs[len(seqs) - w :]
             kept.append(set(recent) | best(self.importance(layer, head, recent), target - w))
         return kept
-
-
-class Boosted(PureKV):
-    """What every head keeps under a policy with ``clie``: PureKV's score in the place of its attention term (Tab. 6)."""
-
-    first_frame = False  # whether frame 0 stays, beside which all is as without it
-
-    def first(self, layer, head):
-        return {token["seq"] for token in self.filled.heads(layer)[head] if self.first_frame and token["frame"] == 0}
-
-    def seqs(self, layer, head):
-        return sorted({token["seq"] for token in self.filled.heads(layer)[head]} - self.first(layer, head))
-
-    def importance(self, layer, head, recent):
-        fixed = self.first(layer, head)
-        return {seq: score for seq, score in super().importance(layer, head, recent).items() if seq not in fixed}
-
-    def each(self, layer, target, kept):
-        """``kept(head, target, seqs)`` of every head, beside frame 0."""
-        first = [self.first(layer, head) for head in range(HEADS)]
-        return [of | kept(h, target - len(of), self.seqs(layer, h)) for h, of in enumerate(first)]
-
-    def snapkv(self, layer, target):
-        """SnapKV with a pool of the largest of 7."""
-        return self.each(layer, target, lambda head, target, seqs: self._snapkv(layer, head, target, seqs))
-
-    def _snapkv(self, layer, head, target, seqs):
-        if target <= self.window:
-            return set(seqs[len(seqs) - target :])
-        observers = seqs[-self.window :]
-        scores = self.importance(layer, head, observers)
-        return set(observers) | best(pooled(scores, 7, "max"), target - self.window)
-
-    def streaming_llm(self, layer, target, sinks=4, important=0.5):
-        sinks = 0 if self.first_frame else min(sinks, target)
-        return self.each(layer, target, lambda h, target, seqs: self._streaming(layer, seqs, h, target, sinks, important))
-
-    def _streaming(self, layer, seqs, head, target, sinks, important):
-        top = int(important * (target - sinks))
-        window = seqs[len(seqs) - (target - sinks - top) :]
-        observers = window[-32:]
-        scores = self.importance(layer, head, observers) if observers else {}
-        fixed = set(seqs[:sinks]) | set(window)
-        return fixed | best({seq: score for seq, score in scores.items() if seq not in fixed}, top)
-
-
-class BoostedH2O(Boosted):
-    """Sums of the low layers: a token that one of them has dropped keeps the sum it had."""
-
-    def __init__(self, filled, **settings):
-        super().__init__(filled, **settings)
-        self.sums = [[{} for _ in range(HEADS)] for _ in range(self.clie + 1)]
-
-    def appended(self, layer, seqs):
-        for head in range(HEADS if layer <= self.clie else 0):
-            for seq, new in super().mass(layer, head, seqs).items():
-                self.sums[layer][head][seq] = self.sums[layer][head].get(seq, 0.0) + new
-
-    def mass(self, layer, head, recent):
-        held = {token["seq"] for token in self.filled.heads(layer)[head]}
-        return {seq: total for seq, total in self.sums[layer][head].items() if seq in held}
-
-    def h2o(self, layer, target, recent=0.5):
-        return self.each(layer, target, lambda head, target, seqs: self._h2o(layer, head, seqs, target, recent))
-
-    def _h2o(self, layer, head, seqs, target, recent):
-        newest = seqs[len(seqs) - int(recent * target) :]
-        return set(newest) | best(self.importance(layer, head, newest), target - len(newest))

@@ -2,7 +2,7 @@
 
 from policies import reference_attention, reference_baselines, reference_infinipot_v
 from policies.filled import HEADS, INV_FREQ
-from policies.reference_attention import Boosted, BoostedH2O, PureKV
+from policies.reference_attention import PureKV
 from policies.reference_last_seen import LastSeen
 
 from edgevlm.runtime.cache import Kind
@@ -68,11 +68,6 @@ def h2o_of(filled):
     return sums.expected, sums.appended
 
 
-def boosted_h2o_of(filled):
-    sums = BoostedH2O(filled, clie=1)
-    return sums.h2o, sums.appended
-
-
 def last_seen_of(filled, **settings):
     likeness = LastSeen(filled, **settings)
     return likeness.expected, likeness.appended
@@ -99,9 +94,6 @@ REFERENCES = {  # the policy's text -> what play takes of the reference on a str
     "snapkv:window=4": lambda filled, _: without_sums(snapkv_of(filled)),
     "h2o": lambda filled, _: h2o_of(filled),
     "purekv:clie=1,window=4": lambda filled, _: without_sums(PureKV(filled, clie=1, window=4).expected),
-    "snapkv:clie=1,window=4": lambda filled, _: without_sums(Boosted(filled, clie=1, window=4).snapkv),
-    "streaming-llm:clie=1": lambda filled, _: without_sums(Boosted(filled, clie=1).streaming_llm),
-    "h2o:clie=1": lambda filled, _: boosted_h2o_of(filled),
     "infinipot-v": lambda filled, budget: without_sums(infinipot_v_of(filled, budget)),
     "last-seen": lambda filled, _: last_seen_of(filled),
     "last-seen:against=held,layer=1,heads=own": lambda filled, _: last_seen_of(filled, ever=False, layer=1, shared=False),

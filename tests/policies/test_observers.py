@@ -156,7 +156,7 @@ def test_scores_are_joined_by_seq(seed):
         held = [list(random.permutation([*random.permutation(h)[:kept], *new]).astype(int)) for h in held]
         seq = np.array(held, np.int64).reshape(2, -1)
         added = random.normal(size=seq.shape)
-        scores.add(seq, added, 40)
+        scores.replace(seq, scores.get(seq) + added, 40)
         known = [
             {s: k.get(s, 0.0) + a for s, a in zip(h, row, strict=True)} for k, h, row in zip(known, held, added, strict=True)
         ]

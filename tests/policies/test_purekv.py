@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies.filled import DIM, HEADS, PREFIX, STORAGE, Filled, play, told
+from policies.filled import PREFIX, STORAGE, Filled, play, told
 from policies.reference_attention import PureKV
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.attention import CrossLayer
 
 REPRODUCIBLE = settings(max_examples=8, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
@@ -25,8 +24,7 @@ CASES = [
     ("purekv", {}),
     ("purekv:window=4", {"window": 4}),
     ("purekv:clie=0,window=4", {"clie": 0, "window": 4}),
-    ("purekv:clie=1,values=off", {"clie": 1, "values": False}),
-    ("purekv:cross=off,window=6", {"cross": False, "window": 6}),
+    ("purekv:clie=9,window=6", {"clie": 9, "window": 6}),
 ]
 
 
@@ -88,21 +86,6 @@ def test_only_low_layers_are_probed():
     assert probes("purekv") == (0, 1, 2)
     assert probes("purekv:clie=0") == (0,)
     assert probes("purekv", layers=2) == (0, 1)
-    assert probes("purekv:cross=off") == tuple(range(6))
-
-
-def test_as_a_booster_it_scores_for_other_policies():
-    """Tab. 6: the importance is the same for whoever asks, and reaches layers that nobody probed."""
-    policy, filled, _ = opened("purekv:window=4", 4, 40, (2, 2), 2)
-    booster = CrossLayer(4, clie=2, window=4)
-    for _ in range(6):
-        booster.add(filled.frame())
-    scores = booster.importance(filled.cache, range(4), booster.attention(filled.cache, 4))
-    assert all(score.shape == (HEADS, PREFIX + 24) and (score[:, :-4] > 0).all() for score in scores.values())
-    norms = [np.linalg.norm(filled.cache.value(layer), axis=2) for layer in (2, 3)]
-    np.testing.assert_allclose(scores[3] / norms[1], scores[2] / norms[0], rtol=1e-5)
-    assert filled.cache.key(0).shape[2] == DIM
-    assert policy.needs.probe_layers == booster.probe_layers
 
 
 @pytest.mark.parametrize(

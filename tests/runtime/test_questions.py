@@ -17,8 +17,7 @@ from edgevlm.runtime.session import Session, TextBudget
 CHUNK, FRAMES = 5, 30
 CHANGED = {"snapkv-guided"}  # by questions, which is its purpose
 TINY = {"resv": "resv:index=0.25", "mosaic": "mosaic:index=0.25"}  # with an index of a few clusters even here
-VARIANTS = ["snapkv:clie=0", "h2o:clie=0", "streaming-llm:clie=0"]
-NAMES = [*(TINY.get(name, name) for name in sorted(POLICIES.keys() - CHANGED)), *VARIANTS]
+NAMES = [*(TINY.get(name, name) for name in sorted(POLICIES.keys() - CHANGED))]
 
 
 def watched(model, policy, ask_at):

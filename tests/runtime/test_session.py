@@ -60,7 +60,6 @@ def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
 
 BOUNDED = [
     "infinipot-v", "sliding-window", "streaming-llm", "simple-stream", "uniform", "random", "snapkv:window=8", "h2o",
-    "streaming-llm:clie=1", "snapkv:window=8,clie=1", "h2o:clie=1",
 ]  # fmt: skip
 
 
@@ -97,7 +96,7 @@ def arrays(thing, seen):
     return [array for part in parts for array in arrays(part, seen)]
 
 
-WITH_STATE = ["streaming-llm:clie=1", "snapkv:window=8", "snapkv:clie=1", "h2o", "h2o:clie=0", "purekv"]
+WITH_STATE = ["snapkv:window=8", "h2o", "purekv"]
 
 
 @pytest.mark.parametrize("policy", [*WITH_STATE, "sliding-window", "streaming-llm", "uniform", "random"])
@@ -112,7 +111,7 @@ def test_what_a_policy_keeps_is_counted(model, policy):
         assert (session.stats.policy_bytes > 0) == (policy in WITH_STATE)
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "uniform", "random", "snapkv:window=8,clie=1", "h2o", "full"])
+@pytest.mark.parametrize("policy", ["infinipot-v", "uniform", "random", "snapkv:window=8", "h2o", "full"])
 def test_questions_leave_no_trace(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame
     arenas = []

@@ -124,8 +124,7 @@ class Shadow:
         ("lottery", 4, 1),
         ("lottery", 4, 5),
         ("purekv:st_spattn=on", 2, 2),
-        ("purekv:st_spattn=on,values=off", 2, 5),
-        ("h2o:clie=1,st_spattn=on", 2, 2),
+        ("purekv:st_spattn=on,clie=0", 2, 5),
     ],
 )
 def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):

@@ -28,7 +28,7 @@ def spans(session):
 
 
 @pytest.mark.parametrize("append", ["all", "changed"])
-@pytest.mark.parametrize("policy", [*EVICTING, "h2o:clie=1", "snapkv:window=8,clie=1", "purekv:st_spattn=on"])
+@pytest.mark.parametrize("policy", [*EVICTING, "snapkv:window=8", "purekv:st_spattn=on"])
 def test_a_stream_goes_on_without_a_stretch_of_time(model, policy, append):
     budget = {"full": 60}.get(policy, 8) * model.bundle.vision.tokens_per_frame
     images = list(frames(40, model))

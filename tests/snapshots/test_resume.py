@@ -20,11 +20,9 @@ TINY = {"resv": "resv:index=0.25", "mosaic": "mosaic:index=0.25"}  # with an ind
 VARIANTS = [
     *(TINY.get(name, name) for name in POLICIES if name != "full"),
     "full",
-    "snapkv:window=6,clie=1",
-    "h2o:clie=2",
-    "streaming-llm:clie=1",
+    "snapkv:window=6",
+    "h2o",
     "purekv:window=6,st_spattn=on",
-    "purekv:cross=off",
     "hermes:layer_weights=0.7/1/1.3,target=0.6",
     "random:heads=own",
     "last-seen:against=held",
