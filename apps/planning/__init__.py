@@ -1,1 +1,1 @@
-"""What a model would take of a device, worked out before anything is built: formulas, their units in each docstring."""
+"""Plans: what a model would take of a device, before anything is built; each formula and its units in a docstring."""

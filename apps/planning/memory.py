@@ -1,4 +1,4 @@
-"""What a model would take of a device's memory, bytes: one function a part, each with its formula."""
+"""The account of a model's memory on a device, in bytes: a function with its formula for each part."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.kv import DTYPES
 
-THUMBNAILS = 2000 << 10  # bytes of their file that SQLite holds in memory
+THUMBNAILS = 2000 << 10  # bytes of their file that SQLite keeps in memory
 FLOAT = 4
 CPU_RUNTIME = 27_600_000
-"""ONNX Runtime's and our own code, graphs and sessions, on a CPU: between what the demo and a small tower take, x86-64."""
-POLICY_ROW = 12  # bytes that a policy may keep of a row in each layer and KV head: a float32 score and an int64 seq
+"""ONNX Runtime and our own code, graphs and sessions on a CPU: between the demo's and a small tower's, x86-64."""
+POLICY_ROW = 12  # bytes that a policy may keep per row, layer and KV head: a float32 score and an int64 seq
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Bytes of each part while a stream runs, and the peaks of making what it runs.
+    """Bytes of each part while a stream runs, and the peaks of export and build.
 
-    weights; kv: the arena of the cache; policy: what it may keep beside it; activations: working memory of the decoder;
-    vision: of the tower, pixels and features among them; runtime: libraries, graphs, sessions; snapshots: what a server copies
-    memories into, and thumbnails, 0 for a run. export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 where
-    there is none.
-    present, tower_cache: of each camera where only what changed is appended and encoded; not in the total.
+    kv: the cache's arena; policy: its state beside the cache; activations: working memory of the decoder; vision: of the tower,
+    with pixels and features; runtime: libraries, graphs, sessions; snapshots: a server's copies of memories, and thumbnails.
+    export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 without one. present, tower_cache: of each camera
+    if only changes are appended and encoded; not in the total.
     """
 
     weights: int
@@ -48,13 +47,13 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The most that all streams take. What a session of ONNX Runtime has worked with it keeps; engines could share it."""
+        """The most that all streams take together; ONNX Runtime's sessions keep their working memory."""
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of the decoder's layers, the table of embeddings, a head of its own (0 where it is that table) and the tower."""
+    """Bytes of the decoder's layers, the table of embeddings, the head (0 if it is that table) and the tower."""
 
     layers: int
     embedding: int
@@ -67,13 +66,12 @@ class Weights:
 
 
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
-    """The weights of ``model`` at a precision, in a bundle, or with ``kind`` jetson in TensorRT's engines.
+    """The weights of ``model`` at a precision, in a bundle or, for a ``kind`` of jetson, in TensorRT's engines.
 
-    A bundle has the sizes of its own files at its own precision. Raises UserError for another one of what is rounded already:
-    what it was rounded from is not in it.
+    A bundle has its files' sizes at its own precision. Raises UserError for another precision of rounded weights.
     """
     stored = load_precision(precision)
-    engine = kind == "jetson" and stored.tensorrt is not None  # what TensorRT does not take, ONNX Runtime runs there
+    engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs the rest
     layouts = stored.tensorrt if engine and stored.tensorrt else stored.onnxruntime
     if model.files and precision == model.precision and not engine:
         files = model.files
@@ -93,44 +91,40 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
 
 
 def _tower_bytes(tower: TowerGeometry, other: int) -> int:
-    """Its linears in 8 bits, where they are stored so, and the rest in ``other`` bytes a number."""
+    """Linears in one byte where the tower is in 8 bits; everything else in ``other`` bytes a number."""
     linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0
     return linears + other * (tower.parameters - linears)
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """The cache of a stream: keys, values, metadata and scratch of prefix + ``budget`` + text rows in every layer.
-
-    ``KVCache.bytes_for``, which the cache itself is allocated by.
-    """
+    """A stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` allocates it."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """What a policy keeps from call to call at the most: a score and a place in the stream for every row it holds."""
+    """The most that a policy keeps: POLICY_ROW for every row held."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
 def rows_at_once(model: PlannedModel, budget: int, chunk: int) -> int:
-    """Rows of the largest call: a chunk of ``chunk`` frames into an empty memory, as far as the budget goes."""
+    """Rows of the largest call: ``chunk`` frames into an empty memory, up to the budget."""
     grids = max(1, chunk // model.tower.group)
     return max(model.tower.rows, min(grids * model.tower.rows, budget))
 
 
 def calls_at_once(model: PlannedModel, budget: int, chunk: int) -> int:
-    """Calls of that size that an empty memory takes before it is full."""
+    """The number of such calls that fill an empty memory."""
     return budget // rows_at_once(model, budget, chunk)
 
 
 def activation_bytes(model: PlannedModel, rows: int, kind: str, repeated: bool = True) -> int:
     """Working memory of the decoder for calls of ``rows`` rows.
 
-    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: the MLP's stacked
-    product, its halves, gate and activation live at once beside attention's own rows, 6 I + 3 E + 3 Q + 4 K numbers a row;
-    attention needs no table of all pairs. ONNX Runtime serves a shape's first call piece by piece and those ``repeated`` from
-    one planned block of 6 I + 3 E, and its arena keeps both. What enters, rows of E (1 + deepstack), is held thrice. On a GPU,
-    float16, fused: 3 I + 4 E a row, and what enters.
+    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: 6 I + 3 E + 3 Q + 4 K
+    numbers a row, the MLP's product, halves, gate and activation beside attention's rows; ONNX Runtime serves ``repeated``
+    calls from another block of 6 I + 3 E, and its arena keeps both. Inputs, E (1 + deepstack) a row, are held three times. On a
+    GPU, float16, fused: 3 I + 4 E a row, and the inputs.
     """
     inner, width = model.inner, model.hidden
     entering = width * (1 + model.deepstack)
@@ -142,12 +136,11 @@ def activation_bytes(model: PlannedModel, rows: int, kind: str, repeated: bool =
 
 
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
-    """Working memory of a chunk of ``chunk`` frames in the tower, its pixels and its features among it.
+    """Working memory of ``chunk`` frames in the tower, with their pixels and features.
 
-    N patches of width W and an MLP of width I; attention walks over tiles, so that no table of all pairs is held. On a CPU,
-    float32, all grids at once, but one at a time in 8 bits: per grid attention's 4 N W numbers and the MLP's N (3 I + 2 W),
-    which the arena keeps beside them. On a GPU, float16, a grid at a time: N (I + 4 W). Pixels are float32
-    ``[chunk, 3, height, width]``, held twice.
+    N patches of width W, an MLP of width I. On a CPU, float32, all grids at once (one at a time in 8 bits): attention's 4 N W
+    numbers a grid and the MLP's N (3 I + 2 W), both kept by the arena. On a GPU, float16, a grid at a time: N (I + 4 W). Pixels
+    are float32 ``[chunk, 3, height, width]``, held twice.
     """
     tower = model.tower
     grids = max(1, chunk // tower.group)
@@ -160,17 +153,14 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def present_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """The newest frame outside the memory, the references that changes are told by, and the cache's rows for that frame.
-
-    Features and references are float32 of E (1 + deepstack) a token.
-    """
+    """The newest frame and the references for changes, float32 of E (1 + deepstack) a token, and that frame's cache rows."""
     features = FLOAT * model.tower.tokens * model.hidden * (1 + model.deepstack)
     rows = arena_bytes(model, budget + model.tower.rows, kv) - arena_bytes(model, budget, kv)
     return 2 * features + rows
 
 
 def chunk_bytes(model: PlannedModel, chunk: int) -> int:
-    """Pixels ``[chunk, 3, height, width]`` and features of a chunk, float32, which each stream holds."""
+    """A stream's pixels ``[chunk, 3, height, width]`` and features of a chunk, float32."""
     tower = model.tower
     grids = max(1, chunk // tower.group)
     features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
@@ -178,13 +168,13 @@ def chunk_bytes(model: PlannedModel, chunk: int) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """The copy that a snapshot is written from, metadata of prefix + ``budget`` rows and a chunk included; and thumbnails."""
+    """A snapshot's copy of prefix + ``budget`` rows and a chunk; and thumbnails."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """What one more camera takes of a server: a cache, what its policy keeps, a chunk and a snapshot; no weights."""
+    """One more camera on a server: cache, policy, chunk and snapshot; no weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 
@@ -197,8 +187,8 @@ def tower_cache_bytes(tower: TowerGeometry) -> int:
 def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind: str) -> int:
     """Weights in memory while a stream runs.
 
-    On a CPU the matrices are held packed for their kernels, float16 ones as float32, and a head tied to the embedding is packed
-    beside the embedding's file, of which only the rows used are read. In an engine they are as they are stored.
+    On a CPU matrices are packed for their kernels, float16 as float32, and a tied head is packed beside the embedding's file,
+    of which only used rows are read. An engine has them as stored.
     """
     if kind != "cpu":
         return weights.total
@@ -209,16 +199,16 @@ def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind
 
 
 def export_peak(model: PlannedModel) -> int:
-    """``edgevlm export``: what it asks for before it begins, for a layer in float32; nothing else is held whole."""
+    """The memory that ``edgevlm export`` asks for, for a layer in float32."""
     return needed_memory(FLOAT * layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner))
 
 
 def memory_of(
     model: PlannedModel, device: DeviceProfile, precision: str, kv: str, budget: int, chunk: int, served: int = 0
 ) -> PlannedMemory:
-    """Every part, for a stream of ``budget`` vision tokens a layer that takes ``chunk`` frames at once.
+    """Account for a stream of ``budget`` vision tokens a layer that takes ``chunk`` frames at once.
 
-    served: the cameras of a server, one such stream each; 0 for a run, which has one and no snapshots.
+    served: cameras of a server, a stream each; 0 for a run, which has one stream and no snapshots.
     """
     weights, kind, streams = weights_of(model, precision, device.kind), device.kind, max(1, served)
     return PlannedMemory(

@@ -1,4 +1,4 @@
-"""What a plan needs to know of a model, in numbers: of a bundle from its files, of a checkpoint from its JSON files alone."""
+"""The numbers of a model that a plan needs: from a bundle's files, or from only the JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from edgevlm.export.checkpoint import ConfigOnly, snapshot_of, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
 from edgevlm.export.frames import pixel_budget
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import bundle_folder, load_tokenizer
@@ -36,11 +37,9 @@ class PlannedModel:
     """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those, or of a
-    checkpoint that has been rounded already; tower_cache: bytes that the tower keeps of a camera where it encodes changes
-    alone, None as its geometry has it; group: weights of a matrix that share a scale, None
-    as the precision has it. kv: what
-    its graphs keep keys and values as.
+    precision, group: of weights that are rounded already, and how many share a scale, None for the precision's own. kv: type of
+    keys and values. tower_cache: bytes that the tower keeps of a camera to encode only changes, None for its geometry's. files:
+    bytes of a bundle's weights by ``decoder``, ``embedding`` and ``vision``.
     """
 
     name: str
@@ -74,17 +73,18 @@ class PlannedModel:
 
     @property
     def text_rows(self) -> int:
-        """Rows set aside for a question's turn, as :class:`edgevlm.runtime.budget.TextBudget` divides them."""
-        return 3 * min(256, self.limit // 16) + self.closing
+        """Rows set aside for a question's turn."""
+        text = TextBudget.fitting(self.limit)
+        return text.conversation + text.question + text.answer + self.closing
 
     @property
     def least_budget(self) -> int:
-        """The smallest budget that any policy takes: two frames."""
+        """Two frames, the smallest budget that every policy takes."""
         return 2 * self.tower.rows
 
     @property
     def most_budget(self) -> int:
-        """The largest budget that the model's positions leave room for."""
+        """The largest budget that leaves positions for prefix and text."""
         return self.limit - self.prefix - self.text_rows
 
     def capacity(self, budget: int) -> int:
@@ -93,21 +93,18 @@ class PlannedModel:
 
 
 def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
-    """Parameters of one layer's matrices: q, k, v, o of attention and the gate, up and down of its MLP."""
+    """Parameters of a layer's matrices: q, k, v, o of attention; gate, up, down of the MLP."""
     return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """The model of ``demo``, a bundle's folder or a checkpoint's, for frames of ``camera``, (height, width)."""
+    """The model of ``demo``, or a bundle's or checkpoint's folder, for frames of ``camera``, (height, width)."""
     is_bundle = name == "demo" or (Path(name) / MANIFEST).exists()
     return plan_bundle(name, camera) if is_bundle else plan_checkpoint(Path(name), camera)
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
-    """The model in a checkpoint's folder, for frames of ``camera``, (height, width), pixels.
-
-    Raises UserError, one line, for what :mod:`edgevlm.export` would refuse in ``config.json``.
-    """
+    """The model in a checkpoint's folder, for frames of ``camera``, (height, width). Raises UserError as an export does."""
     checkpoint = ConfigOnly(folder)
     packing = prequantised(checkpoint.config)
     where = checkpoint.folder / "config.json"
@@ -128,7 +125,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """The model of a whole ``config.json``, nothing left out. Raises KeyError, TypeError or ValueError if it is invalid."""
+    """The model of a complete ``config.json``. Raises KeyError, TypeError or ValueError if it is invalid."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
@@ -146,7 +143,6 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def _biases(shape: DecoderShape) -> int:
-    """Numbers of a layer's biases."""
     widths = {
         "q": shape.heads * shape.head_dim, "k": shape.kv_size, "v": shape.kv_size, "o": shape.hidden,
         "gate": shape.intermediate, "up": shape.intermediate, "down": shape.hidden,
@@ -157,11 +153,10 @@ def _biases(shape: DecoderShape) -> int:
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
     """The model in ``demo`` or a bundle's folder, for frames of ``camera`` where it takes several sizes; hashes nothing.
 
-    Neither manifest nor graph says how its tower is made: its family knows the patches of a frame. Raises BundleError for what
-    is no complete bundle, UserError for one of an unknown family.
+    Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
     folder = bundle_folder(name)
-    snapshot = snapshot_of(folder)  # of the hub's cache: what a plan reads is all that was fetched
+    snapshot = snapshot_of(folder)  # in the hub's cache, where only the planned files were fetched
     bundle = Bundle.load(folder, verify="manifest" if snapshot else "size")
     family = load_family(bundle.family, bundle.path)
     spec, vision = bundle.decoder, bundle.vision if camera is None else bundle.vision.for_frames(*camera)
@@ -180,7 +175,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
         matrices=spec.layers * layer_matrices(spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, inner),
         vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
-        tied=spec.embedding.encode() in graph.read_bytes(),  # the head is that file, which it names
+        tied=spec.embedding.encode() in graph.read_bytes(),  # the graph names that file as its head
         axes=spec.axes, limit=bundle.limit,
         tower=_tower(family, vision, parameters_in(bundle.file(vision.graph)), tokenizer),
         prefix=len(tokenizer.encode(Chat(bundle.chat, None).prefix, add_special_tokens=False)),
@@ -191,13 +186,13 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
 
 
 def planned_files(bundle: Bundle) -> list[str]:
-    """The files that :func:`plan_bundle` reads beside the manifest: no weights."""
+    """The files, without weights, that :func:`plan_bundle` reads beside the manifest."""
     closing = [] if bundle.vision.closing is None else [bundle.vision.closing]
     return [bundle.decoder.graphs["full"], bundle.vision.graph, bundle.chat.tokenizer, *closing]
 
 
 def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of the initializers of the graph in a file. Raises BundleError for what is no ONNX file."""
+    """Shapes of a graph's initializers by name. Raises BundleError for a file that is not ONNX."""
     try:
         return initializer_shapes(graph.read_bytes())
     except ValueError as error:
@@ -205,10 +200,7 @@ def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
 
 
 def inner_of(tensors: Mapping[str, tuple[int, ...]]) -> int:
-    """The MLP's width in a whole decoder graph: half of what its first layer's gate and up make together.
-
-    Raises BundleError for another graph.
-    """
+    """The MLP's width in a decoder graph, half of the first layer's gate and up. Raises BundleError for another graph."""
     shape = tensors.get(f"{MLP}.weight") or tensors.get(f"{MLP}.codes")
     if shape is None:
         raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
@@ -222,12 +214,12 @@ def group_of(tensors: Mapping[str, tuple[int, ...]], width: int) -> int | None:
 
 
 def parameters_in(graph: Path) -> int:
-    """Parameters of a vision graph; of a linear in 8 bits its codes, and not what these count."""
+    """Parameters of a vision graph, without scales and zero points."""
     return sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
 
 
 def _tower(family: Family, vision: VisionSpec, parameters: int, tokenizer: Tokenizer) -> TowerGeometry:
-    """What can be said of a tower of so many parameters that makes ``vision.tokens_per_frame`` tokens of a grid."""
+    """Estimate the geometry of a tower with ``parameters``; the graph does not tell it."""
     tokens, patches = vision.tokens_per_frame, family.patches(vision)
     columns = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
     text = vision.before + vision.after
@@ -252,7 +244,7 @@ def _tower(family: Family, vision: VisionSpec, parameters: int, tokenizer: Token
 
 
 def published_config(name: str) -> dict[str, Any]:
-    """What models.json has of a checkpoint's config.json."""
+    """The part of a checkpoint's config.json that is in models.json."""
     config: dict[str, Any] = next(fact["config"] for fact in published_facts() if fact["id"] == name)
     return config
 

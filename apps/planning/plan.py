@@ -22,20 +22,17 @@ FIRST = (
     "weights_mb", "kv_mb", "activations_mb", "total_mb", "fits",
     "prefill_fps", "ttft_ms", "tokens_per_s", "j_per_frame", "bound_by",
 )  # fmt: skip
-
-
 PRECISIONS = {"cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "int8", "int4"), "jetson": ("fp16", "int8", "int4")}
-"""What weights are chosen from, the most accurate first; a CPU computes float16 as float32, and gains nothing by it."""
-NEARLY = 0.9  # of the fastest rate: where nothing keeps up, weights this fast that are more accurate are chosen
+"""Weights to choose from, the most accurate first; a CPU gains nothing by float16, which it computes as float32."""
+NEARLY = 0.9  # of the fastest rate: where nothing keeps up, the most accurate weights this fast are chosen
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What was asked for; None is chosen, by :func:`choose`.
+    """What was asked for; :func:`choose` chooses where it is None.
 
-    device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: of
-    keys and values. camera: (height, width) of its frames. changed: fraction of a frame that changes, where only that is
-    encoded and appended.
+    device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: type
+    of keys and values. camera: (height, width) of frames. changed: the fraction of a frame that changes.
     """
 
     model: str
@@ -53,7 +50,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A plan: what was asked, and all that follows."""
+    """A plan: what was asked, and what follows."""
 
     roofline: Roofline
     budget: int
@@ -66,26 +63,23 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether all cameras fit beside what the system takes."""
+        """Whether all cameras fit beside the system."""
         return fits(self.roofline, self.memory)
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the frames asked for are kept up with, every camera's."""
+        """Whether it keeps up with every camera's frames."""
         return self.camera_fps >= self.fps
 
     @property
     def camera_fps(self) -> float:
-        """Frames a second of each camera."""
         return self.speed.prefill_fps / max(1, self.roofline.served)
 
     def line(self) -> dict[str, Any]:
         """As JSON: the fields of :data:`FIRST`, then the rest. MB are 1e6 bytes."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
-        megabytes = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in PlannedMemory.__slots__} | {
-            "total_mb": round(memory.total / 1e6, 1)
-        }
-        known = megabytes | {
+        sizes = {name: getattr(memory, name) for name in (*PlannedMemory.__slots__, "total")}
+        known = {f"{name}_mb": round(size / 1e6, 1) for name, size in sizes.items()} | {
             "fits": self.fits,
             "prefill_fps": round(speed.prefill_fps, 3),
             "ttft_ms": round(speed.ttft_ms, 1),
@@ -119,16 +113,16 @@ class DevicePlan:
 
 
 def make_plan(request: PlanRequest) -> DevicePlan:
-    """Work a plan out. Raises UserError for an invalid device, model, precision or budget."""
+    """Plan as requested. Raises UserError for an invalid device, model, precision or budget."""
     device = device_named(request.device)
     return choose(model_of(request.model, request.camera), device, request)
 
 
 def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
-    """The plan of what was asked for and, for the rest, what suits a model and a device: these three say all.
+    """Plan what was asked for and choose the rest.
 
-    The most accurate weights with which the usual budget fits and ``request.fps`` are kept up with, or half that budget; where
-    none keep up the fastest that fit, where none fit the smallest. Raises UserError for an invalid precision or budget.
+    Weights are the most accurate with which the usual budget, or half of it, fits and keeps up with ``request.fps``; else the
+    fastest that fit, else the smallest. Raises UserError for an invalid precision or budget.
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
@@ -168,7 +162,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """Those to choose from: what was asked for, or what a bundle or a rounded checkpoint is stored as, alone."""
+    """The precisions to choose from: only the one asked for, or that of a bundle or a rounded checkpoint, else all."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -176,14 +170,14 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """8 bits on a CPU beside integers in the decoder; a bundle's own."""
+    """A bundle's own precision; else 8 bits on a CPU with integers in the decoder."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """A run's usual budget; less, in whole frames, where only that fits, or half of it and more where that keeps up."""
+    """A run's usual budget; at least half of it if less keeps up, else what fits, in whole frames."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, largest_budget(roofline, request.chunk, fps)) // rows * rows
@@ -193,19 +187,19 @@ def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
 
 
 def default_budget(model: PlannedModel) -> int:
-    """As a run's: half of the model's positions, 6,000 tokens at most, in whole frames."""
+    """A run's budget: half of the model's positions, up to 6,000 tokens, in whole frames."""
     rows = model.tower.rows
     wanted = min(DEFAULT_BUDGET, model.limit // 2, model.most_budget) // rows * rows
     return max(wanted, model.least_budget)
 
 
 def figure(rate: float) -> str:
-    """A rate in two digits."""
+    """A rate with two digits."""
     return f"{rate:.0f}" if rate >= 9.95 else f"{rate:.1f}" if rate >= 0.995 else f"{rate:.2f}"
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """A plan for a person."""
+    """Yield the lines for a person."""
     line, device, model = plan.line(), plan.roofline.device, plan.roofline.model
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     tower = f", {line['vision_precision']} tower" if device.kind == "cpu" else ""
@@ -240,34 +234,21 @@ def describe(plan: DevicePlan) -> Iterator[str]:
         yield "  largest     no budget fits and keeps up: take a smaller model, fewer --fps or a smaller --precision"
 
 
-def compare(plan: DevicePlan, request: PlanRequest) -> dict[str, Any]:
-    """The plan's total beside what a process took."""
-    from edgevlm.apps.planning.measure import measured_bytes
-
-    measured = measured_bytes(plan.roofline.model, request.model, plan.budget, plan.chunk)
-    total = plan.memory.total
-    return {
-        "planned_mb": round(total / 1e6, 1), "measured_mb": round(measured / 1e6, 1),
-        "error": round(total / measured - 1, 4),
-    }  # fmt: skip
-
-
 def show(request: PlanRequest, as_json: bool, measure: bool) -> Iterator[str]:
-    """The lines of the command."""
+    """Yield the lines of the command. Raises UserError."""
     if measure and request.cameras is not None:
         raise UserError("--measure runs one camera; leave --cameras out (`edgevlm bench serve cameras` compares several)")
     plan = make_plan(request)
-    if measure and not is_measurable(plan.roofline):
+    model, roofline = plan.roofline.model, plan.roofline
+    is_own = (model.precision, model.kv) == (roofline.precision, roofline.kv)
+    if measure and not (model.files and is_own and roofline.device.kind == "cpu"):
         raise UserError("--measure runs demo or a bundle on this CPU as it is; leave --device, --precision and --kv out")
     yield from [json_line("plan", plan.line())] if as_json else describe(plan)
     if measure:
-        found = compare(plan, request)
-        said = f"  measured    {found['measured_mb']:>10.1f} MB: the plan is {100 * found['error']:+.1f} % off"
-        yield json_line("measured", found) if as_json else said
+        from edgevlm.apps.planning.measure import measured_bytes
 
-
-def is_measurable(roofline: Roofline) -> bool:
-    """Whether a process of the model on this CPU is what was planned."""
-    model = roofline.model
-    made = (model.precision, model.kv) == (roofline.precision, roofline.kv)
-    return roofline.device.kind == "cpu" and bool(model.files) and made
+        measured, total = measured_bytes(model, request.model, plan.budget, plan.chunk), plan.memory.total
+        megabytes, error = round(measured / 1e6, 1), round(total / measured - 1, 4)
+        found = {"planned_mb": round(total / 1e6, 1), "measured_mb": megabytes, "error": error}
+        text = f"  measured    {megabytes:>10.1f} MB: the plan is {100 * error:+.1f} % off"
+        yield json_line("measured", found) if as_json else text

@@ -1,4 +1,4 @@
-"""How fast a device would be: a roofline of arithmetic and memory traffic, its efficiencies stated, not fitted; what fits."""
+"""A device's speed by a roofline of arithmetic and memory traffic, its efficiencies stated, not fitted; and what fits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgevlm.runtime.changes import FULL_FRAME_ABOVE
 from edgevlm.runtime.kv import DTYPES
 
 BANDWIDTH_EFFICIENCY = 0.75
-"""Of the memory's bandwidth, by kernels that stream weights. Chosen before anything was compared with it."""
+"""Of the memory's bandwidth, for kernels that stream weights. Chosen before any comparison."""
 COMPUTE_EFFICIENCY = 0.5
-"""Of the arithmetic's rate, by products of some hundred rows. Chosen before anything was compared with it."""
+"""Of the arithmetic's rate, for products of some hundred rows. Chosen before any comparison."""
 QUESTION = 32  # rows of a question's text, the template's among them
 COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
 MOST_CAMERAS = 256  # that a server takes
@@ -24,7 +24,7 @@ TERMS = ("vision", "compute", "memory bandwidth")
 
 @dataclass(frozen=True, slots=True)
 class RooflineCall:
-    """Seconds of arithmetic and of memory traffic; they overlap, so that a call takes the longer of the two."""
+    """Seconds of arithmetic and of memory traffic, which overlap: a call takes the longer."""
 
     compute: float
     traffic: float
@@ -35,16 +35,13 @@ class RooflineCall:
 
     @property
     def term(self) -> str:
-        """What binds it."""
+        """The longer of the two."""
         return "compute" if self.compute > self.traffic else "memory bandwidth"
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A model at a precision on a device.
-
-    kv: what keys and values are kept as. served: the cameras of a server; 0: a run, which has one.
-    """
+    """A model at a precision on a device. kv: type of keys and values. served: cameras of a server; 0: a run of one."""
 
     model: PlannedModel
     device: DeviceProfile
@@ -53,19 +50,18 @@ class Roofline:
     served: int = 0
 
     def memory(self, budget: int, chunk: int) -> PlannedMemory:
-        """Of all cameras, each with ``budget`` vision tokens a layer."""
+        """The memory of all cameras, each with ``budget`` vision tokens a layer."""
         return memory_of(self.model, self.device, self.precision, self.kv, budget, chunk, self.served)
 
     def keeps_up(self, budget: int, chunk: int, fps: float) -> bool:
-        """Whether ``fps`` frames a second of every camera are kept up with."""
+        """Whether it keeps up with ``fps`` frames a second of every camera."""
         return speed_of(self, budget, chunk).prefill_fps >= max(1, self.served) * fps
 
     @property
     def rate(self) -> float:
-        """Operations a second that matrices are multiplied at.
+        """Operations a second of matrix products.
 
-        On a GPU integers of 4 or 8 bits are made float16 on the way, so that the rate is float16's. On a CPU they are
-        multiplied as 8 bits (accuracy level 4), and float16 weights as float32.
+        Integers of 4 or 8 bits are multiplied as float16 on a GPU; on a CPU as 8 bits (accuracy level 4), float16 as float32.
         """
         if self.device.kind == "cpu":
             found = self.device[
@@ -77,7 +73,7 @@ class Roofline:
 
     @property
     def tower_rate(self) -> float:
-        """The tower's: float16 on a GPU, float32 with float32 weights; on a CPU as its linears are stored."""
+        """The tower's rate: float16 on a GPU unless weights are float32; on a CPU that of its stored linears."""
         if self.device.kind == "cpu" and self.model.tower.precision == "int8":
             return 1e12 * float(self.device["int8_tops"]) * COMPUTE_EFFICIENCY
         plain = self.device.kind == "cpu" or self.precision == "fp32"
@@ -126,11 +122,10 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a stream at a budget would do: frames a second, milliseconds to an answer's first token, tokens a second, joules.
+    """A stream's speed at a budget.
 
-    joules a frame are an upper bound: the device's largest power budget for as long as a frame takes; None where that is not
-    known. bound_by: the term that
-    takes most of a frame's time, one of :data:`TERMS`.
+    j_per_frame: an upper bound, the device's largest power budget times a frame's time; None if unknown. bound_by: the term of
+    :data:`TERMS` that takes most of a frame's time.
     """
 
     prefill_fps: float
@@ -144,11 +139,11 @@ class Speed:
 
 
 def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) -> Speed:
-    """The speed once ``budget`` vision tokens are held in every layer. A chunk of ``chunk`` frames is appended at once.
+    """The speed once ``budget`` vision tokens are held in every layer and ``chunk`` frames are appended at once.
 
-    A frame takes 1 / group of a grid: the tower once, its rows through the decoder, and its share of a compression, which reads
-    the cache COMPRESSION_READS times for each chunk. ``changed``: the fraction of patches that is encoded and of tokens that is
-    appended; above FULL_FRAME_ABOVE of them all are encoded.
+    A frame takes 1 / group of a grid: the tower, its rows through the decoder, and its share of a compression, which reads the
+    cache COMPRESSION_READS times a chunk. changed: the fraction of patches encoded and tokens appended; above FULL_FRAME_ABOVE
+    all patches are encoded.
     """
     model = roofline.model
     tower, held = model.tower, model.prefix + budget
@@ -175,19 +170,19 @@ def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) 
 
 
 def fits(roofline: Roofline, memory: PlannedMemory) -> bool:
-    """Whether it fits beside what the system takes."""
+    """Whether it fits beside the system."""
     return memory.total <= roofline.device.usable_bytes
 
 
 def can_run(roofline: Roofline, budget: int, chunk: int, fps: float) -> bool:
-    """Whether a budget fits, memory and the model's positions, and ``fps`` frames a second are kept up with."""
+    """Whether a budget fits memory and positions, and keeps up with ``fps`` frames a second."""
     if not roofline.model.least_budget <= budget <= roofline.model.most_budget:
         return False
     return fits(roofline, roofline.memory(budget, chunk)) and roofline.keeps_up(budget, chunk, fps)
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """The largest integer of ``least`` to ``most`` for which ``holds``, true up to some number and never after; or 0."""
+    """The largest integer from ``least`` to ``most`` for which ``holds``, true up to some number; 0 if there is none."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1
@@ -198,16 +193,16 @@ def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
 
 
 def largest_budget(roofline: Roofline, chunk: int, fps: float) -> int:
-    """The largest budget, vision tokens a layer, that can run at ``fps``; 0 if none can."""
+    """The largest budget that can run at ``fps``; 0 if none can."""
     model = roofline.model
     return largest(model.least_budget, model.most_budget, lambda budget: can_run(roofline, budget, chunk, fps))
 
 
 def most_cameras(roofline: Roofline, budget: int, chunk: int, fps: float) -> int:
-    """The most cameras of that budget that a server on the device can watch at ``fps``; 0 if not one."""
+    """The most cameras of that budget that a server can watch at ``fps``; 0 if none."""
     return largest(1, MOST_CAMERAS, lambda cameras: can_run(replace(roofline, served=cameras), budget, chunk, fps))
 
 
 def bound_by(roofline: Roofline, memory: PlannedMemory, speed: Speed) -> str:
-    """The term that binds: ``memory size`` of what does not fit, else what takes most of a frame's time."""
+    """``memory size`` if it does not fit, else the term that takes most of a frame's time."""
     return speed.bound_by if fits(roofline, memory) else "memory size"

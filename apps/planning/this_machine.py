@@ -1,4 +1,4 @@
-"""This machine as a device to plan for: memory, cores and clock as Linux describes them, the rest assumed and named so."""
+"""This machine as a device to plan for: memory, cores and clock as Linux reports them, the rest marked as assumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgevlm.engines.threads import default_threads
 
 NAME = "this machine"
 ASSUMED_MHZ = 2000
-SYSTEM_MIB = 1500  # allowed for the system, a quarter of the memory at the most
+SYSTEM_MIB = 1500  # allowed for the system, up to a quarter of the memory
 CHANNEL_GB_S = 25.6  # DDR4-3200, 64 bits; two channels are assumed beyond FEW_CORES
 FEW_CORES = 4
 VECTORS = (  # a processor's flag, what it is called, and its float32 and int8 operations a core and cycle
@@ -31,7 +31,7 @@ SOURCES = {
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """The Jetson that ``machine`` is; elsewhere its processor. ``cores``: physical ones that may be used."""
+    """The Jetson that ``machine`` is, or its processor. cores: physical cores that may be used."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile
@@ -39,7 +39,7 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """The processor of ``machine`` alone, with all of its memory."""
+    """Only the processor of ``machine``, with all of its memory."""
     cores = default_threads() if cores is None else cores
     cpu, mhz, memory = machine.fields("proc/cpuinfo"), clock_mhz(machine), memory_mib(machine)
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
@@ -61,12 +61,12 @@ def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
 
 
 def device_named(name: str | None) -> DeviceProfile:
-    """The device of a name, this machine for None; raises UserError for one that there is not."""
+    """The device of this name, this machine for None. Raises UserError for an unknown device."""
     return this_machine() if name is None else load_device(name)
 
 
 def assumptions(device: DeviceProfile) -> str:
-    """What of this machine's figures was not read from it, in words; empty for a device of the package."""
+    """Name this machine's assumed figures; empty for other devices."""
     if device.name != NAME:
         return ""
     return (
@@ -76,7 +76,7 @@ def assumptions(device: DeviceProfile) -> str:
 
 
 def clock_mhz(machine: Machine) -> float:
-    """The highest clock of the first core; what it runs at now where no highest is told."""
+    """The first core's highest clock, or its present one."""
     if highest := machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"):
         return highest / 1000
     try:
@@ -86,7 +86,7 @@ def clock_mhz(machine: Machine) -> float:
 
 
 def memory_mib(machine: Machine) -> int:
-    """Installed memory, or as much of it as the cgroup leaves."""
+    """Installed memory, or the cgroup's limit."""
     total = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10
     allowed = machine.number("sys/fs/cgroup/memory.max")
     return min(total, allowed >> 20) if allowed else total
