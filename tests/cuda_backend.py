@@ -9,9 +9,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +31,7 @@ SHIM = Path(__file__).parent / "cuda_shim"
 SOURCE = Path(__file__).parents[1] / "runtime" / "csrc" / "kernels.cu"
 
 
+@cache
 def why_no_device() -> str:
     """Empty where there is a CUDA device."""
     try:
@@ -36,7 +41,7 @@ def why_no_device() -> str:
     return ""
 
 
-DEVICES = ("cuda-shim",) if why_no_device() else ("cuda", "cuda-shim")
+DEVICES = ("cuda-shim",) if why_no_device() else ("cuda",)
 BACKENDS = ("cpu", *DEVICES)
 
 
@@ -50,30 +55,56 @@ def compiled_shim() -> Path:
 
 
 @cache
-def fake_libcuda() -> ctypes.PyDLL:
-    """The stand-in for ``libcuda.so.1``. Kernels run with the GIL held: one block at a time, on one thread."""
-    return ctypes.PyDLL(str(_compiled("libcuda", [SHIM / "libcuda.cpp"], [])))
+def fake_libcuda() -> ctypes.CDLL:
+    """The stand-in for ``libcuda.so.1``, loaded in its place before pycuda is; skips where there is another, or no pycuda."""
+    if not why_no_device():
+        pytest.skip("the driver of this machine is loaded")
+    if (found := find_spec("pycuda")) is None or shutil.which("nm") is None:
+        pytest.skip("the CUDA shim needs pycuda, and nm of binutils")
+    (extension,) = Path(str(found.origin)).parent.glob("_driver.*.so")
+    wanted = subprocess.run(["nm", "-D", "--undefined-only", extension], capture_output=True, text=True, check=True).stdout
+    ours = (SHIM / "libcuda.cpp").read_text()
+    unused = [name for name in sorted(set(re.findall(r"\bcu[A-Z]\w+|\bcurand\w+", wanted))) if f" {name}(" not in ours]
+    stubs = "".join(f"int {name}() {{ return 801; }}\n" for name in unused)  # CUDA_ERROR_NOT_SUPPORTED
+    return ctypes.CDLL(
+        str(_compiled("libcuda", [SHIM / "libcuda.cpp"], [], "-Wl,-soname,libcuda.so.1", stubs=stubs)), os.RTLD_GLOBAL
+    )
 
 
-def _compiled(name: str, sources: list[Path], parts: list[Path], *flags: str) -> Path:
+def _compiled(name: str, sources: list[Path], parts: list[Path], *flags: str, stubs: str = "") -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the CUDA shim needs g++")
-    named = hashlib.sha256(b"".join(part.read_bytes() for part in (*sources, *parts))).hexdigest()[:16]
+    named = hashlib.sha256(b"".join(part.read_bytes() for part in (*sources, *parts)) + stubs.encode()).hexdigest()[:16]
     library = SOURCE.parents[2] / "build" / f"cuda-shim-{name}-{named}.so"
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
         fresh = library.with_suffix(f".{os.getpid()}")
         common = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *flags)
-        subprocess.run((compiler, *common, "-x", "c++", *map(str, sources), "-o", str(fresh), "-ldl"), check=True)
+        text = f'extern "C" {{\n{stubs}}}\n'
+        files = ("-x", "c++", *map(str, sources), "-")
+        subprocess.run((compiler, *common, *files, "-o", str(fresh), "-ldl"), input=text, text=True, check=True)
         fresh.rename(library)
     return library
+
+
+@contextmanager
+def fake_devices(count: int = 1, integrated: int = 0) -> Iterator[ctypes.CDLL]:
+    """The stand-in with this many devices; it has none at other times, so that nothing else finds one."""
+    library = fake_libcuda()
+    devices, shares = (ctypes.c_int.in_dll(library, name) for name in ("device_count", "integrated"))
+    devices.value, shares.value = count, integrated
+    try:
+        yield library
+    finally:
+        devices.value = shares.value = 0
 
 
 @cache
 def shim_driver() -> Driver:
     """Our driver over the stand-in, with our kernels loaded."""
-    driver = Driver(0, fake_libcuda())
+    with fake_devices():
+        driver = Driver(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "load_fatbin", lambda: str(compiled_shim()).encode())
         kernels._module(driver)

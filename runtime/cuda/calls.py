@@ -14,17 +14,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime.cuda.driver import DeviceMemory, Driver
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cuda.cache import CudaCache
-    from edgevlm.runtime.cuda.kernels import Kernels
 
 Masks = Sequence[NDArray[np.bool_]]
 
@@ -228,7 +224,7 @@ class DeviceRows:
     shape: tuple[int, int, int]
     capacity: int
     dtype: np.dtype
-    kernels: Kernels = field(repr=False)
+    kernels: Any = field(repr=False)  # edgevlm.runtime.cuda.kernels.Kernels
     owner: object = field(repr=False, default=None)
 
     def copy(self) -> NDArray:
@@ -274,10 +270,36 @@ def require_rows(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...])
         raise CacheError(f"{name} must be dense in its last axis")
 
 
-class LayersCall:
-    """A call over layers of a cache, all heads at once: their table, and arrays of their rows, one layer behind another."""
+class DeviceCache(Protocol):
+    """A :class:`~edgevlm.runtime.cuda.cache.CudaCache`, as kernels use it."""
 
-    def __init__(self, cache: CudaCache, layers: Sequence[int], lengths: NDArray[np.int32] | None = None) -> None:
+    layers: int
+    kv_heads: int
+    head_dim: int
+    axes: int
+    dtype: np.dtype
+    inv_freq: NDArray[np.float64]
+    pair_axis: NDArray[np.uint8] | None
+    kernels: Any
+    known: list[int]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]: ...
+    @property
+    def capacities(self) -> NDArray[np.int32]: ...
+    def kind(self, layer: int) -> NDArray[np.uint8]: ...
+    def seq(self, layer: int) -> NDArray[np.int64]: ...
+    def frame(self, layer: int) -> NDArray[np.int32]: ...
+    def row(self, layer: int) -> NDArray[np.int16]: ...
+    def col(self, layer: int) -> NDArray[np.int16]: ...
+    def norm_address(self, layer: int) -> int: ...
+    def table(self, wanted: Sequence[int], lengths: NDArray[np.int32]) -> NDArray: ...
+
+
+class LayersCall:
+    """A call over layers of a cache, all heads at once: their table, and arrays of their rows, one layer after another."""
+
+    def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: NDArray[np.int32] | None = None) -> None:
         self.cache, self.kernels, self.layers = cache, cache.kernels, layers
         self.table = cache.table(layers, cache.lengths if lengths is None else lengths)
         self.lengths = [int(n) for n in self.table["rows"]]

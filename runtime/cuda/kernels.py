@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cuda import calls
 from edgevlm.runtime.cuda.calls import (
     TILE,
+    DeviceCache,
     DeviceRows,
     KernelCall,
     KernelWorkspace,
@@ -30,9 +31,6 @@ from edgevlm.runtime.cuda.calls import (
     one_layer,
 )
 from edgevlm.runtime.cuda.driver import Driver
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cuda.cache import CudaCache
 
 FATBIN = "kernels.fatbin"  # built by setup.py where nvcc is
 Float32 = NDArray[np.float32]
@@ -163,7 +161,7 @@ class Kernels:
         return call.fetch("out")
 
     def infinipot_scores(
-        self, cache: CudaCache, recent: Masks, valid: Masks, *, rotated: bool = False
+        self, cache: DeviceCache, recent: Masks, valid: Masks, *, rotated: bool = False
     ) -> list[tuple[Float32, Float32]]:
         """See :func:`edgevlm.runtime.kernels.infinipot_scores`."""
         if len(recent) != cache.layers or len(valid) != cache.layers:
@@ -179,7 +177,7 @@ class Kernels:
 
     def infinipot_select(
         self,
-        cache: CudaCache,
+        cache: DeviceCache,
         recent_frames: int,
         distinctive: int,
         target: int,
@@ -222,7 +220,9 @@ class Kernels:
         work.launch("choose_rows", at, over=1)
         return work.fetch("keep")
 
-    def newer_similarity(self, cache: CudaCache, layer: int, valid: Bool, since: int = 0, *, rotated: bool = False) -> Float32:
+    def newer_similarity(
+        self, cache: DeviceCache, layer: int, valid: Bool, since: int = 0, *, rotated: bool = False
+    ) -> Float32:
         """See :func:`edgevlm.runtime.kernels.newer_similarity`; the order of tokens is worked out on the host."""
         if not 0 <= layer < cache.layers:
             raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
@@ -250,7 +250,7 @@ class Kernels:
         return work.fetch("out")[0]
 
 
-def evict(cache: CudaCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
+def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
     """Fill the holes of layers from their tails; keep: bool ``[kv_heads, n_l]``, as many of each head, of ``lengths`` rows."""
     work = LayersCall(cache, list(keep), lengths)
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
@@ -272,7 +272,7 @@ def evict(cache: CudaCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -
     work.kernels.driver.main.synchronize()
 
 
-def turn(cache: CudaCache, by: dict[int, NDArray[np.int32]]) -> None:
+def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
     """Turn the keys of layers by so many steps, int32 ``[kv_heads, n_l, axes]``."""
     work = LayersCall(cache, list(by))
     work.call.put("by", *by.values())
@@ -282,7 +282,7 @@ def turn(cache: CudaCache, by: dict[int, NDArray[np.int32]]) -> None:
     work.kernels.driver.main.synchronize()
 
 
-def complete_norms(work: LayersCall, cache: CudaCache) -> None:
+def complete_norms(work: LayersCall, cache: DeviceCache) -> None:
     """The norms of values that are not known yet, into the arena."""
     if any(cache.known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
         work.launch("value_norms", work.at(calls.NormsCall), of_rows=True)
@@ -290,7 +290,7 @@ def complete_norms(work: LayersCall, cache: CudaCache) -> None:
             cache.known[layer] = n
 
 
-def norms(cache: CudaCache, layer: int) -> Float32:
+def norms(cache: DeviceCache, layer: int) -> Float32:
     """The norms of a layer's values, float32 ``[kv_heads, n_l]``, from the arena."""
     out = np.empty((cache.kv_heads, int(cache.lengths[layer])), np.float32)
     driver = cache.kernels.driver
@@ -299,7 +299,7 @@ def norms(cache: CudaCache, layer: int) -> Float32:
     return out
 
 
-def check_turned(cache: CudaCache, rotated: bool) -> None:
+def check_turned(cache: DeviceCache, rotated: bool) -> None:
     """Raise CacheError where keys are to be un-rotated and it is not known which axis turns what."""
     if not rotated and cache.axes > 1 and cache.pair_axis is None:
         raise CacheError(
@@ -340,7 +340,7 @@ def _similarity(work: LayersCall, recent: Masks, valid: Masks, rotated: bool) ->
     return launch
 
 
-def _cells(cache: CudaCache, layer: int, mask: Bool) -> int:
+def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
     """How many patches the rows of a mask can have at most, by the rectangle that they lie in."""
     if not mask.any():
         return 0

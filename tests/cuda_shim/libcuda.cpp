@@ -1,7 +1,7 @@
-// The functions of libcuda.so.1 that we call, over the host's own memory: "the device" is this process, and kernels are those that
+// The functions of libcuda.so.1 that we call, most through pycuda, over the host's own memory: "the device" is this process, and kernels are those that
 // g++ compiled; a module's image is the path of their library. What a caller would get wrong on a device fails here too: addresses
-// outside an allocation, memory freed twice. Fresh memory is full of 0xA5. `calls` lists the calls that make and use graphs, and
-// the function that `failing` names fails.
+// outside an allocation. Fresh memory is full of 0xA5. `calls` lists the calls that make and use graphs, and the function that
+// `failing` names fails. cuda_backend.py adds what pycuda links and we do not call.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using Address = unsigned long long;
 
 extern "C" {
 
-int device_count = 1, integrated = 0;
+int device_count = 0, integrated = 0;
 char calls[4096], failing[64];
 
 enum { kSuccess, kInvalidValue, kOutOfMemory, kCapture = 900 };
@@ -49,7 +49,7 @@ int cuGetErrorString(int status, const char** words) {
     *words = status == kInvalidValue  ? "invalid argument"
              : status == kOutOfMemory ? "out of memory"
              : status == kCapture     ? "operation not permitted when stream is capturing"
-                                      : nullptr;
+                                      : "operation not supported";
     return kSuccess;
 }
 int cuDeviceGetCount(int* count) { return *count = device_count, kSuccess; }
@@ -58,7 +58,10 @@ int cuDeviceGetName(char* name, int bytes, int) { return std::snprintf(name, byt
 int cuDeviceTotalMem_v2(std::size_t* bytes, int) { return *bytes = kMemory, kSuccess; }
 int cuDeviceGetAttribute(int* found, int attribute, int) { return *found = attribute == 18 ? integrated : 0, kSuccess; }
 int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &blocks, kSuccess; }
-int cuCtxSetCurrent(void* context) { return context == &blocks ? kSuccess : kInvalidValue; }
+int cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
+int cuDeviceComputeCapability(int* major, int* minor, int) { return *major = *minor = 0, kSuccess; }
+int cuCtxPushCurrent_v2(void* context) { return context == &blocks ? kSuccess : kInvalidValue; }
+int cuCtxPopCurrent_v2(void** context) { return *context = &blocks, kSuccess; }
 
 int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) { return *free = free_bytes(), *total = kMemory, kSuccess; }
 int cuMemAlloc_v2(Address* address, std::size_t bytes) {
@@ -128,17 +131,21 @@ int cuMemsetD2D8Async(Address address, std::size_t pitch, unsigned char byte, st
 
 int cuStreamCreate(void** stream, unsigned flags) { return *stream = &calls, flags == 1 ? kSuccess : kInvalidValue; }
 int cuStreamSynchronize(void*) { return kSuccess; }
+int cuStreamDestroy_v2(void*) { return kSuccess; }
 int cuEventCreate(void** event, unsigned) { return *event = new double(0), kSuccess; }
 int cuEventRecord(void* event, void*) {
     const std::chrono::duration<double, std::milli> now = std::chrono::steady_clock::now().time_since_epoch();
     return *static_cast<double*>(event) = now.count(), kSuccess;
 }
 int cuEventSynchronize(void*) { return kSuccess; }
-int cuEventElapsedTime(float* ms, void* first, void* last) {
+int cuEventDestroy_v2(void* event) { return delete static_cast<double*>(event), kSuccess; }
+int cuEventElapsedTime_v2(float* ms, void* first, void* last) {
     return *ms = static_cast<float>(*static_cast<double*>(last) - *static_cast<double*>(first)), kSuccess;
 }
 
-int cuModuleLoadData(void** module, const void* image) {
+int cuModuleUnload(void*) { return kSuccess; }
+int cuModuleLoadDataEx(void** module, const void* image, unsigned, int*, void** options) {
+    options[1] = options[3] = nullptr;  // bytes of its logs
     *module = dlopen(static_cast<const char*>(image), RTLD_NOW);
     return *module ? kSuccess : kInvalidValue;
 }
@@ -146,12 +153,13 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
     *function = dlsym(module, name);
     return *function ? kSuccess : kInvalidValue;
 }
+int cuFuncSetBlockShape(void*, int, int, int) { return kSuccess; }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
-                   unsigned, void*, void** parameters, void**) {
+                   unsigned, void*, void**, void** extra) {  // extra: 1, arguments, 2, &bytes, 0
     const bool fits = x && y && z && std::max(y, z) < 65536 && threads && threads <= 1024 && threads_y == 1 && threads_z == 1;
     if (!fits) return kInvalidValue;
     const unsigned grid[3] = {x, y, z};
-    reinterpret_cast<void (*)(void*, const unsigned*, unsigned)>(function)(*parameters, grid, threads);
+    reinterpret_cast<void (*)(void*, const unsigned*, unsigned)>(function)(extra[1], grid, threads);
     return kSuccess;
 }
 
