@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, Lease
-from edgevlm.apps.cluster.placement import Camera, Need, Node, place, rebalance
+from edgevlm.apps.cluster.placement import Camera, Need, Node, place
 from edgevlm.errors import UserError
 
 NEEDS = {("pc", "demo"): Need(100, 10, 4.0), ("nano", "demo"): Need(100, 20, 2.0)}
@@ -171,28 +171,6 @@ def test_what_fits_nowhere_says_why():
     assert found.refused["other"] == "llava runs on no node that is there"
     assert "9 frames a second; " in found.refused["big"]
     assert place(cameras, [], NEEDS).refused["ok"] == "there is no node"
-
-
-def test_a_new_node_takes_from_the_fullest_and_nothing_moves_between_equals():
-    cameras = [Camera(f"c{number}", "demo", 1.0) for number in range(4)]
-    moves = rebalance(cameras, NODES[:2], NEEDS, {camera.name: "a" for camera in cameras})
-    assert list(moves.values()) == ["b"]
-    settled = {camera.name: "a" for camera in cameras} | moves
-    assert rebalance(cameras, NODES[:2], NEEDS, settled) == {}
-    with pytest.raises(UserError, match="there is no node 'e'"):
-        Director(NEEDS).leave("e", 0.0)
-
-
-def test_a_camera_that_is_added_again_goes_on_counting():
-    """The folders of its first life are of older placements then, not of newer ones."""
-    director = Director(NEEDS)
-    director.join(NODES[0], 0.0)
-    director.add([Camera("hall", "demo", 1.0)], 0.0)
-    director.remove("hall", 1.0)
-    again = Director(NEEDS)
-    again.restore(director.state(), 2.0)
-    again.add([Camera("hall", "demo", 1.0)], 2.0)
-    assert again.orders("a", (), 3.0) == {"hall": 2}
 
 
 def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():

@@ -3,16 +3,12 @@
 import json
 import subprocess
 import sys
-import threading
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.output import TextOutput
-from edgevlm.apps.sources import Frame, Source, SourceOptions, open_source
-from edgevlm.apps.terminal.commands import Commands
+from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session as RealSession
 
@@ -41,95 +37,6 @@ def test_questions_of_a_live_source_are_answered_when_they_come():
     (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
     assert answer["question"] == COUNT
     assert answer["time_s"] < 3.0, "before its end"
-
-
-class Numbered:
-    def __init__(self, number):
-        self.number = number
-
-    def truth(self, question):
-        return str(self.number)
-
-
-class Three(Source):
-    name = "three"
-
-    def __init__(self):
-        self.frames = iter(Frame(np.zeros((2, 2, 3), np.uint8), float(i), Numbered(i)) for i in range(1, 4))
-
-    def read(self):
-        return next(self.frames, None)
-
-
-class Session:
-    """Answers a question asked while frame 2 is taken in, as a session does: after that frame, from it."""
-
-    def __init__(self, is_demo):
-        self.model, self.time_s = SimpleNamespace(is_demo=is_demo), 0.0
-        self.stats = SimpleNamespace(
-            frames=3,
-            encoded=1.0,
-            tokens=0,
-            cache_bytes=0,
-            memory=SimpleNamespace(appended=1.0, compressions=0, compress_ms=0.0),
-            store=None,
-        )
-        self.policy = "uniform"
-        self.inside, self.asked, self.conversations = threading.Event(), threading.Event(), []
-
-    def watch(self, image, time_s):
-        if time_s == 2.0:
-            self.inside.set()
-            assert self.asked.wait(120)
-        self.time_s = time_s
-
-    def ask(self, question, *, conversation):
-        self.conversations.append(conversation)
-        self.asked.set()
-        return Said()
-
-    def check(self, question): ...
-    def flush(self): ...
-    def close(self): ...
-
-
-class Said:
-    time_s, text, token_ids, ttft_ms, tpot_ms, evidence = 2.0, "2", [1], 1.0, 0.0, None
-
-    def __iter__(self):
-        return iter(["2"])
-
-
-class Output:
-    def __init__(self):
-        self.answers = []
-
-    def answer(self, answered):
-        self.answers.append(answered)
-
-    def piece(self, text): ...
-    def stats(self, stats): ...
-    def summary(self, stats): ...
-    def notice(self, text): ...
-
-
-@pytest.mark.parametrize(("is_demo", "conversation"), [(True, None), (False, "terminal")])
-def test_the_truth_is_that_of_the_frame_answered_from(is_demo, conversation):
-    """And the demo model, which was taught no conversations, is asked without earlier turns."""
-    session, output = Session(is_demo), Output()
-    run = RunLoop(session, Three(), output, RunPlan())
-
-    def ask_meanwhile():
-        session.inside.wait(120)
-        assert run.frame.time_s == 1.0, "frame 2 is being taken in"
-        Commands(run, print)(COUNT)
-
-    asker = threading.Thread(target=ask_meanwhile)
-    asker.start()
-    run()
-    asker.join(120)
-    assert [(answered.time_s, answered.truth) for answered in output.answers] == [(2.0, "2")]
-    assert session.conversations == [conversation]
 
 
 def test_a_policy_that_there_is_not_changes_nothing():
