@@ -18,9 +18,8 @@ GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks diffe
 class Assignment:
     """A camera and the node that watches it.
 
-    epoch: counts its placements, and fences all that an earlier one still writes. begins: the epoch that began with an empty
-    memory; what earlier ones left is not read any more. since: of this placement. going: the node that watches it next, once
-    ``node`` has written its last snapshot.
+    epoch: counts its placements, and fences late writes of earlier ones. begins: the epoch that began with an empty memory;
+    older ones are no longer read. since: of this placement. going: the next node, once ``node`` has written its last snapshot.
     """
 
     camera: Camera
@@ -71,12 +70,12 @@ class Director:
     _save_at: float | None = None  # when what could not be saved is tried again
 
     def join(self, node: Node, now: float) -> None:
-        """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
+        """Add a node; cameras that fit nowhere, and some of full nodes, go to it."""
         self.members[node.name] = Member(node, now)
         self.spread(now)
 
     def spread(self, now: float) -> None:
-        """Place cameras that wait, and move some of full nodes: what nodes there are, or what they can do, has changed."""
+        """Place cameras that wait, and move some of full nodes, after nodes or their abilities changed."""
         self._place(now)
         cameras = [each.camera for each in self.cameras.values()]
         self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()), now)

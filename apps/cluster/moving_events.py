@@ -16,10 +16,9 @@ KEPT = 64
 
 
 class MovingEvents:
-    """The newest event of each watch on a camera, and of those before the KEPT newest that are still to be sent.
+    """The newest event of each watch on a camera, and the KEPT newest older ones that are still to be sent.
 
-    An event is written here before its node's own file has it. A folder that cannot be written is no error. notify: told once
-    that some are no longer kept.
+    An event is written here before it is in its node's own file. A folder that cannot be written is no error.
     """
 
     def __init__(self, shared: Shared, folder: str, notify: Notify = lambda line: None) -> None:
@@ -44,7 +43,7 @@ class MovingEvents:
         self._write()
 
     def note_sent(self, store: EventStore) -> None:
-        """See which have been sent meanwhile."""
+        """Mark events that have been sent meanwhile."""
         if any(unsent for _, unsent in self._events):
             waiting = store.unsent()
             events = [(each, unsent and each.id in waiting) for each, unsent in self._events]

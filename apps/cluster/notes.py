@@ -34,10 +34,10 @@ class ClosedCamera:
 
 @dataclass(slots=True)
 class NoteFollower:
-    """Follows notes, as ``view()``, the head's last answer, has them.
+    """Follows the notes of ``view()``, the head's last answer. The agent calls each method under its lock over the cameras.
 
-    The agent calls each method under its lock over the cameras. Threads that ask the head read ``done`` without it, and those
-    that answer requests ``counts`` and ``refused``: what was deleted, by note and camera; why memories could not forget a time.
+    Other threads read ``done``, ``counts`` (what was deleted, by note and camera) and ``refused`` (why memories could not
+    forget a time) without it.
     """
 
     node: str
@@ -55,11 +55,11 @@ class NoteFollower:
 
     @property
     def done(self) -> tuple[int, dict[str, int]]:
-        """What the head is told: the last note that was followed in what this node keeps, and in memories, by camera."""
+        """The last note that was followed in what this node keeps, and in memories, by camera."""
         return self._kept, dict(self._of)
 
     def follow(self) -> None:
-        """In what this node keeps, in the cameras that are open, and in what it has written of others since it last did."""
+        """Follow notes in what this node keeps, in open cameras, and in what it has written of others since the last call."""
         view = self.view()
         for note in view["notes"]:
             span, number = span_of(note), note["number"]
@@ -81,11 +81,11 @@ class NoteFollower:
         self._closed = [each for each in self._closed if each.view is view]
 
     def note_closed(self, name: str, epoch: int, thumbnails: int) -> None:
-        """A camera was closed, with a last snapshot and so many thumbnails: a node that was away hears of notes only later."""
+        """Remember a camera that was closed with a last snapshot: a node that was away hears of notes only later."""
         self._closed.append(ClosedCamera(name, epoch, thumbnails, self.view()))
 
     def follow_at(self, name: str, epoch: int) -> None:
-        """In a camera's folder, while it is not open. Raises UserError, OSError."""
+        """Follow notes in a camera's folder, while it is not open. Raises UserError, OSError."""
         self._follow_in(name, epoch, self._waiting(name))
 
     def _follow_in(self, name: str, epoch: int, notes: Sequence[Mapping[str, Any]]) -> None:
@@ -98,7 +98,7 @@ class NoteFollower:
             self._of[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
-        """One note, in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""
+        """Follow one note in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""
         view = self.view()
         for note in [note for note in view["notes"] if note["number"] == number]:
             for name in {*view["cameras"], *view["removed"]}:
@@ -111,14 +111,14 @@ class NoteFollower:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def waits_for(self, number: int) -> list[str]:
-        """Who still has to follow a note: nodes that are away, and cameras that are not open."""
+        """Nodes that are away, and cameras that are not open, which still have to follow a note."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
         return [*nodes, *(name for name in view["cameras_forgot"] if any(note in notes for note in self._waiting(name)))]
 
     def _follow_closed(self, closed: ClosedCamera, note: Mapping[str, Any]) -> None:
-        """In what was written before the camera's memory was emptied, or of one that is removed. Raises UserError."""
+        """Follow a note in what was written before a camera's memory was emptied, or it was removed. Raises UserError."""
         name = closed.name
         if note["camera"] not in (None, name):
             return
@@ -133,7 +133,7 @@ class NoteFollower:
             raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
-        """Rows and thumbnails of a time; a policy that forgets all or nothing is told of, and keeps them. Raises UserError."""
+        """Delete rows and thumbnails of a time; a policy that forgets all or nothing refuses and keeps them."""
         if note["all"]:
             return
         try:

@@ -111,9 +111,9 @@ class ClusterRoutes:
 
     def _nodes(self, heard: Mapping[str, float]) -> dict[str, Any]:
         """List nodes as the head knew them at its last answer."""
-        view = self._agent.view
+        view, away = self._agent.view, {"leaving": False}
         cameras = Counter(each["node"] for each in view["cameras"].values())
-        nodes = {**dict.fromkeys(view["nodes_forgot"], {"leaving": False}), **view["nodes"]}
+        nodes = {**dict.fromkeys(view["nodes_forgot"], away), **view["nodes"]}
         data = [
             {
                 "id": name, "object": "node", "cameras": cameras[name], "heard_s": heard.get(name), "leaving": node["leaving"]
