@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.prequantised import stored_in
 from edgevlm.packages import needed
-from edgevlm.progress import Notify
+from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
+from edgevlm.runtime.model import bundle_folder
 
 GPTQ, NEAREST = "edgevlm.apps.bundles.gptq:export_by_gptq", "edgevlm.export:export_checkpoint"
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
@@ -31,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def cache_folder() -> Path:
-    """The cache's directory."""
+    """Return the cache's directory."""
     if own := os.environ.get("EDGEVLM_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgevlm" / "bundles"
@@ -40,7 +42,7 @@ def cache_folder() -> Path:
 def cached_bundle(
     checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, gptq: bool = False, **options: Any
 ) -> Path:
-    """The cached bundle of a checkpoint with these options of ``export_checkpoint``; exported if missing, or by ``force``."""
+    """Return a checkpoint's cached bundle with these options of ``export_checkpoint``; export it if missing or ``force``."""
     target = cached_path(checkpoint, gptq=gptq, **options)
     with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
@@ -50,27 +52,24 @@ def cached_bundle(
 
 
 def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notify, **options: Any) -> None:
-    """As :func:`edgevlm.export.export_checkpoint`, by a helper process. Raises UserError as that does."""
+    """Call :func:`edgevlm.export.export_checkpoint` in a helper process. Raises UserError as that does."""
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
 def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> Path:
-    """The same in this process, of options as JSON has them."""
+    """Export in this process, with options as JSON has them."""
     return exporter(gptq)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
 
 def exporter(gptq: bool) -> Callable[..., Path]:
-    """``export_checkpoint``, or for GPTQ the one that reads text first."""
+    """Return ``export_checkpoint``, or for GPTQ the one that reads text first."""
     module, _, name = (GPTQ if gptq else NEAREST).partition(":")
     export: Callable[..., Path] = getattr(needed(module, "exporting"), name)
     return export
 
 
 def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:
-    """Where the bundle of a checkpoint with these options is cached, by the content of both.
-
-    Raises UserError for a folder that is no checkpoint.
-    """
+    """Return where a checkpoint's bundle with these options is cached. Raises UserError where it is no checkpoint."""
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
     options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
@@ -80,12 +79,12 @@ def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:
 
 
 def plain_name(text: str) -> str:
-    """``text`` as the beginning of a cached bundle's name."""
+    """Turn ``text`` into the beginning of a cached bundle's name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".-")[:64] or "checkpoint"
 
 
 def list_bundles(as_json: bool) -> Iterator[str]:
-    """A line for each cached bundle: name, family, precisions, size and path."""
+    """Yield a line for each cached bundle: name, family, precisions, size and path."""
     for folder in cached():
         with suppress(BundleError):
             bundle = Bundle.load(folder, verify="size")
@@ -96,14 +95,14 @@ def list_bundles(as_json: bool) -> Iterator[str]:
 
 
 def precisions(bundle: Bundle) -> dict[str, str]:
-    """The export options that tell bundles of one checkpoint apart."""
+    """Return the export options that tell bundles of one checkpoint apart."""
     spec = bundle.decoder
     stored = {"precision": spec.precision, "rounding": spec.rounding, "kv": spec.kv}
     return stored | {"vision_precision": bundle.vision.precision, "profile": bundle.profile}
 
 
 def description(folder: Path) -> str:
-    """The same in words."""
+    """Describe them in words."""
     known = precisions(Bundle.load(folder, verify="size"))
     rounding = "" if known["rounding"] == "nearest" else f" by {known['rounding']}"
     target = "" if known["profile"] == ONNXRUNTIME else f", for {known['profile']}"
@@ -111,7 +110,7 @@ def description(folder: Path) -> str:
 
 
 def remove_bundles(name: str) -> list[Path]:
-    """Remove a cached bundle, or ``all`` and unfinished exports; returns the paths removed. Raises UserError."""
+    """Remove a cached bundle, or ``all`` and unfinished exports; return the paths removed. Raises UserError."""
     folders = [folder for folder in cached() if name in ("all", folder.name)]
     if not folders and name != "all":
         raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles list names them")
@@ -120,6 +119,28 @@ def remove_bundles(name: str) -> list[Path]:
     for folder in folders:
         shutil.rmtree(folder)
     return folders
+
+
+def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
+    """Yield a line for each bundle, by default all in the cache, and whether every byte is what its manifest says."""
+    for folder in [find(each) for each in bundles] or cached():
+        try:
+            loaded = Bundle.load(folder, progress=progress)
+            progress("looking for numbers that are none")
+            inputs = import_module("edgevlm.engines.inputs")
+            if loaded.profile == ONNXRUNTIME:
+                inputs.check_graphs(loaded)
+            inputs.check_numbers(loaded)
+        except BundleError as error:
+            yield str(error), False
+        else:
+            yield f"{folder}: {len(loaded.files)} files are as {MANIFEST} says", True
+
+
+def find(bundle: str) -> Path:
+    """Return the folder of ``demo``, of a bundle's path, or of its name in the cache."""
+    kept = cache_folder() / bundle
+    return kept if not Path(bundle).exists() and (kept / MANIFEST).exists() else bundle_folder(bundle)
 
 
 def cached() -> list[Path]:
@@ -135,7 +156,7 @@ def is_complete(target: Path) -> bool:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a running export holds the lock of its unfinished folder."""
+    """Return whether a running export holds the lock of its unfinished folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,7 +169,7 @@ def _is_locked(folder: Path) -> bool:
 
 @contextmanager
 def locked(file: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Of several processes that lock ``file`` one is in the block and the others wait, which they say. Raises OSError."""
+    """Hold a lock on ``file``; notify ``waiting`` where another process has it. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
     try:
@@ -164,7 +185,7 @@ def locked(file: Path, waiting: str, notify: Notify) -> Iterator[None]:
 
 
 def lock_of(target: Path) -> Path:
-    """The file that is locked while a cached bundle is made; raises UserError where the cache cannot be written."""
+    """Create the file that is locked while a cached bundle is made. Raises UserError where that is not possible."""
     lock = target.with_name(f".{target.name}.lock")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

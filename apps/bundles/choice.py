@@ -20,15 +20,15 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
 Size = tuple[int, int]  # height, width
-STRETCH = 1.1  # of a frame's aspect, from which on it is said: whole patches alone stretch a small frame by some percent
+STRETCH = 1.1  # of a frame's aspect, from which on a warning is given: whole patches stretch a small frame by some percent
 
 
 @dataclass
 class ExportChoice:
-    """Chooses what was not asked for; ``plan`` is what came of it, None as long as nothing had to be chosen.
+    """Chooses export options that were not given; ``plan``: the result, None while nothing had to be chosen.
 
-    frame_shape: the size of the source's frames, None where it cannot tell before it is watched; asked once, for models that
-    keep a frame's aspect, unless ``frame_size`` was given.
+    frame_shape: returns the size of the source's frames, None if unknown; called once, for models that keep a frame's aspect,
+    unless ``frame_size`` is given.
     """
 
     request: PlanRequest
@@ -40,7 +40,7 @@ class ExportChoice:
     _looked: bool = False
 
     def options(self, folder: Path) -> dict[str, Any]:
-        """Options of ``export_checkpoint`` for a checkpoint, told in a line. Raises UserError for what cannot be planned."""
+        """Choose options of ``export_checkpoint`` for a checkpoint and notify of them. Raises UserError."""
         model = plan_checkpoint(folder, DEFAULTS["camera"])
         if load_family(model.family, folder).keeps_aspect and (size := self.size()):
             model = plan_checkpoint(folder, size)
@@ -55,26 +55,26 @@ class ExportChoice:
         }
 
     def size(self) -> Size | None:
-        """Of the frames that will come, as asked for or as the source's are; None where it cannot tell."""
+        """Return the size of the frames to come, None if unknown."""
         if self.frame_size is None and not self._looked:
             self._looked, self.frame_size = True, self.frame_shape()
         return self.frame_size
 
     def _plan(self, model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> None:
-        """Plan the nearest budget that a plan takes; whether the one asked for suits the policy, a session says."""
+        """Plan with the nearest budget that a plan takes; a session checks whether it suits the policy."""
         asked = request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
         self.plan = choose(model, device, replace(request, budget=budget))
 
     def suits(self, bundle: Bundle) -> bool:
-        """Whether a bundle of the checkpoint is as was asked for, and takes the frame size that was chosen."""
+        """Return whether a bundle of the checkpoint has the options asked for, and the frame size chosen."""
         stored = {"precision": bundle.decoder.precision, "kv": bundle.decoder.kv, "vision_precision": bundle.vision.precision}
         asked = all(getattr(self.request, name) in (None, value) for name, value in stored.items())
         size = bundle.vision.size if self.plan is None else self.plan.roofline.model.tower.size
         return asked and (size == bundle.vision.size or bundle.vision.pixels is not None or not keeps_aspect(bundle))
 
     def settle(self, bundle: Bundle) -> None:
-        """A bundle that was there is run in place of what was chosen: plan it."""
+        """Plan again for a cached bundle that is run in place of what was chosen."""
         assert self.plan is not None
         model, device = self.plan.roofline.model, self.plan.roofline.device
         as_stored = replace(
@@ -85,20 +85,20 @@ class ExportChoice:
 
     @property
     def asks(self) -> bool:
-        """Whether anything was asked for that only an export can give."""
+        """Whether an option was given that only an export can fulfil."""
         request = self.request
         return any((request.precision, request.vision_precision, request.kv))
 
     @property
     def budget(self) -> int | None:
-        """Tokens to keep where those of a run do not fit; None: as usual, or as was asked."""
+        """Tokens to keep where a run's default does not fit, else None."""
         if self.plan is None or self.request.budget is not None:
             return None
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
 
 
 def bundle_bytes(folder: Path, **options: Any) -> int:
-    """About what the bundle of a checkpoint takes on the disk, exported with these options of ``export_checkpoint``."""
+    """Estimate the bytes of a checkpoint's bundle, exported with these options of ``export_checkpoint``."""
     options = DEFAULTS | options
     model = plan_checkpoint(folder, options["camera"])
     precision = options["precision"] or model.precision
@@ -107,7 +107,7 @@ def bundle_bytes(folder: Path, **options: Any) -> int:
 
 
 def chosen(plan: DevicePlan) -> str:
-    """A plan in a line: what is run, how fast it is predicted to be, and what to do where that falls short."""
+    """Describe a plan in a line: options, predicted speed, and what to do where it falls short."""
     model, rate = plan.roofline.model, plan.speed.prefill_fps
     height, width = model.tower.size
     said = (
@@ -123,7 +123,7 @@ def chosen(plan: DevicePlan) -> str:
 
 
 def remedy(plan: DevicePlan) -> str | None:
-    """What would help where a plan does not fit or keep up; None where it does."""
+    """Say what helps where a plan does not fit or keep up; None where it does."""
     if not plan.fits:
         return "take a smaller model (edgevlm models)"
     if not plan.keeps_up:
@@ -132,7 +132,7 @@ def remedy(plan: DevicePlan) -> str | None:
 
 
 def fields(plan: DevicePlan) -> dict[str, Any]:
-    """The same as JSON."""
+    """Return a plan's fields for JSON."""
     roofline, size = plan.roofline, plan.roofline.model.tower.size
     return {
         "device": roofline.device.name, "precision": roofline.precision, "vision_precision": roofline.model.tower.precision,
@@ -144,12 +144,12 @@ def fields(plan: DevicePlan) -> dict[str, Any]:
 
 
 def keeps_aspect(bundle: Bundle) -> bool:
-    """Whether the bundle's family is trained on frames of their own aspect."""
+    """Return whether the bundle's family is trained on frames of their own aspect."""
     return load_family(bundle.family, bundle.path).keeps_aspect
 
 
 def stretched(bundle: Bundle, shape: Size) -> str | None:
-    """A warning where frames of ``shape`` lose their aspect, which the bundle's family keeps, and what mends it."""
+    """Return a warning, with a remedy, where frames of ``shape`` lose an aspect that the bundle's family keeps."""
     (height, width), (tall, wide) = shape, bundle.vision.size
     ratio = (width / height) / (wide / tall)
     if 1 / STRETCH < ratio < STRETCH or not keeps_aspect(bundle):

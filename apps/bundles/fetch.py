@@ -1,40 +1,37 @@
-"""What is fetched of a repository on the hub: a bundle, a checkpoint, or as much of either as a plan reads."""
+"""Bundles and checkpoints of the hub: fetched, wholly or as far as a plan reads them, and pushed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from functools import partial
 from pathlib import Path
 
-from edgevlm.apps.bundles.hub import HubError, Repository, hub_id, remember, required_id
-from edgevlm.apps.bundles.shared import pull, pulled
+from edgevlm.apps.bundles.cache import DIGITS, cache_folder, find, is_complete, lock_of, locked, plain_name
+from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain, hub_id, remember, required_id
 from edgevlm.apps.planning.model import planned_files
 from edgevlm.export.checkpoint import FILES, ConfigOnly, checkpoint_folder
 from edgevlm.progress import Notify, Report
-from edgevlm.runtime.bundle import MANIFEST, Bundle
+from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target
+from edgevlm.runtime.files import atomic_directory
 
 BundleSpace = tuple[str, int]  # a folder, and the bytes that the bundle made of a checkpoint will take there
 
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
-    """A bundle, complete; of a checkpoint the folder with its config.json. Raises HubError."""
+    """Fetch a bundle, or of a checkpoint config.json only; return the folder. Raises HubError."""
     repository = Repository(required_id(name), notify)
     return (pull if is_bundle(repository) else fetch_config)(repository, progress, notify)
 
 
-def fetch_rest(name: str, commit: str, space: BundleSpace, progress: Report, notify: Notify) -> None:
-    """The rest of a checkpoint that :func:`fetch_start` began to fetch. Raises as :func:`fetch_checkpoint`."""
-    fetch_checkpoint(Repository(required_id(name), notify, commit), space, progress, notify)
-
-
 def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
-    """The folder of a checkpoint, downloaded if it is the hub's. Raises UserError if it is invalid."""
+    """Return the folder of a checkpoint, downloaded if it is the hub's. Raises UserError."""
     folder = checkpoint_config(model, progress, notify)
     complete_checkpoint(model, folder, None, progress, notify)
     return folder
 
 
 def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
-    """The folder of a checkpoint, of which on the hub no more than config.json is fetched. Raises UserError."""
+    """Return the folder of a checkpoint; of the hub's only config.json is fetched. Raises UserError."""
     if (name := hub_id(model)) is None:
         return checkpoint_folder(model)
     repository = Repository(name, notify)
@@ -43,47 +40,14 @@ def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
     return fetch_config(repository, progress, notify)
 
 
-def complete_checkpoint(
-    model: str, folder: Path, space: Callable[[], BundleSpace] | None, progress: Report, notify: Notify
-) -> None:
-    """Download the rest of a checkpoint if it is the hub's. Raises as :func:`fetch_checkpoint`."""
-    if (name := hub_id(model)) is not None:
-        fetch_checkpoint(Repository(name, notify, folder.name), space and space(), progress, notify)
-        remember(name, folder)
-
-
-def resolve_config(model: str, progress: Report, notify: Notify) -> str:
-    """``demo``, or the folder of a bundle or checkpoint with what a plan reads in it: no weights are fetched."""
-    if (name := hub_id(model)) is None:
-        return model
-    repository = Repository(name, notify)
-    if not is_bundle(repository):
-        return str(fetch_config(repository, progress, notify))
-    if (there := pulled(repository)) is not None:
-        return str(there)
-    folder = repository.fetch([MANIFEST], progress, notify)
-    return str(repository.fetch(planned_files(Bundle.load(folder, verify="manifest")), progress, notify))
-
-
-def is_bundle(repository: Repository) -> bool:
-    """Whether a repository holds a bundle, and not a checkpoint."""
-    there = [name for name in (MANIFEST, "config.json") if (repository.folder / name).exists()]
-    return there[0] == MANIFEST if there else MANIFEST in repository.files
-
-
-def fetch_config(repository: Repository, progress: Report, notify: Notify) -> Path:
-    """The folder with config.json in it. Raises HubError where the repository has none."""
-    folder = repository.fetch(["config.json"], progress, notify)
-    if not (folder / "config.json").exists():
-        raise HubError(f"{repository.name} has no config.json", "give the repository of a checkpoint or of a bundle")
-    return folder
-
-
-def fetch_checkpoint(repository: Repository, space: BundleSpace | None, progress: Report, notify: Notify) -> None:
-    """All that an export reads: no pickles, no second copy of the weights.
+def complete_checkpoint(model: str, folder: str | Path, space: BundleSpace | None, progress: Report, notify: Notify) -> None:
+    """Download all that an export reads, if it is the hub's: no pickles, no second copy of the weights.
 
     Raises HubError where there are no safetensors, and where they or a bundle that takes ``space`` do not fit on the disk.
     """
+    if (name := hub_id(model)) is None:
+        return
+    repository = Repository(name, notify, Path(folder).name)
     folder = repository.fetch(FILES, progress, notify)
     weights = ConfigOnly(folder).weight_files()
     if repository.problem and not all((folder / file).exists() for file in weights):
@@ -94,3 +58,115 @@ def fetch_checkpoint(repository: Repository, space: BundleSpace | None, progress
     if space is not None:
         repository.check_bundle_space(weights, Path(space[0]), space[1])
     repository.fetch(weights, progress, notify)
+    remember(name, folder)
+
+
+def resolve_config(model: str, progress: Report, notify: Notify) -> str:
+    """Return ``demo``, or the folder of a bundle or checkpoint with what a plan reads in it, without weights."""
+    if (name := hub_id(model)) is None:
+        return model
+    repository = Repository(name, notify)
+    if not is_bundle(repository):
+        return str(fetch_config(repository, progress, notify))
+    if is_complete(there := _cached(repository)):
+        return str(there)
+    folder = repository.fetch([MANIFEST], progress, notify)
+    return str(repository.fetch(planned_files(Bundle.load(folder, verify="manifest")), progress, notify))
+
+
+def is_bundle(repository: Repository) -> bool:
+    """Return whether a repository holds a bundle, not a checkpoint."""
+    there = [name for name in (MANIFEST, "config.json") if (repository.folder / name).exists()]
+    return there[0] == MANIFEST if there else MANIFEST in repository.files
+
+
+def fetch_config(repository: Repository, progress: Report, notify: Notify) -> Path:
+    """Return the folder with config.json in it. Raises HubError where the repository has none."""
+    folder = repository.fetch(["config.json"], progress, notify)
+    if not (folder / "config.json").exists():
+        raise HubError(f"{repository.name} has no config.json", "give the repository of a checkpoint or of a bundle")
+    return folder
+
+
+CARD = """---
+library_name: edgevlm
+tags: [edgevlm]
+---
+A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}, {precision} weights. Run it:
+
+    edgevlm run --camera 0 --model {repo}
+"""
+
+
+def pull(repository: Repository, progress: Report, notify: Notify, out: Path | None = None, *, force: bool = False) -> Path:
+    """Download a repository's bundle to ``out`` or the cache, resuming, and check every byte against its manifest.
+
+    Raises HubError, and BundleError where it is no bundle.
+    """
+    if out is not None:
+        return _pull(repository, out, force, progress, notify)
+    target = _cached(repository)
+    with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notify):
+        if force or not is_complete(target):
+            _pull(repository, target, True, progress, notify)
+    remember(repository.name, repository.folder)
+    return target
+
+
+def _cached(repository: Repository) -> Path:
+    return cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
+
+
+def _pull(repository: Repository, target: Path, force: bool, progress: Report, notify: Notify) -> Path:
+    snapshot = repository.fetch([MANIFEST], progress, notify)
+    if not (snapshot / MANIFEST).exists():
+        raise HubError(f"{repository.name} is no bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
+    records, files = Bundle.load(snapshot, verify="manifest").files, repository.files
+    if repository.problem is not None:
+        raise repository.problem
+    for name, record in records.items():
+        if name not in files or files[name].bytes != record.bytes:
+            raise HubError(f"{repository.name} lacks the {name} that its {MANIFEST} lists", "push the bundle again")
+    check = partial(check_target, force=force)
+    with atomic_directory(target, check, key=repository.commit, keep=(KeyboardInterrupt, HubError)) as folder:
+        shutil.copyfile(snapshot / MANIFEST, folder / MANIFEST)
+        missing = {
+            folder / name: HubFile(name, record.bytes, record.sha256)
+            for name, record in records.items()
+            if not (folder / name).exists()
+        }
+        if missing:
+            repository.download(missing, progress)
+        Bundle.load(folder, verify="size")
+    return target
+
+
+def checked(bundle: str, progress: Report) -> Bundle:
+    """Load a bundle for pushing and check every byte of it. Raises HubError without a token, BundleError."""
+    from huggingface_hub import constants, get_token
+
+    if get_token() is None:
+        page = f"{constants.ENDPOINT}/settings/tokens"
+        raise HubError("pushing needs a token", f"make one that may write at {page} and set HF_TOKEN")
+    return Bundle.load(find(bundle), progress=progress)
+
+
+def upload(bundle: Bundle, name: HubId, *, public: bool) -> str:
+    """Push a bundle in one commit and return the repository's address. Raises HubError.
+
+    Creates the repository, the branch and a page that describes it where they do not exist.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, constants
+
+    api, about = HfApi(library_name="edgevlm"), {"family": bundle.family, "precision": bundle.decoder.precision, "repo": name}
+    try:
+        api.create_repo(name.repo, private=not public, exist_ok=True)
+        if name.revision != "main":
+            api.create_branch(name.repo, branch=name.revision, exist_ok=True)
+        adds = [CommitOperationAdd(file, bundle.path / file) for file in (*bundle.files, MANIFEST)]
+        if not api.file_exists(name.repo, "README.md", revision=name.revision):
+            adds.append(CommitOperationAdd("README.md", CARD.format(source=bundle.source, **about).encode()))
+        api.create_commit(name.repo, adds, commit_message=f"Bundle of {bundle.source}", revision=name.revision)
+    except Exception as error:
+        raise explain(error, name, bundle.path) from None
+    return f"{constants.ENDPOINT}/{name.repo}"

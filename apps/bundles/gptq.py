@@ -25,39 +25,29 @@ from edgevlm.runtime.plugins import load_class
 def export_by_gptq(
     checkpoint: Path, out: Path, *, precision: str | None, progress: Notify, force: bool, **options: Any
 ) -> Path:
-    """As :func:`edgevlm.export.export_checkpoint`, which also keeps what is sampled, for the same command to go on from.
+    """Export like :func:`edgevlm.export.export_checkpoint`, and keep the samples so that the same command resumes.
 
-    Raises UserError for a precision that rounds nothing and where there is no engine, before anything is exported.
+    Raises UserError for a precision that rounds nothing, and without an engine, before anything is exported.
     """
     rounded_layout(precision or "fp32", options.get("profile", ONNXRUNTIME))
     load_class("engines", DEFAULT_ENGINE)
     check_target(out, force)
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
-
-    def samples(folder: Path) -> Samples:
-        return cached_samples(checkpoint, folder, progress, exact)
-
-    return export_checkpoint(
-        checkpoint,
-        out,
-        progress=progress,
-        force=force,
-        precision=precision,
-        samples=ActivationSampler(source(), samples),
-        **options,
-    )
+    sampler = ActivationSampler(source(), lambda folder: cached_samples(checkpoint, folder, progress, exact))
+    options |= {"progress": progress, "force": force, "precision": precision, "samples": sampler}
+    return export_checkpoint(checkpoint, out, **options)
 
 
 def source() -> str:
-    """What samples depend on: the text that is read, and the program that reads it."""
+    """Identify what samples depend on: the text that is read, and the program that reads it."""
     program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"
 
 
 def cached_samples(checkpoint: Path, folder: Path, progress: Notify, exact: Mapping[str, Any]) -> Samples:
-    """The activations of the fp32 bundle, as ``folder`` has them; else sampled and put there, in place of that bundle.
+    """Return the fp32 bundle's activations from ``folder``, or sample them and store them there in place of that bundle.
 
-    exact: options of the fp32 bundle's export, which itself goes on where it was stopped.
+    exact: options of the fp32 bundle's export, which resumes.
     """
     file, plain = folder / "samples.npz", folder / "fp32"
     if not file.exists():

@@ -12,10 +12,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from edgevlm.apps.bundles.cache import locked
 from edgevlm.errors import UserError
@@ -29,12 +28,13 @@ MB = 1_000_000
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at import: else the library fetches a list of AI agents first
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
+_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)  # a file's name without a folder
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(UserError):
-    """The hub does not give what was asked for. ``what`` is the message without its advice."""
+    """The hub does not give what was asked for. ``what``: the message without its advice."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -62,9 +62,9 @@ class HubFile:
 
 
 def hub_id(model: str) -> HubId | None:
-    """The repository that ``model`` names; None where it means a folder, which wins over a repository of its name.
+    """Return the repository that ``model`` names; None for a folder, which wins over a repository of its name.
 
-    ``hf:ORG/NAME`` is always a repository. Raises UserError for ``hf:`` and no such name.
+    ``hf:ORG/NAME`` is always a repository. Raises UserError for ``hf:`` without such a name.
     """
     forced = model.startswith("hf:")
     match = _ID.fullmatch(model.removeprefix("hf:"))
@@ -76,7 +76,7 @@ def hub_id(model: str) -> HubId | None:
 
 
 def required_id(name: str) -> HubId:
-    """The repository of that name, whatever folders there are. Raises UserError for what names none."""
+    """Return the repository of that name, whatever folders there are. Raises UserError where it is no name."""
     found = hub_id(name if name.startswith("hf:") else f"hf:{name}")
     assert found is not None
     return found
@@ -86,16 +86,16 @@ class Repository:
     """A repository at one commit, and its ``folder`` in the hub's cache with whatever of it has been downloaded."""
 
     def __init__(self, name: HubId, notify: Notify, commit: str | None = None) -> None:
-        """Ask the hub for the revision's commit; where it does not say, go on with the one that was downloaded last.
+        """Ask the hub for the revision's commit, unless it is given or downloaded; offline, use the last one downloaded.
 
-        Nothing is asked for a commit that is given, or there. Raises HubError.
+        Raises HubError.
         """
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 
         self.name = name
         self.home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
-        self.problem: HubError | None = None  # why the hub cannot be asked; what is missing is missing then
+        self.problem: HubError | None = None  # why the hub cannot be asked
         self._listed: Mapping[str, HubFile] | None = None
         known = commit or self._known()
         if known is not None and known in (commit, name.revision):
@@ -117,7 +117,7 @@ class Repository:
 
     @property
     def files(self) -> Mapping[str, HubFile]:
-        """All of its files, as the hub lists them; none where it cannot be asked."""
+        """All of its files, as the hub lists them; empty where it cannot be asked."""
         if self._listed is None:
             try:
                 _, self._listed = self._ask(self.commit, lambda _: None)
@@ -126,11 +126,11 @@ class Repository:
         return self._listed
 
     def has(self, name: str) -> bool:
-        """Whether it has such a file; asks the hub only if it is not downloaded."""
+        """Return whether it has such a file; asks the hub only if it is not downloaded."""
         return (self.folder / name).exists() or name in self.files
 
     def fetch(self, names: Iterable[str], progress: Report, notify: Notify) -> Path:
-        """Its folder, with these files in it; those that it does not have are left out. Raises HubError."""
+        """Return its folder, with those of these files that it has. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
         if wanted:
             try:
@@ -140,10 +140,7 @@ class Repository:
         return self.folder
 
     def download(self, files: Mapping[Path, HubFile], progress: Report) -> None:
-        """Each file to its path, from where a former run stopped; what arrives is checked against its hash. Raises HubError.
-
-        No path may be there; the one with ``.part`` added holds what has arrived.
-        """
+        """Download each file to its path, resuming ``PATH.part``, and check its hash. Raises HubError. No path may exist."""
         from huggingface_hub import hf_hub_url
 
         parts = {part_of(path): (path, file) for path, file in files.items()}
@@ -167,12 +164,12 @@ class Repository:
             raise explain(error, self.name, self.home) from None
 
     def check_bundle_space(self, names: Iterable[str], folder: Path, bundle: int) -> None:
-        """Raise HubError unless these files can be downloaded and ``folder`` takes a bundle of so many bytes beside them."""
+        """Raise HubError unless the disks have room for these files and for a bundle of ``bundle`` bytes in ``folder``."""
         files = {self.home / "blobs" / self.files[name].digest: self.files[name] for name in names if name in self.files}
         self._check_space(self.home, missing_bytes(files), folder, bundle)
 
     def _check_space(self, folder: Path, download: int, other: Path | None = None, bundle: int = 0) -> None:
-        """The bundle counts where ``other`` is on the disk of ``folder``; an export looks at any other disk itself."""
+        """Count the bundle only where ``other`` is on the disk of ``folder``; an export checks any other disk itself."""
         what = f"{download / 1e6:,.0f} MB are to be downloaded"
         if other is not None and _existing(other).stat().st_dev == _existing(folder).stat().st_dev:
             download, what = download + bundle, f"{what}, the bundle made of them takes {bundle / 1e6:,.0f} MB"
@@ -199,7 +196,7 @@ class Repository:
                     shutil.copyfile(blob, link)
 
     def _known(self) -> str | None:
-        """The commit of the revision that is in the cache."""
+        """Return the commit of the revision that is in the cache."""
         revision = self.name.revision
         ref = self.home / "refs" / revision
         commit = revision if _COMMIT.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
@@ -207,7 +204,7 @@ class Repository:
         return commit if commit and any((folder / name).exists() for name in ("config.json", MANIFEST)) else None
 
     def _ask(self, revision: str, notify: Notify) -> tuple[str, Mapping[str, HubFile]]:
-        """The hub's commit and files of a revision."""
+        """Return the hub's commit and files of a revision. Only files beside each other count, none in folders."""
         from huggingface_hub import HfApi
 
         try:
@@ -218,7 +215,7 @@ class Repository:
                 HubFile(each.rfilename, int(each.size or 0), str(each.lfs.sha256 if each.lfs else each.blob_id))
                 for each in info.siblings or ()
             )
-            files = {file.name: file for file in listed if _is_plain(file.name)}
+            files = {file.name: file for file in listed if _PLAIN.fullmatch(file.name)}
             if not _COMMIT.fullmatch(str(info.sha)) or not all(_DIGEST.fullmatch(file.digest) for file in files.values()):
                 raise ValueError("names no commit, or files without a hash")
         except Exception as error:
@@ -228,13 +225,8 @@ class Repository:
         return str(info.sha), files
 
 
-def _is_plain(name: str) -> bool:
-    """Whether it is a file beside the others and not in a folder: no other is read."""
-    return re.fullmatch(r"[\w][\w.-]*", name, re.ASCII) is not None
-
-
 def remember(name: HubId, folder: Path) -> None:
-    """From now on a revision means the commit of this folder while the hub cannot be asked."""
+    """Make a revision mean the commit of this folder while the hub cannot be asked."""
     home, commit = folder.parents[1], folder.name
     if name.revision != commit:
         ref = home / "refs" / name.revision
@@ -245,42 +237,53 @@ def remember(name: HubId, folder: Path) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """What has arrived of a file, while it is downloaded."""
+    """Name the file that holds what has arrived of ``path``."""
     return path.with_name(f"{path.name}.part")
 
 
 def missing_bytes(files: Mapping[Path, HubFile]) -> int:
-    """Bytes of these files that have not arrived."""
+    """Count the bytes of these files that have not arrived."""
     parts = [part_of(path) for path in files]
     held = sum(part.stat().st_size for part in parts if part.exists())
     return sum(file.bytes for path, file in files.items() if not path.exists()) - held
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def digest(path: Path, like: str) -> str:
-    """The hash of a file, of the kind of ``like``."""
+    """Hash a file as ``like`` was: SHA-256, or git's SHA-1 of a small one."""
     if len(like) == 64:
         return hash_file(path).sha256
-    data = path.read_bytes()  # small: what is large has the other one
+    data = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def _receive(url: str, part: Path, file: HubFile, tell: Any) -> None:
-    """All of a file at ``url`` into ``part``, which may have its beginning; attempts go on while any brings something."""
+def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
+    """Append to ``part`` what it lacks of a file; attempts continue as long as any brings a byte."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    failures = 0
+    failures, headers = 0, build_hf_headers(library_name="edgevlm") | {"Accept-Encoding": "identity"}
     with part.open("ab") as stream:
         if stream.tell() > file.bytes:
-            _rewind(stream)
+            stream.truncate(0)
+            stream.seek(0)
         tell(stream.tell())
         while (begin := stream.tell()) < file.bytes:
+            wanted = headers | ({"Range": f"bytes={begin}-"} if begin else {})
             try:
-                _receive_some(url, stream, file, tell)
+                with get_session().stream("GET", url, headers=wanted, follow_redirects=True, timeout=TIMEOUT_S) as response:
+                    hf_raise_for_status(response)
+                    if begin and not response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
+                        stream.truncate(0)
+                        stream.seek(0)
+                    for block in response.iter_bytes():
+                        stream.write(block[: file.bytes + 1 - stream.tell()])  # a byte too many, and its hash is another
+                        tell(stream.tell())
+                        if stream.tell() > file.bytes:
+                            break
             except HTTPError as error:
                 failures = 0 if stream.tell() > begin else failures + 1
                 if failures == len(PAUSES_S) or (isinstance(error, HfHubHTTPError) and error.response.status_code < 500):
@@ -288,32 +291,8 @@ def _receive(url: str, part: Path, file: HubFile, tell: Any) -> None:
                 time.sleep(PAUSES_S[failures])
 
 
-def _receive_some(url: str, stream: BinaryIO, file: HubFile, tell: Any) -> None:
-    """What comes of one request, which asks for what ``stream`` lacks."""
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-    begin = stream.tell()
-    headers = build_hf_headers(library_name="edgevlm") | {"Accept-Encoding": "identity"}
-    if begin:
-        headers["Range"] = f"bytes={begin}-"
-    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as response:
-        hf_raise_for_status(response)
-        if begin and not response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
-            _rewind(stream)
-        for block in response.iter_bytes():
-            stream.write(block[: file.bytes + 1 - stream.tell()])  # a byte too many, and its hash is another
-            tell(stream.tell())
-            if stream.tell() > file.bytes:
-                return
-
-
-def _rewind(stream: BinaryIO) -> None:
-    stream.truncate(0)
-    stream.seek(0)
-
-
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:
-    """What went wrong with a repository in one line, and what to do. folder: what was written to, if it was the disk."""
+    """Say in one line what went wrong with a repository, and what to do. folder: where files were being written."""
     from huggingface_hub import constants, errors, get_token
 
     if isinstance(error, HubError):
@@ -323,43 +302,40 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     response = getattr(error, "response", None)
     status = 0 if response is None else int(response.status_code)
     why = " ".join(str(error).split())[:200] or type(error).__name__  # a server may have written it
-    found: tuple[str, str]
+    again = "run the same command again"
+    token = "with the account of your token" if has_token else "set HF_TOKEN to a token of that account"
     if isinstance(error, errors.OfflineModeIsEnabled):
         found = f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder"
-    elif isinstance(error, errors.HFValidationError):
-        found = f"{name} is no name of a model on the hub", "give ORG/NAME"
     elif isinstance(error, errors.RevisionNotFoundError):
         found = f"{name.repo} has no branch, tag or commit {name.revision!r}", f"see {page}/tree/main for those it has"
     elif isinstance(error, errors.GatedRepoError):
-        token = "set HF_TOKEN to a token of that account" if not has_token else "with the account of your token"
-        found = f"{name.repo} is gated", f"accept its terms at {page}, {token}, and run the same command again"
-    elif status == 401 and has_token:
-        found = f"{host} refuses your token", f"make another at {constants.ENDPOINT}/settings/tokens and set HF_TOKEN"
-    elif status in (401, 404):
-        may = "give a token that may read it" if has_token else "set HF_TOKEN"
-        found = f"{name.repo} is no folder here, and {host} has no such model", f"check its name; if it is private, {may}"
-    elif status == 403:
-        found = f"{host} forbids {name.repo} to your token", f"give it access at {constants.ENDPOINT}/settings/tokens"
+        found = f"{name.repo} is gated", f"accept its terms at {page}, {token}, and {again}"
+    elif status in (401, 403) and has_token:
+        found = (
+            f"{host} refuses your token for {name.repo}",
+            f"make another at {constants.ENDPOINT}/settings/tokens, set HF_TOKEN",
+        )
+    elif status in (401, 403, 404):
+        found = f"{name.repo} is no folder here, and {host} has no such model", "check its name; if it is private, set HF_TOKEN"
     elif status == 429 and response is not None:
-        found = f"{host} has had too many requests from you", f"run the same command again {_when(response.headers)}"
-        if not has_token:
-            found = found[0], f"{found[1]}, or set HF_TOKEN for a higher limit"
+        higher = "" if has_token else ", or set HF_TOKEN for a higher limit"
+        found = f"{host} has had too many requests from you", f"{again} {_when(response.headers)}{higher}"
     elif status:
-        found = f"{host} answers {status} for {name.repo}", "run the same command again later"
+        found = f"{host} answers {status} for {name.repo}", f"{again} later"
     elif isinstance(error, errors.HTTPError):
-        found = f"{host} cannot be reached ({why})", "check the network and run the same command again"
+        found = f"{host} cannot be reached ({why})", f"check the network and {again}"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         found = f"{name}: the disk of {folder} is full", "make room, and the same command goes on where this one stopped"
     elif isinstance(error, OSError):
-        where = error.filename or folder
-        found = f"{where}: cannot be written ({error.strerror or error})", "name another folder in HF_HOME or EDGEVLM_CACHE"
+        where = f"{error.filename or folder}: cannot be written ({error.strerror or error})"
+        found = where, "name another folder in HF_HOME or EDGEVLM_CACHE"
     else:
         found = f"{host} does not answer as the hub does ({why!a})", "check HF_ENDPOINT"
     return HubError(*found)
 
 
 def _when(headers: Mapping[str, str]) -> str:
-    """When a rate limit ends, by its headers."""
+    """Read from a response's headers when its rate limit ends."""
     limit = re.search(r";\s*t=(\d+)", headers.get("ratelimit", ""))
     after = headers.get("Retry-After", limit[1] if limit else "")
     return f"in {after} seconds" if after.isdecimal() else "in some minutes"

@@ -23,11 +23,11 @@ FETCH = "edgevlm.apps.bundles.fetch"  # run by a helper process: the hub's clien
 def resolve_model(
     model: str, progress: Report, notify: Notify, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
 ) -> str:
-    """What ``--model`` means: ``demo`` and bundles as they are; for a checkpoint its cached bundle; on the hub either, fetched.
+    """Return the bundle that ``--model`` means; what the hub has is downloaded, and a checkpoint exported into the cache.
 
-    Of a checkpoint prefers the bundle of ``choice``, else of default options, where ``engine`` runs it, then the one other that
-    it runs and that is as was asked for; exports the first where none is cached. Raises UserError where several others are,
-    where the engine does not run what would be exported, and for a name that the hub does not give.
+    A cached bundle is used if ``engine`` runs it: the one with the options of ``choice`` (default options without it), else
+    the only other one that suits. Raises UserError where several suit, where the engine does not run what would be exported,
+    and where the hub has no such model.
     """
     refuse_address(model)
     if (name := hub_id(model)) is None:
@@ -42,7 +42,7 @@ def resolve_model(
     found, options = find_bundle(folder, engine, model, notify, choice)
     if found is None:
         space = [str(cache_folder()), bundle_bytes(folder, **options)]
-        call_in_helper(f"{FETCH}:fetch_rest", str(name), folder.name, space, progress=progress, notify=notify)
+        call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder.name, space, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
     remember(name, folder)
     return str(found)
@@ -51,19 +51,17 @@ def resolve_model(
 def find_bundle(
     folder: Path, engine: str, model: str, notify: Notify, choice: ExportChoice | None = None
 ) -> tuple[Path | None, dict[str, Any]]:
-    """The cached bundle of a checkpoint, None where one is to be exported, and the options to export it with.
-
-    Raises as :func:`resolve_model` does.
-    """
+    """Return a checkpoint's cached bundle, None where one is to be exported, and the options to export it with."""
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
     options = {} if hint or choice is None else choice.options(folder)
     wanted = cached_path(folder, gptq=False, **options)
     if not hint and is_complete(wanted):
         return wanted, options
+    takes = getattr(backend, "takes", lambda bundle: bundle.profile == ONNXRUNTIME)
     siblings = [path for path in cached() if path.name.startswith(wanted.name[:-DIGITS]) and is_complete(path)]
     bundles = {path: Bundle.load(path, verify="size") for path in siblings}
-    found = [path for path, bundle in bundles.items() if _runs(bundle, backend) and (choice is None or choice.suits(bundle))]
+    found = [path for path, bundle in bundles.items() if takes(bundle) and (choice is None or choice.suits(bundle))]
     if len(found) > 1:
         named = "; ".join(f"{path} ({description(path)})" for path in found)
         raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
@@ -75,7 +73,3 @@ def find_bundle(
     if hint:
         raise UserError(f"{model}: no bundle of it that {engine} runs is cached; make one: {hint.format(model)}")
     return None, options
-
-
-def _runs(bundle: Bundle, backend: Any) -> bool:
-    return bool(backend.takes(bundle)) if hasattr(backend, "takes") else bundle.profile == ONNXRUNTIME

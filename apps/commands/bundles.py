@@ -47,10 +47,11 @@ def export(
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
+        from edgevlm.apps.bundles.build import ExportTarget, target_for
         from edgevlm.apps.bundles.cache import cache_folder, cached_bundle, exporter
         from edgevlm.apps.bundles.choice import bundle_bytes
-        from edgevlm.apps.bundles.export_target import ExportTarget, target_for
         from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
+        from edgevlm.apps.bundles.hub import hub_id
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
         step("reading the checkpoint")
@@ -64,9 +65,9 @@ def export(
             "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
             "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
-        complete_checkpoint(
-            checkpoint, folder, lambda: (str(out or cache_folder()), bundle_bytes(folder, **options)), step, to_stderr
-        )
+        if hub_id(checkpoint) is not None:
+            space = str(out or cache_folder()), bundle_bytes(folder, **options)
+            complete_checkpoint(checkpoint, folder, space, step, to_stderr)
         gptq = rounding == "gptq"
         if out is None:
             path = cached_bundle(folder, step, to_stderr, force=force, gptq=gptq, **options)
@@ -138,9 +139,9 @@ def verify(
 
     damaged = False
     with progress("starting") as step:
-        from edgevlm.apps.bundles import shared
+        from edgevlm.apps.bundles import cache
 
-        for line, intact in shared.verify(bundles or [], step):
+        for line, intact in cache.verify(bundles or [], step):
             damaged |= not intact
             print(line, flush=True)
     if damaged:
@@ -159,10 +160,10 @@ def pull(
     from edgevlm.progress import progress
 
     with progress("asking the hub") as step:
-        from edgevlm.apps.bundles import shared
+        from edgevlm.apps.bundles import fetch
         from edgevlm.apps.bundles.hub import Repository, required_id
 
-        path = shared.pull(Repository(required_id(name), to_stderr), step, to_stderr, out, force=force)
+        path = fetch.pull(Repository(required_id(name), to_stderr), step, to_stderr, out, force=force)
     typer.echo(str(path))
 
 
@@ -178,12 +179,12 @@ def push(
     from edgevlm.progress import progress
 
     with progress("starting") as step:
-        from edgevlm.apps.bundles import shared
+        from edgevlm.apps.bundles import fetch
         from edgevlm.apps.bundles.hub import required_id
 
         target = required_id(name)
-        loaded = shared.checked(bundle, step)
-    typer.echo(shared.upload(loaded, target, public=public))
+        loaded = fetch.checked(bundle, step)
+    typer.echo(fetch.upload(loaded, target, public=public))
 
 
 def remove(

@@ -66,13 +66,6 @@ def test_run_takes_a_checkpoint(made, monkeypatch, capsys):
     assert len(exports) == 1
 
 
-def test_what_is_asked_for_in_words_is_the_same_as_by_default(made, monkeypatch, capsys):
-    checkpoint, exports = made
-    for extra in ([], ["--precision", "fp32"], ["--kv", "fp32", "--vision-precision", "fp32", "--rounding", "nearest"]):
-        assert edgevlm(monkeypatch, "export", checkpoint, *extra) == 0
-    assert len(set(capsys.readouterr().out.splitlines())) == len(exports) == 1
-
-
 def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypatch, capsys):
     """Before those the one of default options, once that is kept."""
     checkpoint, exports = made
@@ -91,13 +84,6 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypa
     default = bundles.cached_bundle(checkpoint, print, print)
     assert resolve.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 4
-
-
-def test_an_engine_that_there_is_not_is_said_before_anything_is_exported(made, monkeypatch, capsys):
-    checkpoint, exports = made
-    assert edgevlm(monkeypatch, "run", "--model", str(checkpoint), "--frames", "1", "--engine", "nosuch") == 2
-    assert "no engine 'nosuch'" in capsys.readouterr().err
-    assert exports == []
 
 
 def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported(made, monkeypatch, capsys):
@@ -146,14 +132,6 @@ def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made)
     Bundle.load(default)
 
 
-def test_what_is_kept_of_another_checkpoint_of_the_name_is_not_taken(made):
-    checkpoint, exports = made
-    bundles.cached_bundle(checkpoint, print, print, kv="fp16")
-    os.utime(checkpoint / "model.safetensors", (1, 1))
-    assert resolve.resolve_model(str(checkpoint), print, print) == str(bundles.cached_bundle(checkpoint, print, print))
-    assert len(exports) == 2
-
-
 @pytest.mark.parametrize(
     "wrong", [["--video", "nosuch.avi"], ["--camera", "0", "--video", "x"], ["--state-every", "0", "--state"]]
 )
@@ -171,15 +149,6 @@ def test_an_address_is_no_model_and_is_not_repeated(made, monkeypatch, capsys, c
     said = capsys.readouterr().err
     assert said.endswith("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these\n")
     assert "secret" not in said
-
-
-def test_a_damaged_one_is_made_again(made, monkeypatch):
-    checkpoint, exports = made
-    path = bundles.cached_bundle(checkpoint, print, print)
-    (path / "decoder.weights").write_bytes(b"")
-    assert bundles.cached_bundle(checkpoint, print, print) == path
-    assert len(exports) == 2
-    Bundle.load(path)
 
 
 def test_listed_and_removed(made, monkeypatch, capsys):
@@ -250,9 +219,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(made, monkeypatch, tmp_path)
     monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match=r"bundles cannot be cached there .*; name another folder in EDGEVLM_CACHE"):
         bundles.cached_bundle(made[0], print, print)
-
-
-def test_what_is_no_checkpoint_is_left_as_it_is(exported, tmp_path):
-    bundle = str(exported("llava", **SHAPE).bundle)
-    for model in ("demo", bundle, str(tmp_path), str(tmp_path / "nowhere")):
-        assert resolve.resolve_model(model, print, print) == model

@@ -53,19 +53,6 @@ def test_a_real_clip(bundle, name):
     assert summary["cache_tokens"] <= 32
 
 
-def test_where_sparse_prefill_starts(bundle):
-    done = edgevlm("export", bundle.parent / "checkpoint", "--out", bundle.parent / "other", "--st-spattn", 9)
-    assert done.returncode == 2
-    assert done.stderr == "edgevlm: ST-SpAttn cannot start at layer 9: the model has layers 0 to 2\n"
-
-
-def test_an_existing_bundle_is_replaced_only_when_told(bundle):
-    done = edgevlm("export", bundle.parent / "checkpoint", "--out", bundle)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert edgevlm("export", bundle.parent / "checkpoint", "--out", bundle, "--force").returncode == 0
-
-
 def test_what_cannot_be_exported_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llava_onevison"}')
     for checkpoint in (tmp_path, tmp_path / "nowhere"):

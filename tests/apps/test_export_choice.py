@@ -9,7 +9,7 @@ from more_checkpoints import make_more
 from planned import with_figures
 
 from edgevlm.apps.bundles.cache import DEFAULTS
-from edgevlm.apps.bundles.choice import ExportChoice, chosen, fields, stretched
+from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
 from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, default_budget
 from edgevlm.apps.schemas import schemas
@@ -56,19 +56,6 @@ def test_a_source_that_cannot_tell_is_asked_once(qwen):
     assert made.size() is None
     assert made.plan.roofline.model.tower.size == plan_checkpoint(qwen, DEFAULTS["camera"]).tower.size
     assert len(looked) == 1
-
-
-def test_a_given_size_asks_no_camera(qwen):
-    made, _, looked = choice(frame_size=WIDE)
-    made.options(qwen)
-    assert made.size() == WIDE
-    assert not looked
-
-
-def test_families_of_square_frames_ask_no_camera(exported):
-    made, _, looked = choice()
-    made.options(exported("llava", layers=3, heads=6, kv_heads=2).checkpoint)
-    assert not looked
 
 
 def test_what_falls_short_is_said_with_what_would_help(qwen):
@@ -144,7 +131,7 @@ def test_frames_that_lose_their_aspect_are_warned_of(shape, says):
     ("option", "says"),
     [
         (["--precision", "int4"], "are for a checkpoint that is exported"),
-        (["--frame-size", "640x480"], "takes frames of 56x56 alone; leave out --frame-size"),
+        (["--frame-size", "640x480"], "takes only frames of 56x56; leave out --frame-size"),
     ],
 )
 def test_a_bundle_cannot_be_asked_to_be_another(tmp_path, monkeypatch, capsys, option, says):
@@ -158,9 +145,3 @@ def test_a_bundle_cannot_be_asked_to_be_another(tmp_path, monkeypatch, capsys, o
         main()
     assert end.value.code == 2
     assert says in capsys.readouterr().err
-
-
-def test_a_line_has_no_exponents(qwen):
-    made, _, _ = choice(fps=100_000.0)
-    made.options(qwen)
-    assert "e+" not in chosen(made.plan)

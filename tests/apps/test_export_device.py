@@ -10,7 +10,7 @@ import pytest
 from checkpoints import make_checkpoint
 from typed import edgevlm
 
-from edgevlm.apps.bundles.export_target import target_for
+from edgevlm.apps.bundles.build import target_for
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import EngineShapes

@@ -189,12 +189,8 @@ def test_ctrl_c_leaves_what_arrived(world, command):
 NONE = f"{NAME} is no folder here, and HOST has no such model; check its name; if it is private, set HF_TOKEN"
 ANSWERS = {
     "no such model": (404, {"X-Error-Code": "RepoNotFound"}, NONE),
-    "without a token": (401, {}, NONE),
     "gated": (403, {"X-Error-Code": "GatedRepo"}, f"{NAME} is gated; accept its terms at http://HOST/{NAME}, set HF_TOKEN"),
-    "forbidden": (403, {}, f"HOST forbids {NAME} to your token; give it access at http://HOST/settings/tokens"),
-    "no such revision": (404, {"X-Error-Code": "RevisionNotFound"}, f"{NAME} has no branch, tag or commit 'main'; see http"),
     "rate": (429, {"Retry-After": "77"}, "HOST has had too many requests from you; run the same command again in 77 seconds"),
-    "broken": (503, {}, f"HOST answers 503 for {NAME}; run the same command again later"),
     "no hub": (200, {}, "HOST does not answer as the hub does ("),
 }  # fmt: skip
 
@@ -213,23 +209,12 @@ def test_what_the_hub_refuses_is_one_line(world, monkeypatch, capsys, kind, when
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "says"),
-    [
-        (401, {}, "HOST refuses your token; make another at http://HOST/settings/tokens and set HF_TOKEN"),
-        (
-            403,
-            {"X-Error-Code": "GatedRepo"},
-            f"{NAME} is gated; accept its terms at http://HOST/{NAME}, with the account of your",
-        ),
-    ],
-)
-def test_with_a_token_the_advice_is_another_and_the_token_is_not_shown(world, monkeypatch, capsys, status, headers, says):
+def test_a_token_is_not_shown(world, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    world.hub.answer = lambda *_: (status, headers, {"error": "no"})
+    world.hub.answer = lambda *_: (401, {}, {"error": "no"})
     assert edgevlm(monkeypatch, "plan", NAME) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"edgevlm: {says.replace('HOST', world.hub.url[7:])}")
+    assert "refuses your token for shop/tiny-llava; make another" in said
     assert "secret" not in said
     assert world.hub.requests[-1][2]["authorization"] == "Bearer hf_secret"
 
@@ -286,16 +271,16 @@ def test_the_bundle_needs_room_beside_the_download(world, monkeypatch, tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=weights + needed // 2))
     says = r"MB are to be downloaded, the bundle made of them takes \d MB and \d MB are free on the disk of .*; make room"
     with pytest.raises(HubError, match=says):
-        fetch.complete_checkpoint(NAME, folder, lambda: (str(tmp_path / "not" / "there"), needed), quiet, quiet)
+        fetch.complete_checkpoint(NAME, folder, (str(tmp_path / "not" / "there"), needed), quiet, quiet)
     assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
-    fetch.complete_checkpoint(NAME, folder, lambda: ("/proc", needed), quiet, quiet)  # another disk
+    fetch.complete_checkpoint(NAME, folder, ("/proc", needed), quiet, quiet)  # another disk
 
 
 def test_a_disk_that_fills_up_meanwhile_is_one_line(world, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hub, "_receive_some", full)
+    monkeypatch.setattr(hub, "_receive", full)
     with pytest.raises(HubError, match=r"the disk of .* is full; make room, and the same command goes on"):
         fetch.resolve_checkpoint(NAME, quiet, quiet)
 
@@ -338,14 +323,6 @@ def test_a_run_keeps_nothing_of_what_downloads_and_exports_in_memory(world):
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert '"frames": 2' in done.stdout
-
-
-def test_a_session_opens_a_name_through_the_facade(world):
-    """In a process of its own: it is the package that teaches the runtime names."""
-    world.hub.add("shop/bundle", world.made.bundle)
-    code = "from edgevlm import Session; s = Session.open('shop/bundle', budget=64); print(s.budget)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, "64\n"), done.stderr
 
 
 def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, capsys, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgevlm.apps.bundles.shared import verify
+from edgevlm.apps.bundles.cache import verify
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 from edgevlm.runtime.graph_profiles import EngineShapes
