@@ -21,7 +21,7 @@ from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest, reason
 from edgevlm.runtime.engine import DEFAULT_ENGINE
-from edgevlm.runtime.settings import parse_budget
+from edgevlm.runtime.settings import AUTO, Append, Encode, Tokens
 from edgevlm.runtime.snapshots.storage import is_address
 
 if sys.version_info >= (3, 11):
@@ -33,33 +33,14 @@ MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 REDIS = r"(redis://(:[^@\s/]+@)?)?[A-Za-z0-9.-]+:[0-9]{1,5}"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FIXED = (
-    "engine",
-    "threads",
-    "state",
-    "snapshots",
-    "state_key",
-    "events",
-    "thumbnails",
-    "journal",
-    "cluster",
-)  # while a server runs
+# while a server runs
+FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
-def checked_budget(value: str | int | None) -> str | int | None:
-    """A budget as typed. Raises ValueError if it is invalid."""
-    if value is not None:
-        try:
-            parse_budget(str(value))
-        except UserError as error:
-            raise ValueError(str(error)) from None
-    return value
-
-
-def checked_secret(value: str | None) -> str | None:
+def checked_secret(value: str) -> str:
     """Where a key stands. Raises ValueError for a key itself."""
-    if value is not None and not value.startswith(("env:", "file:")):
+    if not value.startswith(("env:", "file:")):
         raise ValueError("give env:NAME or file:PATH; a key does not stand in the file itself")
     return value
 
@@ -76,8 +57,9 @@ def checked_address(value: str) -> str:
     return str(ip_address(value))
 
 
+SecretPlace = Annotated[str, AfterValidator(checked_secret)]
 Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-Budget = Annotated[str | int | None, AfterValidator(checked_budget)]
+Budget = Annotated[Tokens, Field(ge=1, le=1 << 31)] | None
 Days = Annotated[float, Field(gt=0, le=36_500)]
 Megabytes = Annotated[int, Field(ge=1, le=1 << 20)]
 
@@ -96,8 +78,8 @@ class CameraSettings(Section):
     policy: str | None = None
     budget: Budget = None
     fps: Fps | None = None
-    append: str | None = None
-    encode: str | None = None
+    append: Append | None = None
+    encode: Encode | None = None
 
 
 class ServerSettings(Section):
@@ -117,7 +99,7 @@ class ServerSettings(Section):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    key: str | None = None
+    key: SecretPlace | None = None
     hosts: list[str] = []
     source_hosts: list[str] | None = None
     any_source: bool = False
@@ -136,11 +118,6 @@ class ServerSettings(Section):
     def _source_hosts(cls, value: list[str] | None) -> list[str] | None:
         AllowedHosts(value)
         return value
-
-    @field_validator("key")
-    @classmethod
-    def _key(cls, value: str | None) -> str | None:
-        return checked_secret(value)
 
 
 class EventSettings(Section):
@@ -204,13 +181,13 @@ class ServeConfig(Section):
     policy: str = "auto"
     budget: Budget = None
     fps: Fps = 2.0
-    append: str = "auto"
-    encode: str = "auto"
+    append: Append = AUTO
+    encode: Encode = AUTO
     engine: str = DEFAULT_ENGINE
     threads: Annotated[int, Field(ge=1, le=256)] | None = None
     state: str | None = None
     state_every: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    state_key: str | None = None
+    state_key: SecretPlace | None = None
     snapshots: str | None = None
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -234,11 +211,6 @@ class ServeConfig(Section):
         if value is not None and not is_address(value):
             raise ValueError("give an address, like s3://bucket/shop; a folder is what state takes")
         return value
-
-    @field_validator("state_key")
-    @classmethod
-    def _state_key(cls, value: str | None) -> str | None:
-        return checked_secret(value)
 
     @field_validator("watches")
     @classmethod

@@ -18,7 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import AfterValidator, Field
+from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -31,7 +31,7 @@ from edgevlm.apps.schemas import field as described
 from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import answer_of, list_of
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
-from edgevlm.apps.serve.config import CameraSettings, Fps, Name, ServeConfig, checked_budget
+from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, Name, ServeConfig
 from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors, error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
@@ -50,10 +50,9 @@ POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG_FPS = 5.0  # of one that is asked for none
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
-When = Annotated[str, Query(min_length=1, max_length=40)]
+When = Annotated[str, Field(min_length=1, max_length=40)]
 StreamName = Annotated[str, Path(max_length=64)]
 PolicyName = Annotated[str, Field(max_length=256)]
-Budget = Annotated[Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None, AfterValidator(checked_budget)]
 
 
 class NewStream(Strict):
@@ -75,7 +74,7 @@ class StreamChange(Strict):
 
 
 class Forget(Strict):
-    """What to delete: of one stream, or of all; since and until as questions have them, or all. confirm: that it is meant."""
+    """What to delete: of one stream, or of all streams. since and until are as in questions. confirm: that it is meant."""
 
     stream: Annotated[str, Field(max_length=64)] | None = None
     since: Moment | None = None
@@ -97,6 +96,29 @@ class Forget(Strict):
 class WatchChange(Strict):
     state: Literal["running", "paused"]
     camera: Annotated[str, Field(max_length=64)] | None = None
+
+
+class WindowQuery(BaseModel):
+    since: When | None = Field(None, description="From then on: `10m`, `14:03` or RFC 3339.")
+    until: When | None = Field(None, description="Up to then.")
+    camera: Annotated[str, Field(max_length=64)] | None = None
+    limit: Annotated[int, Field(ge=1, le=MAX_EVENTS)] = 100
+
+
+class JournalQuery(WindowQuery):
+    search: Annotated[str, Field(max_length=256)] | None = Field(None, description="Words that all occur.")
+
+
+class DigestQuery(JournalQuery):
+    since: When = "8h"
+    limit: Annotated[int, Field(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
+
+
+class EventQuery(WindowQuery):
+    watch: Annotated[str, Field(max_length=64)] | None = None
+    text: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="Part of the question, or of the name of watch or camera."
+    )
 
 
 class TestedSource(Strict):
@@ -384,53 +406,29 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
 def add_events(app: FastAPI, server: Server) -> None:
     @app.get("/v1/journal", tags=["events"], responses=list_of(answers.Line))
-    async def journal(
-        search: Annotated[str, Query(max_length=256)] | None = None,
-        since: When | None = None,
-        until: When | None = None,
-        camera: Annotated[str, Query(max_length=64)] | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
-    ) -> dict[str, Any]:
-        """What cameras have written in words, newest first. search: all of these words. since, until: as in `/v1/events`."""
-        span = moments(since, until)
-        found = await run_in_threadpool(server.service.lines, search, *span, camera, limit)
+    async def journal(asked: Annotated[JournalQuery, Query()]) -> dict[str, Any]:
+        """What cameras have written in words, newest first."""
+        since, until = moments(asked.since, asked.until)
+        query = {**asked.model_dump(), "since": since, "until": until}
+        found = await run_in_threadpool(lambda: server.service.lines(**query))
         return {"object": "list", "data": [line.json() for line in found]}
 
     @app.get("/v1/events", tags=["events"], responses=list_of(answers.Event))
-    async def events(
-        since: When | None = None,
-        until: When | None = None,
-        camera: Annotated[str, Query(max_length=64)] | None = None,
-        watch: Annotated[str, Query(max_length=64)] | None = None,
-        text: Annotated[str, Query(max_length=256)] | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
-    ) -> dict[str, Any]:
-        """Watches that opened and closed, newest first. since, until: `10m`, `14:03` or RFC 3339. text: part of the question,
-        or of the name of watch or camera."""
-        span = moments(since, until)
-
-        def found() -> list[dict[str, Any]]:
-            store = server.service.delivery.store
-            return [each.json() for each in store.query(*span, camera, watch, text, limit)]
-
-        return {"object": "list", "data": await run_in_threadpool(found)}
+    async def events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
+        """Watches that opened and closed, newest first."""
+        since, until = moments(asked.since, asked.until)
+        query = {**asked.model_dump(), "since": since, "until": until}
+        found = await run_in_threadpool(lambda: server.service.delivery.store.query(**query))
+        return {"object": "list", "data": [each.json() for each in found]}
 
     @app.get("/v1/digest", tags=["events"], responses=list_of(answers.Opening, answers.Line, since=SINCE, until=UNTIL))
-    async def digest(
-        since: When = "8h",
-        until: When | None = None,
-        camera: Annotated[str, Query(max_length=64)] | None = None,
-        search: Annotated[str, Query(max_length=256)] | None = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = MAX_EVENTS,
-    ) -> dict[str, Any]:
+    async def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
         """What happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with what it was
-        read from. search: all of these words. limit: the newest."""
-        with field("since"):
-            start = moment(since)
-        with field("until"):
-            end = time.time() if until is None else moment(until)
-        found = await run_in_threadpool(server.service.digest, start, end, camera, search)
-        return {"object": "digest", "since": wall_clock(start), "until": wall_clock(end), "data": found[-limit:]}
+        read from. limit: the newest."""
+        since, until = moments(asked.since, asked.until)
+        start, end = since or 0.0, time.time() if until is None else until
+        found = await run_in_threadpool(server.service.digest, start, end, asked.camera, asked.search)
+        return {"object": "digest", "since": wall_clock(start), "until": wall_clock(end), "data": found[-asked.limit :]}
 
     @app.get("/v1/events/{event}/{place}.jpg", tags=["events"], response_class=Response, responses=JPEG)
     async def picture(

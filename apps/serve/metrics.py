@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -14,6 +15,28 @@ from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.runtime.answer import Answer
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+OF_STREAMS: tuple[tuple[Any, str, str, Callable[[Any], float]], ...] = (
+    (GaugeMetricFamily, "edgevlm_camera_up", "1 while frames come.", lambda stream: float(stream.state == "running")),
+    (
+        GaugeMetricFamily,
+        "edgevlm_kv_cache_usage_ratio",
+        "Tokens held over the budget.",
+        lambda stream: stream.stats.cache_tokens / max(1, stream.session.budget),
+    ),
+    (GaugeMetricFamily, "edgevlm_camera_fps", "Frames watched per second.", lambda stream: stream.rates()[0]),
+    (
+        GaugeMetricFamily,
+        "edgevlm_camera_skipped_fps",
+        "Frames skipped per second while the model is busy.",
+        lambda stream: stream.rates()[1],
+    ),
+    (CounterMetricFamily, "edgevlm_camera_frames", "Frames watched.", lambda stream: stream.stats.frames),
+    (CounterMetricFamily, "edgevlm_camera_dropped_frames", "Frames dropped.", lambda stream: stream.stats.dropped),
+    (CounterMetricFamily, "edgevlm_camera_reconnects", "Connections that came back.", lambda stream: stream.stats.reconnects),
+    (CounterMetricFamily, "edgevlm_kv_cache_compressions", "Compressions.", lambda stream: stream.stats.compressions),
+)
 
 
 class Metrics(Collector):
@@ -58,32 +81,12 @@ class Metrics(Collector):
         yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=self._process.memory_info().rss)
         if (watts := self._service.power.watts()) is not None:
             yield GaugeMetricFamily("edgevlm_power_watts", "What the machine's meter measures.", value=watts)
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
-            "usage": GaugeMetricFamily("edgevlm_kv_cache_usage_ratio", "Tokens held over the budget.", labels=("stream",)),
-            "fps": GaugeMetricFamily("edgevlm_camera_fps", "Frames watched per second.", labels=("stream",)),
-            "skipped": GaugeMetricFamily(
-                "edgevlm_camera_skipped_fps", "Frames skipped per second while the model is busy.", labels=("stream",)
-            ),
-            "up": GaugeMetricFamily("edgevlm_camera_up", "1 while frames come.", labels=("stream",)),
-            "frames": CounterMetricFamily("edgevlm_camera_frames", "Frames watched.", labels=("stream",)),
-            "dropped": CounterMetricFamily("edgevlm_camera_dropped_frames", "Frames dropped.", labels=("stream",)),
-            "reconnects": CounterMetricFamily("edgevlm_camera_reconnects", "Connections that came back.", labels=("stream",)),
-            "compressions": CounterMetricFamily("edgevlm_kv_cache_compressions", "Compressions.", labels=("stream",)),
-        }
-        for name, stream in self._service.streams.items():
-            families["up"].add_metric([name], float(stream.state == "running"))
-            stats = stream.stats
-            if stats is None:
-                continue
-            watched, skipped = stream.rates()
-            values = {
-                "usage": stats.cache_tokens / max(1, stream.session.budget), "fps": watched, "skipped": skipped,
-                "frames": stats.frames, "dropped": stats.dropped, "reconnects": stats.reconnects,
-                "compressions": stats.compressions,
-            }  # fmt: skip
-            for key, value in values.items():
-                families[key].add_metric([name], value)
-        yield from families.values()
+        for kind, title, text, value in OF_STREAMS:
+            metric = kind(title, text, labels=("stream",))
+            for name, stream in self._service.streams.items():
+                if stream.stats is not None or title == "edgevlm_camera_up":
+                    metric.add_metric([name], value(stream))
+            yield metric
         yield from self._of_watches()
         if self._service.has_events:
             yield from self._of_events(self._service.delivery)

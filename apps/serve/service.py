@@ -361,26 +361,20 @@ class Service:
                     self._journal = Journal(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
         return self._journal
 
-    def lines(
-        self,
-        search: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        camera: str | None = None,
-        limit: int = 100,
-    ) -> list[Line]:
-        """Lines of the journal, newest first; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
-        found = [] if self.journal is None else self.journal.query(search, since, until, camera, limit)
-        return [replace(line, evidence=[self._pictured(line.camera, seen) for seen in line.evidence]) for line in found]
+    def lines(self, **query: Any) -> list[Line]:
+        """Lines that :meth:`Journal.query` finds; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
 
-    def _pictured(self, camera: str, seen: Mapping[str, Any]) -> dict[str, Any]:
-        kept = camera in self.streams and self.streams[camera].has_picture(seen["frame"], seen["time"])
-        return {**seen, "jpeg_url": seen["jpeg_url"] if kept else None}
+        def pictured(camera: str, seen: Mapping[str, Any]) -> dict[str, Any]:
+            kept = camera in self.streams and self.streams[camera].has_picture(seen["frame"], seen["time"])
+            return {**seen, "jpeg_url": seen["jpeg_url"] if kept else None}
+
+        found = [] if self.journal is None else self.journal.query(**query)
+        return [replace(line, evidence=[pictured(line.camera, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
         """What happened then, by time, as ``GET /v1/digest`` tells: when watches were open, and lines of the journal."""
         opened = self.delivery.store.openings(since, until, camera, search)
-        written = self.lines(search, since, until, camera, MOST)
+        written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         told = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
         told += [(line.time, {"event": "line", **line.json()}) for line in written]
         return [fields for _, fields in sorted(told, key=itemgetter(0))]
