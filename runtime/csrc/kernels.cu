@@ -6,5 +6,4 @@
 #include "norms.cu"
 #include "pool_norms.cu"
 #include "rotary.cu"
-#include "select.cu"
 #include "temporal_similarity.cu"

@@ -50,7 +50,6 @@ Turns = _struct("Turns", "turns axis", (c_int32, "axes on"))
 NormsCall = _struct("NormsCall", (Rows, "rows"))
 TurnCall = _struct("TurnCall", (Rows, "rows"), (Turns, "how"), "by")
 MovesCall = _struct("MovesCall", (Rows, "rows"), "keep kept from_ to count")
-TopCall = _struct("TopCall", "score seq candidate out", (c_int32, "rows k"))
 PoolCall = _struct("PoolCall", (Rows, "rows"), "frame row col valid window out slots count", (c_int32, "slot_count"))
 SimilarityCall = _struct(
     "SimilarityCall",

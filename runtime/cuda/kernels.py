@@ -147,19 +147,6 @@ class Kernels:
             self.launch("attention_mass", (blocks(n), heads, 1), at)
         return call.fetch("mass")
 
-    def top_k(self, scores: Float32, seq: NDArray[np.int64], candidates: Bool, k: int) -> Bool:
-        """Of scores in the host's memory; policies use the C++ kernel for those."""
-        heads, n = scores.shape
-        call = KernelCall(self.space)
-        call.put("score", np.ascontiguousarray(scores, np.float32))
-        call.put("seq", np.ascontiguousarray(seq, np.int64))
-        call.put("candidate", np.ascontiguousarray(candidates, np.bool_))
-        call.scratch("out", (heads, n), np.bool_)
-        call.send()
-        names = ("score", "seq", "candidate", "out")
-        self.launch("top_k", (1, heads, 1), calls.TopCall(**{name: call[name] for name in names}, rows=n, k=k))
-        return call.fetch("out")
-
     def infinipot_scores(
         self, cache: DeviceCache, recent: Masks, valid: Masks, *, rotated: bool = False
     ) -> list[tuple[Float32, Float32]]:

@@ -39,9 +39,8 @@ class Mosaic(Retrieval):
     fetched: the newest rows, and older ones evenly spread.
     """
 
-    clustering: Literal["nested", "visual", "semantic", "none"] = setting(
-        "nested",
-        "cluster keys within partitions; visual: a partition is a cluster; semantic: no partitions; none: frames in order",
+    clustering: Literal["nested", "semantic"] = setting(
+        "nested", "cluster keys within partitions of frames; semantic: without partitions"
     )
     splits: Literal["deferred", "eager"] = setting(
         "deferred", "split clusters outside host memory when next fetched (Alg. 1), or at once"
@@ -70,7 +69,7 @@ class Mosaic(Retrieval):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, features=self.clustering in ("nested", "visual"))
+        return replace(super().needs, features=self.clustering == "nested")
 
     def open(self, cache: KVCache, store: Store) -> None:
         """Raises UserError for an index too small for two clusters in each layer and head."""
@@ -87,9 +86,8 @@ class Mosaic(Retrieval):
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.table = ClusterTable(cache, slots)
         self.updater = ClusterUpdater(
-            cache, store, self.table, clustering=self.clustering, eager=self.splits == "eager", small=self.tight,
-            large=self.loose,
-        )  # fmt: skip
+            cache, store, self.table, eager=self.splits == "eager", small=self.tight, large=self.loose
+        )
         self.visual: Partitions | None = None  # made when the first features say how wide they are
         self._predicted: dict[int, list[list[int]]] = {}
         self.prefetched = np.zeros(2, np.int64)  # blocks chosen that were, and were not, got ahead

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from edgevlm.runtime.retrieval.working_set import dequantize, head_of, unrotated
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
 
-Clustering = Literal["nested", "visual", "semantic", "none"]
 At = tuple[int, int, int]  # layer, head, slot
 
 EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
@@ -62,7 +60,6 @@ class ClusterUpdater(Stateful):
         store: Store,
         table: ClusterTable,
         *,
-        clustering: Clustering = "nested",
         eager: bool = False,
         small: float = 0.5,
         large: float = 1.0,
@@ -70,13 +67,11 @@ class ClusterUpdater(Stateful):
         self.cache, self.store, self.table = cache, store, table
         self.pages = ClusterPages(cache.layers, cache.kv_heads, table.slots)
         self.counts, self.changed = UpdateCounts(), False
-        self._clustering, self._eager, self._times = clustering, eager, (small, large)
+        self._eager, self._times = eager, (small, large)
         self.early = [EarlyVariance(cache.kv_heads, cache.head_dim, EARLY_ROWS) for _ in range(cache.layers)]
 
     def threshold(self, layer: int) -> Threshold | None:
-        """Of a layer; None until its early variance is known, and where clusters do not split."""
-        if self._clustering not in ("nested", "semantic"):
-            return None
+        """The threshold of a layer; None until its early variance is known."""
         return self.early[layer].threshold(*self._times)
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
@@ -84,9 +79,8 @@ class ClusterUpdater(Stateful):
         heads = [block.head(head) for head in range(self.cache.kv_heads)]
         keys = unrotated_keys(self.cache, layer, block)
         self.early[layer].add(keys)
-        take = self._take_frames if self._clustering == "none" else self._take
         for head, of in enumerate(heads):
-            take(layer, head, of, keys[head], partition)
+            self._take(layer, head, of, keys[head], partition)
         self.changed = True
 
     def _take(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
@@ -142,20 +136,6 @@ class ClusterUpdater(Stateful):
             home[gone] = into
         self.counts.lost += sum(self.pages.update(self.store, layer, head, home, parts).values())
 
-    def _take_frames(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
-        """Without clusters: a frame's rows are a unit, in a slot of their own, and neighbours in time become one."""
-        table = self.table
-        for frame in np.unique(block.frame[0]):
-            rows = np.flatnonzero(block.frame[0] == frame)
-            mine = table.live(layer, head)[table.frame[layer, head, table.live(layer, head)] == frame]
-            if not len(mine) and table.free(layer, head) == NONE:
-                self._merge(layer, head)
-            slot = int(mine[0]) if len(mine) else table.free(layer, head)
-            at, of, size = (layer, head, slot), block[rows], int(table.size[layer, head, slot])
-            mean = table.key[at] + (key[rows].astype(np.float64).sum(0) - len(rows) * table.key[at]) / (size + len(rows))
-            table.set(at, mean, 0.0, size + len(rows), int(partition[rows[0]]))
-            self._keep(layer, head, of, np.full(len(rows), slot, np.int32), 0, len(rows))
-
     def _over(self, at: At, row: Block, key: Float32) -> None:
         """The newcomer would take its cluster over the threshold (Alg. 1, lines 3 to 10)."""
         table, (layer, head, slot) = self.table, at
@@ -204,11 +184,8 @@ class ClusterUpdater(Stateful):
     def _merge(self, layer: int, head: int) -> None:
         """Free one slot in so many, where all are taken: the nearest clusters of one partition become one."""
         table, count = self.table, max(1, self.table.slots // MERGE_FRACTION)
-        if self._clustering == "none":
-            pairs = neighbours(table.seq[layer, head], table.size[layer, head], count)
-        else:
-            unit, partition = units(table.key[layer, head]), table.partition[layer, head]
-            pairs = nearest_pairs(unit, partition, count) or nearest_pairs(unit, np.zeros_like(partition), 1)
+        unit, partition = units(table.key[layer, head]), table.partition[layer, head]
+        pairs = nearest_pairs(unit, partition, count) or nearest_pairs(unit, np.zeros_like(partition), 1)
         for pair in pairs:
             self._join(layer, head, *pair)
             self.counts.merges += 1
@@ -224,12 +201,6 @@ class ClusterUpdater(Stateful):
         """Two partitions have become one."""
         partition = self.table.partition
         partition[partition == gone] = into
-        if self._clustering == "visual":
-            for layer, head in np.ndindex(partition.shape[:2]):
-                same = np.flatnonzero(partition[layer, head] == into)
-                if len(same) == 2:
-                    self._join(layer, head, *map(int, same))
-                    self.changed = True
 
     def forget_lost(self) -> None:
         """Clusters of which the store has lost all rows leave the index."""
@@ -251,17 +222,3 @@ class ClusterUpdater(Stateful):
 def in_order(block: Block) -> Block:
     """The rows of a block of one head by their place in the stream."""
     return block[np.argsort(block.seq[0], kind="stable")]
-
-
-def neighbours(seq: Int64, size: Int64, count: int) -> list[tuple[int, int]]:
-    """Up to ``count`` pairs of clusters that follow each other in time, the smallest together first, none in two."""
-    order = np.argsort(seq, kind="stable")
-    together = size[order[:-1]] + size[order[1:]]
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for at in np.argsort(together, kind="stable"):
-        pair = (int(order[at]), int(order[at + 1]))
-        if len(pairs) < count and not used & set(pair):
-            pairs.append(pair)
-            used |= set(pair)
-    return pairs

@@ -17,7 +17,6 @@ STRUCTS = {
     "turn_keys_fp16": calls.TurnCall,
     "list_moves": calls.MovesCall,
     "move_rows_fp32": calls.MovesCall,
-    "top_k": calls.TopCall,
     "place_patches": calls.PoolCall,
     "pool_norms": calls.PoolCall,
     "find_patches": calls.SimilarityCall,

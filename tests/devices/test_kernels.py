@@ -124,16 +124,6 @@ def test_infinipot_selects_what_the_cpu_selects(make, n, windows):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_top_k_with_ties_and_what_is_no_number(make):
-    random, n = np.random.default_rng(5), 700
-    scores = random.choice([-np.inf, -1.5, -0.0, 0.0, 2.0, np.inf, np.nan], (3, n)).astype(np.float32)
-    seq = random.integers(-3, 300, (3, n))  # many of the same age, too
-    candidates = random.random((3, n)) < 0.8
-    of_cache = cache_of(make, held(random, 4, 4)).kernels
-    for k in (0, 1, 2, 99, 200, 240, 350, int(candidates.sum(1).min()) - 1, n):
-        np.testing.assert_array_equal(of_cache.top_k(scores, seq, candidates, k), reference.top_k(scores, seq, candidates, k))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "width"), [(1, 2), (64, 16), (65, 20), (200, 80)])
 def test_newer_similarity(make, n, width, dtype):

@@ -48,17 +48,14 @@ class World:
         self.known_limits = {}
         resident = eager or self.store.all_resident
         return [
-            [
-                Head(policy.table.slots, lambda layer=layer: self.limits(layer), policy.clustering, resident)
-                for _ in range(HEADS)
-            ]
+            [Head(policy.table.slots, lambda layer=layer: self.limits(layer), resident) for _ in range(HEADS)]
             for layer in range(LAYERS)
         ]
 
     def limits(self, layer):
         """Of the first rows of all heads, once they are there."""
         rows = self.early[layer]
-        if len(rows[0]) < EARLY_ROWS or self.policy.clustering in ("visual", "none"):
+        if len(rows[0]) < EARLY_ROWS:
             return None
         if layer not in self.known_limits:
             variance = np.mean([early_variance(of[:EARLY_ROWS]) for of in rows])

@@ -1,7 +1,6 @@
 """Mosaic as its paper has it, one token after another in float64: lists of members, nothing incremental but eqs. 3 and 4."""
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -117,8 +116,8 @@ def one_of(a, b):
 class Head:
     """One layer and KV head. limits: gives (tau_s, tau_l) or None; resident: whether every cluster is in host memory."""
 
-    def __init__(self, slots, limits, clustering, resident):
-        self.slots, self.limits, self.clustering, self.resident = slots, limits, clustering, resident
+    def __init__(self, slots, limits, resident):
+        self.slots, self.limits, self.resident = slots, limits, resident
         self.clusters, self.splits, self.deferred, self.merges = [], 0, 0, 0
 
     @property
@@ -126,8 +125,6 @@ class Head:
         return len(self.clusters) == self.slots
 
     def take(self, token, partition):
-        if self.clustering == "none":
-            return self.take_frame(token, partition)
         mine = [cluster for cluster in self.clusters if cluster.partition == partition]
         if not mine:
             if self.full:
@@ -156,15 +153,6 @@ class Head:
         cluster.newest = token
         cluster.members.sort(key=lambda one: one["seq"])
 
-    def take_frame(self, token, partition):
-        found = [cluster for cluster in self.clusters if cluster.newest["frame"] == token["frame"]]
-        if found:
-            found[0].mean, _, found[0].size = joined(found[0].mean, 0.0, found[0].size, token["bare"])
-            return self.keep(found[0], token)
-        if self.full:
-            self.merge()
-        return self.found(token, partition)
-
     def split(self, cluster, token=None):
         waiting = [other for other in self.clusters if other.parent is cluster]
         members = [*cluster.members, *(one for other in waiting for one in other.members), *([token] if token else [])]
@@ -188,12 +176,8 @@ class Head:
 
     def merge(self):
         """Free one slot in 16; of the pairs none is in two."""
-        if self.clustering == "none":
-            order = sorted(self.clusters, key=lambda one: one.newest["seq"])
-            pairs = sorted(pairwise(order), key=lambda pair: pair[0].size + pair[1].size)
-        else:
-            pairs = [(a, b) for i, a in enumerate(self.clusters) for b in self.clusters[i + 1 :] if a.partition == b.partition]
-            pairs.sort(key=lambda pair: -cosine(pair[0].mean, pair[1].mean))
+        pairs = [(a, b) for i, a in enumerate(self.clusters) for b in self.clusters[i + 1 :] if a.partition == b.partition]
+        pairs.sort(key=lambda pair: -cosine(pair[0].mean, pair[1].mean))
         used = []
         for a, b in pairs:
             if len(used) < 2 * max(1, self.slots // 16) and not any(one is a or one is b for one in used):
@@ -218,9 +202,6 @@ class Head:
     def relabel(self, into, gone):
         for cluster in self.clusters:
             cluster.partition = into if cluster.partition == gone else cluster.partition
-        same = [cluster for cluster in self.clusters if cluster.partition == into]
-        if self.clustering == "visual" and len(same) == 2:
-            self.join(*same)
 
     def select(self, queries, partitions, room):
         """Clusters, best first; those that waited are split on the way, and the choice is made again."""

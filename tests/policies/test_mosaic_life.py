@@ -172,7 +172,7 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     assert world.policy.working.held[1, 0] > 0
 
 
-@pytest.mark.parametrize("clustering", ["nested", "semantic", "none"])
+@pytest.mark.parametrize("clustering", ["nested", "semantic"])
 def test_a_policy_that_takes_up_the_state_chooses_the_same(clustering):
     world = World(f"clustering={clustering},partitions=2", resident=False)
     world.play(70)
@@ -200,7 +200,7 @@ class KeptStore(PlainStore):
         self._blocks, self._next = dict(self._other._blocks), int(state["next"])
 
 
-@pytest.mark.parametrize("clustering", ["nested", "visual", "semantic", "none"])
+@pytest.mark.parametrize("clustering", ["nested", "semantic"])
 def test_a_session_on_the_demo_answers_and_a_question_changes_no_row(clustering):
     random = np.random.default_rng(5)
     with Session.open("demo", policy=f"mosaic:clustering={clustering}", budget=256) as session:
