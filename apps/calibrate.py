@@ -23,7 +23,7 @@ from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file
-from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices, EncodeChoice
+from edgevlm.runtime.calibration import AppendTrial, Calibration, Choices, EncodeTrial
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.opening import AUTO, FALLBACK
@@ -248,16 +248,12 @@ def policy_lines(choices: Choices) -> Iterator[str]:
             yield json_line("skipped", {"budget": choice.budget, "policy": policy, "reason": why})
         chosen = {"policy": choice.chosen or FALLBACK, "clearly_better": choice.chosen is not None}
         yield json_line("choice", {"budget": choice.budget, "measure": choices.measure, **chosen})
-    if choices.append is not None:
-        fields = asdict(choices.append)
-        for trial in fields.pop("trials"):
-            yield json_line("append_trial", {"measure": choices.measure, **trial})
-        yield json_line("append_choice", {"measure": choices.measure, **fields})
-    if choices.encode is not None:
-        fields = asdict(choices.encode)
-        for trial in fields.pop("trials"):
-            yield json_line("encode_trial", {"measure": choices.measure, **trial})
-        yield json_line("encode_choice", {"measure": choices.measure, **fields})
+    for way, changed in (("append", choices.append), ("encode", choices.encode)):
+        if changed is not None:
+            fields = asdict(changed)
+            for trial in fields.pop("trials"):
+                yield json_line(f"{way}_trial", {"measure": choices.measure, **trial})
+            yield json_line(f"{way}_choice", {"measure": choices.measure, **fields})
 
 
 def policy_table(choices: Choices) -> Iterator[str]:
@@ -281,33 +277,27 @@ def policy_table(choices: Choices) -> Iterator[str]:
         else:
             more = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
         yield f"auto: {describe_choice(choices, choice, choice.budget)}{more}"
-    if choices.append is not None:
-        yield from append_table(choices.append, lost)
-    if choices.encode is not None:
-        yield from encode_table(choices.encode, lost)
+    if (append := choices.append) is not None:
+        yield f"\n--append changed under full KV, beside whole frames; {lost} lost [95 %]\ntau    appended  loss"
+        yield from (f"{of.tau:<6} {of.appended:8.3f}  {_loss(of)}" for of in append.trials)
+        if append.best is None:
+            yield f"append: all; no tau saves tokens and surely loses at most {append.bound}; more or longer clips may tell"
+        else:
+            refreshed = f"refresh={append.refresh} would append {append.refreshed:.3f}"
+            yield f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens; {refreshed}"
+    if (encode := choices.encode) is not None:
+        heads = f"{lost} lost [95 %]; cosine that 99 % of the features reach"
+        yield f"\n--encode changed under full KV, beside whole frames; {heads}"
+        width = max(len(of.setting) for of in encode.trials)
+        for of in encode.trials:
+            cosine = "" if of.low_cosine is None else f"  {of.low_cosine:.4f}"
+            yield f"{of.setting:<{width}}  {of.encoded:.3f}  {_loss(of)}{cosine}"
+        if encode.best is None:
+            bound = f"surely loses at most {encode.bound}"
+            yield f"encode: all; no setting saves patches and {bound}; more or longer clips may tell"
+        else:
+            yield f"encode: {encode.best.setting}, {encode.best.encoded:.3f} of the patches"
 
 
-def append_table(append: AppendChoice, lost: str) -> Iterator[str]:
-    yield f"\n--append changed under full KV, beside whole frames; {lost} lost [95 %]"
-    yield "tau    appended  loss"
-    for of in append.trials:
-        yield f"{of.tau:<6} {of.appended:8.3f}  {of.loss:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]"
-    if append.best is None:
-        yield f"append: all; no tau saves tokens and surely loses at most {append.bound}; more or longer clips may tell"
-        return
-    yield (
-        f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens; "
-        f"refresh={append.refresh} would append {append.refreshed:.3f}"
-    )
-
-
-def encode_table(encode: EncodeChoice, lost: str) -> Iterator[str]:
-    yield f"\n--encode changed under full KV, beside whole frames; {lost} lost [95 %]; cosine that 99 % of the features reach"
-    width = max(len(of.setting) for of in encode.trials)
-    for of in encode.trials:
-        cosine = "" if of.low_cosine is None else f"  {of.low_cosine:.4f}"
-        yield f"{of.setting:<{width}}  {of.encoded:.3f}  {of.loss:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]{cosine}"
-    if encode.best is None:
-        yield f"encode: all; no setting saves patches and surely loses at most {encode.bound}; more or longer clips may tell"
-        return
-    yield f"encode: {encode.best.setting}, {encode.best.encoded:.3f} of the patches"
+def _loss(of: AppendTrial | EncodeTrial) -> str:
+    return f"{of.loss:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]"

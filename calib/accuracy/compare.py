@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
-from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
+from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
 from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.progress import Report
 from edgevlm.runtime.files import JsonLines
@@ -85,7 +86,8 @@ def compare(
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
         todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
         progress("streams", len(tasks) - len(todo), len(tasks))
-        for number, record in enumerate(run_all(worker, todo, pool), 1):
+        records_done = pool.map(worker.perform, partial(make_worker, settings, worker.identity), todo)
+        for number, record in enumerate(records_done, 1):
             journal.add(record)
             progress("streams", len(tasks) - len(todo) + number, len(tasks))
         of = journal.records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -43,21 +43,17 @@ def encode_label(setting: EncodeChanged) -> str:
     return f"{FULL}@encode:{setting}"
 
 
-def select_append(measure: Measure, trials: Sequence[tuple[AppendTrial, Sequence[Values]]]) -> AppendChoice:
-    """Choose the trial that appends least within the bound. trials: each with its losses, cluster by cluster."""
-    best = _best(measure, trials, lambda trial: trial.appended)
-    return AppendChoice(None if best is None else best.tau, BOUND[measure], tuple(trial for trial, _ in trials), REFRESH)
+def best_trial(measure: Measure, trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
+    """The trial with the smallest ``taken`` (appended or encoded) of those that save enough and surely lose little.
 
-
-def select_encode(measure: Measure, trials: Sequence[tuple[EncodeTrial, Sequence[Values]]]) -> EncodeChoice:
-    """Choose the trial that encodes least within the bound."""
-    best = _best(measure, trials, lambda trial: trial.encoded)
-    return EncodeChoice(None if best is None else best.setting, BOUND[measure], tuple(trial for trial, _ in trials))
-
-
-def _best(measure: Measure, trials: Sequence[tuple[Trial, Sequence[Values]]], taken: Callable[[Trial], float]) -> Trial | None:
-    fit = [trial for trial, losses in trials if taken(trial) <= 1 - SAVING and surely_within(losses, BOUND[measure])]
-    return min(fit, key=taken, default=None)
+    losses: of each trial, cluster by cluster.
+    """
+    fit = [
+        (getattr(trial, taken), trial)
+        for trial, lost in zip(trials, losses, strict=True)
+        if getattr(trial, taken) <= 1 - SAVING and surely_within(lost, BOUND[measure])
+    ]
+    return min(fit, key=lambda pair: pair[0])[1] if fit else None
 
 
 def surely_within(losses: Sequence[Values], bound: float) -> bool:
@@ -86,7 +82,7 @@ def append_by_questions(
     (full, *right), (_, *records) = measured(*map(AppendChanged, TAUS))
     if not any(full):
         raise UserError("full KV answers too few of the demo world's questions about before")
-    choice = select_append("streamqa", _append_trials(records, [lost_answers(full, of_tau) for of_tau in right]))
+    choice = _append_choice("streamqa", records, [lost_answers(full, of_tau) for of_tau in right])
     if choice.tau is None:
         return choice
     _, (_, refreshed) = measured(AppendChanged(choice.tau, REFRESH))
@@ -95,7 +91,7 @@ def append_by_questions(
 
 def append_by_agreement(records: Sequence[Sequence[Record]]) -> AppendChoice:
     """Choose by the next tokens that are not full KV's. records: of each of TAUS, one a clip."""
-    choice = select_append("kl", _append_trials(records, list(map(lost_tokens, records))))
+    choice = _append_choice("kl", records, list(map(lost_tokens, records)))
     if choice.tau is None:
         return choice
     chosen = records[TAUS.index(choice.tau)]
@@ -109,32 +105,30 @@ def encode_by_questions(
     ways = (ALL, *map(str, SETTINGS))
     found = compare(settings, [], [], streams, out=journal, resume=True, model=model, progress=progress, encode=ways)
     full, *right = (correct_answers(found, run) for run in found.runs)
-    losses, records = [lost_answers(full, of) for of in right], [found.records[run] for run in found.runs[1:]]
-    return select_encode("streamqa", _encode_trials(records, losses))
+    return _encode_choice("streamqa", [found.records[run] for run in found.runs[1:]], [lost_answers(full, of) for of in right])
 
 
 def encode_by_agreement(records: Sequence[Sequence[Record]]) -> EncodeChoice:
     """Choose by the next tokens that are not full KV's. records: of each of SETTINGS, one a clip."""
-    return select_encode("kl", _encode_trials(records, list(map(lost_tokens, records))))
+    return _encode_choice("kl", records, list(map(lost_tokens, records)))
 
 
-def _append_trials(
-    records: Sequence[Sequence[Record]], losses: Sequence[Sequence[Values]]
-) -> list[tuple[AppendTrial, Sequence[Values]]]:
-    return [
-        (AppendTrial(tau, _mean_of("appended", of_tau), *_estimate(lost)), lost)
+def _append_choice(measure: Measure, records: Sequence[Sequence[Record]], losses: Sequence[Sequence[Values]]) -> AppendChoice:
+    trials = tuple(
+        AppendTrial(tau, _mean_of("appended", of_tau), *_estimate(lost))
         for tau, of_tau, lost in zip(TAUS, records, losses, strict=True)
-    ]
+    )
+    best = best_trial(measure, trials, losses, "appended")
+    return AppendChoice(best.tau if best else None, BOUND[measure], trials, REFRESH)
 
 
-def _encode_trials(
-    records: Sequence[Sequence[Record]], losses: Sequence[Sequence[Values]]
-) -> list[tuple[EncodeTrial, Sequence[Values]]]:
+def _encode_choice(measure: Measure, records: Sequence[Sequence[Record]], losses: Sequence[Sequence[Values]]) -> EncodeChoice:
     trials = []
     for setting, of_setting, lost in zip(SETTINGS, records, losses, strict=True):
         cosine = min((record["low_cosine"] for record in of_setting if "low_cosine" in record), default=None)
-        trials.append((EncodeTrial(str(setting), _mean_of("encoded", of_setting), *_estimate(lost), cosine), lost))
-    return trials
+        trials.append(EncodeTrial(str(setting), _mean_of("encoded", of_setting), *_estimate(lost), cosine))
+    best = best_trial(measure, trials, losses, "encoded")
+    return EncodeChoice(best.setting if best else None, BOUND[measure], tuple(trials))
 
 
 def _mean_of(name: str, records: Sequence[Record]) -> float:

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +22,6 @@ from edgevlm.calib.accuracy.cases import (
 )
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
-from edgevlm.calib.accuracy.pools import Pool
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import (
     FULL,
@@ -309,11 +307,6 @@ def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float
         return None, None
     there = held[:, :, evidence]
     return round(float(there.mean()), 4), round(float(there.any(2).mean()), 4)
-
-
-def run_all(worker: Worker, tasks: Iterable[CaseTask], pool: Pool) -> Iterator[Record]:
-    """Yield records as they are done, see :meth:`Pool.map`."""
-    yield from pool.map(worker.perform, partial(make_worker, worker.settings, worker.identity), tasks)
 
 
 def make_worker(settings: AccuracySettings, identity: str) -> Callable[[CaseTask], Record]:

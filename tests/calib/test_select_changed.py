@@ -11,7 +11,7 @@ from edgevlm.calib.accuracy.select_changed import (
     TAUS,
     append_by_agreement,
     appended_fraction,
-    select_append,
+    best_trial,
 )
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
@@ -42,7 +42,8 @@ def trial(tau, appended, lost, clusters=CLUSTERS):
     ],
 )
 def test_the_largest_saving_that_surely_loses_little(trials, chosen):
-    assert select_append("streamqa", trials).tau == chosen
+    best = best_trial("streamqa", *zip(*trials, strict=True), "appended")
+    assert (best and best.tau) == chosen
 
 
 def test_agreement_loses_the_tokens_that_differ():
