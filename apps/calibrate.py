@@ -289,9 +289,9 @@ def policy_table(choices: Choices) -> Iterator[str]:
         heads = f"{lost} lost [95 %]; cosine that 99 % of the features reach"
         yield f"\n--encode changed under full KV, beside whole frames; {heads}"
         width = max(len(of.setting) for of in encode.trials)
-        for of in encode.trials:
-            cosine = "" if of.low_cosine is None else f"  {of.low_cosine:.4f}"
-            yield f"{of.setting:<{width}}  {of.encoded:.3f}  {_loss(of)}{cosine}"
+        for trial in encode.trials:
+            cosine = "" if trial.low_cosine is None else f"  {trial.low_cosine:.4f}"
+            yield f"{trial.setting:<{width}}  {trial.encoded:.3f}  {_loss(trial)}{cosine}"
         if encode.best is None:
             bound = f"surely loses at most {encode.bound}"
             yield f"encode: all; no setting saves patches and {bound}; more or longer clips may tell"
