@@ -77,7 +77,7 @@ def show(
     The newest comes first. Exits with status 1 where none can be used.
     """
     from edgevlm.apps.credentials import state_key
-    from edgevlm.apps.run.snapshots import show_state
+    from edgevlm.apps.run.state import show_state
 
     lines, usable = show_state(folder, json, state_key(None if state_key_file is None else f"file:{state_key_file}"))
     typer.echo(lines)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgevlm.apps.run.loop import RunLoop
@@ -29,7 +28,6 @@ COMMANDS = {
 GENERAL = (
     "What is happening now?", "What has changed?", "What did you see first?", "How many people are there?", "Has anybody left?",
 )  # fmt: skip
-POLL_S = 0.2
 
 
 class Commands:
@@ -119,46 +117,32 @@ class Commands:
 def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None]:
     """Take each line that comes on ``descriptor`` as typed, from a thread of its own, while the block runs.
 
-    A live source is asked when the line comes; one that is played as fast as it can be is asked at its end.
+    A live source is asked when the line comes; a recording that is played as fast as possible is asked at its end.
     """
-    act, closing = Commands(run, say), threading.Event()
-
-    def lines() -> Iterator[str]:
-        rest = b""
-        while not closing.is_set():
-            if not select.select([descriptor], [], [], POLL_S)[0]:
-                continue
-            try:
-                block = os.read(descriptor, 4096)
-            except OSError:
-                block = b""
-            *lines, rest = (rest + block).split(b"\n")
-            yield from (line.decode(errors="replace").strip() for line in lines)
-            if not block:
-                yield rest.decode(errors="replace").strip()
-                return
+    act, over = Commands(run, say), threading.Event()
 
     def listen() -> None:
-        for line in filter(None, lines()):
-            command = line.startswith("/") and line.partition(" ")[0] != "/since"
-            if command or run.source.live:
-                if not command:
-                    run.started.wait()
-                act(line)
-            else:
-                run.plan.end.append(line)
-                run.plan.sample = None  # they replace the program's own
-        if os.isatty(descriptor) and not closing.is_set():  # ctrl-D
+        with suppress(OSError), open(os.dup(descriptor), errors="replace") as lines:
+            for line in filter(None, map(str.strip, lines)):
+                if over.is_set():
+                    return
+                command = line.startswith("/") and line.partition(" ")[0] != "/since"
+                if command or run.source.live:
+                    if not command:
+                        run.started.wait()
+                    act(line)
+                else:
+                    run.plan.end.append(line)
+                    run.plan.sample = None  # they replace the demo's own
+        if os.isatty(descriptor) and not over.is_set():  # ctrl-D
             run.shutdown.ask()
 
-    thread = threading.Thread(target=listen, name="edgevlm-stdin", daemon=True)
-    thread.start()
+    threading.Thread(target=listen, name="edgevlm-stdin", daemon=True).start()
     try:
         yield
     finally:
-        closing.set()
+        over.set()
         run.started.set()
-        thread.join(timeout=1)
 
 
 def stdin_lines(as_json: bool) -> int | None:
