@@ -1,4 +1,4 @@
-"""``edgevlm cameras``: the sources of this machine, each looked at, with the reason where one cannot be used."""
+"""``edgevlm cameras``: the cameras of this machine, each tried, with the reason where one cannot be used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 4  # modes in a line for a person
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """``camera``: what to give to --camera; ``problem``: why it would not do, None where it does."""
+    """``camera``: a value of --camera; ``problem``: why it cannot be used, None where it can."""
 
     camera: str
     kind: str
@@ -43,7 +43,7 @@ class CameraEntry:
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """Something that a kind of source needs, and why it is not there."""
+    """Something that a kind of source needs, and why it is missing."""
 
     name: str
     problem: str | None
@@ -57,14 +57,14 @@ class Ability:
 
 @dataclass(slots=True)
 class Found:
-    """All there is to list."""
+    """The cameras, the demo first, and the abilities."""
 
     cameras: list[CameraEntry] = field(default_factory=list)
     abilities: list[Ability] = field(default_factory=list)
 
 
 def look_around(root: Path = ROOT) -> Found:
-    """Ask every device and look through it, and see what GStreamer and the platform offer."""
+    """Query every device and take a picture with it; find what GStreamer and the platform offer."""
     probed = [probe(device, root, see=look_through) for device in devices(root)]
     sensors = [each for each in probed if each.described is not None and each.described.driver == CSI_DRIVER]
     cameras = [CameraEntry("demo", "demo", "the world that the embedded model was taught", None)]
@@ -79,7 +79,7 @@ def look_around(root: Path = ROOT) -> Found:
 
 
 def look_through(path: Path) -> str | None:
-    """Take one picture; why that failed, or None."""
+    """Take one picture; return why that failed, or None."""
     try:
         connection = UsbConnection(str(path), SourceOptions())
     except UserError as error:
@@ -93,7 +93,7 @@ def look_through(path: Path) -> str | None:
 
 
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
-    """The lines of the command."""
+    """Yield the lines of the command."""
     found = look_around(root)
     entries: list[CameraEntry | Ability] = [*found.cameras, *found.abilities]
     if as_json:
@@ -119,19 +119,17 @@ def _csi(number: int, probed: Probed) -> CameraEntry:
     return CameraEntry(f"csi://{number}", "csi", probed.device.name, problem, links=(str(probed.device.path),))
 
 
-def cameras(machine: Machine) -> Iterator[Outcome]:
-    """Every camera but the demo: whether it gives a picture, and why not."""
+def check_cameras(machine: Machine) -> list[Outcome]:
+    """Check every camera but the demo: whether it gives a picture, and why not."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
-        yield "warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again"
-        return
-    entries = [entry for entry in found.cameras if entry.kind != "demo"]
-    if not entries:
-        yield "ok", "no /dev/videoN found: the demo, files and URLs can be watched"
-    for entry in entries:
+        return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]
+    outcomes: list[Outcome] = []
+    for entry in found.cameras[1:]:
         status, _, fix = (entry.problem or "").partition("; ")
         text = f"{entry.camera} ({entry.name})"
         if entry.problem is None:
-            yield "ok", f"{text} gives pictures"
+            outcomes.append(("ok", f"{text} gives pictures"))
         else:
-            yield "warn", f"{text}: {status}", fix or "edgevlm cameras says more"
+            outcomes.append(("warn", f"{text}: {status}", fix or "edgevlm cameras says more"))
+    return outcomes or [("ok", "no /dev/videoN found: the demo, files and URLs can be watched")]

@@ -1,18 +1,15 @@
-"""A Jetson's module, releases, memory for cameras, power mode and clocks. Elsewhere these checks say nothing."""
+"""A Jetson's module, releases and power modes, by the files that describe them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from edgevlm.engines.devices import DeviceProfile, device_names, load_device
-from edgevlm.engines.devices.machine import Machine, Outcome
+from edgevlm.engines.devices.machine import Machine
 
 GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # of JetPack 6 and 7, and of 5
-CMA_KB = 64_000  # free, that a CSI camera's pipeline can be given
-SMALL_KB = 9_000_000  # of memory: swap is for building and loading on these
 
 
 def is_jetson(machine: Machine) -> bool:
@@ -53,31 +50,6 @@ def power_modes(machine: Machine) -> dict[int, str]:
     return {int(number): name for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)", text)}
 
 
-def device(machine: Machine) -> Iterator[Outcome]:
-    """Which Jetson it is."""
-    if not is_jetson(machine):
-        return
-    model, module, profile = machine.read("proc/device-tree/model"), module_of(machine), profile_of(machine)
-    text = f"{model or 'a Jetson of an unknown name'}, module {module or 'not found'}"
-    if profile is None:
-        yield "warn", f"{text}: no profile is of it", f"give --device one of {', '.join(device_names())}"
-    else:
-        yield "ok", f"{text}: --device {profile.name}"
-
-
-def jetpack(machine: Machine) -> Iterator[Outcome]:
-    """Whether its JetPack is one that there are versions for."""
-    if not is_jetson(machine):
-        return
-    version, release = l4t_of(machine), release_of(machine)
-    if version is None:
-        yield "warn", "/etc/nv_tegra_release: not found", "mount it into the container"
-    elif release is None:
-        yield "fail", f"Jetson Linux {version}", "flash JetPack 6.2 or newer, which has a newer Python"
-    else:
-        yield "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}"
-
-
 def toolkit_of(machine: Machine) -> str | None:
     """The version of CUDA's toolkit in /usr/local/cuda."""
     try:
@@ -85,96 +57,3 @@ def toolkit_of(machine: Machine) -> str | None:
     except (ValueError, AttributeError):
         return None
     return found if isinstance(found, str) else None
-
-
-def cuda(machine: Machine) -> Iterator[Outcome]:
-    """CUDA's toolkit, beside the release's."""
-    release = release_of(machine)
-    if release is None:
-        return
-    yield _beside(toolkit_of(machine), release["cuda"], "sudo apt install nvidia-jetpack, and /usr/local/cuda/bin in PATH")
-
-
-def tensorrt(machine: Machine) -> Iterator[Outcome]:
-    """TensorRT's runtime library, beside the release's."""
-    release = release_of(machine)
-    if release is None:
-        return
-    status = machine.read("var/lib/dpkg/status") or ""
-    found = re.search(r"^Package: libnvinfer10\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
-    yield _beside(found[1] if found else None, release["tensorrt"], "sudo apt install nvidia-jetpack")
-
-
-def _beside(found: str | None, wanted: str, fix: str) -> Outcome:
-    if found is None:
-        return "warn", f"not found; {wanted} belongs to this release", fix
-    if found.split(".")[:2] != wanted.split("."):
-        return "warn", f"{found}, and {wanted} belongs to this release", fix
-    return "ok", found
-
-
-def cma(machine: Machine) -> Iterator[Outcome]:
-    """Contiguous memory, which CSI cameras and the decoders are given."""
-    if not is_jetson(machine):
-        return
-    fields = machine.fields("proc/meminfo")
-    sizes = [fields.get(name, "").split(" ")[0] for name in ("CmaFree", "CmaTotal")]
-    if not all(size.isdigit() for size in sizes):
-        yield "warn", "/proc/meminfo says nothing of CMA: not found"
-        return
-    free, total = map(int, sizes)
-    text = f"{free / 1e3:.0f} of {total / 1e3:.0f} MB contiguous memory free"
-    if free < CMA_KB:
-        yield "warn", text, "add cma=256M to APPEND in /boot/extlinux/extlinux.conf and reboot"
-    else:
-        yield "ok", text
-
-
-def swap(machine: Machine) -> Iterator[Outcome]:
-    """Swap, on a Jetson of little memory."""
-    fields = machine.fields("proc/meminfo")
-    sizes = [fields.get(name, "").split(" ")[0] for name in ("MemTotal", "SwapTotal")]
-    if not is_jetson(machine) or not all(size.isdigit() for size in sizes):
-        return
-    total, swapped = map(int, sizes)
-    if total < SMALL_KB and not swapped:
-        fix = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
-        yield "warn", f"none beside {total / 1e6:.1f} GB of memory", fix
-    else:
-        yield "ok", f"{swapped / 1e6:.1f} GB"
-
-
-def power_mode(machine: Machine) -> Iterator[Outcome]:
-    """Whether the fastest power mode is set: MAXN_SUPER, else MAXN, else that of most watts."""
-    if not is_jetson(machine):
-        return
-    modes = power_modes(machine)
-    found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
-    if not modes or found is None:
-        yield "warn", "not found", "ask it: sudo nvpmodel -q"
-        return
-    now, best = int(found[1]), max(modes, key=lambda number: _rank(modes[number]))
-    text = f"{modes.get(now, 'of an unknown name')} (mode {now})"
-    if now == best or _rank(modes.get(now, "")) == _rank(modes[best]):
-        yield "ok", text
-    else:
-        yield "warn", f"{text}; {modes[best]} is faster", f"sudo nvpmodel -m {best}"
-
-
-def _rank(name: str) -> tuple[bool, bool, int]:
-    watts = re.search(r"(\d+)W", name)
-    return name == "MAXN_SUPER", name.startswith("MAXN"), int(watts[1]) if watts else 0
-
-
-def clocks(machine: Machine) -> Iterator[Outcome]:
-    """Whether the GPU's clock is held at its highest, so that the first frames are as fast as later ones."""
-    if not is_jetson(machine):
-        return
-    place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
-    low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
-    if low is None or high is None:
-        yield "warn", "the GPU's clock: not found"
-    elif low < high:
-        yield "warn", f"the GPU's clock goes from {low / 1e6:.0f} to {high / 1e6:.0f} MHz", "sudo jetson_clocks"
-    else:
-        yield "ok", f"the GPU's clock is held at {high / 1e6:.0f} MHz"

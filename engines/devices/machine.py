@@ -10,27 +10,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, TypeVar
 
-OK, WARN, FAIL = "ok", "warn", "fail"
 LIMIT_S = 10.0  # of one probe
 T = TypeVar("T")
 
 
 Status = Literal["ok", "warn", "fail"]
 Outcome = tuple[Status, str] | tuple[Status, str, str]  # of a check: its status, what was found, and how to fix it
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """status: ``ok``, ``warn`` (works, but worse than it could), ``fail`` (a run would fail). fix: how, if there is a way."""
-
-    check: str
-    status: Status
-    found: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        said = f"{self.status:<5}{self.check:<13}{self.found}"
-        return f"{said}\n{'':<18}-> {self.fix}" if self.fix else said
 
 
 def installed() -> dict[str, str]:

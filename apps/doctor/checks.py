@@ -1,0 +1,327 @@
+"""The checks of ``edgevlm doctor``: each looks at a machine and returns a status, what was found, and how to fix it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+
+from edgevlm.apps.bundles.cache import cache_folder
+from edgevlm.engines.devices import device_names
+from edgevlm.engines.devices.jetson import (
+    GPU_CLOCKS,
+    is_jetson,
+    l4t_of,
+    module_of,
+    power_modes,
+    profile_of,
+    release_of,
+    toolkit_of,
+)
+from edgevlm.engines.devices.machine import Machine, Outcome
+from edgevlm.packages import install
+from edgevlm.runtime.engine import DEFAULT_ENGINE
+
+OLDEST = (3, 10)
+OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
+KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
+LITTLE, SCARCE = 500_000, 2_000_000  # kB available
+FULL, NARROW = 0.2e9, 2e9  # bytes free
+ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
+NVIDIA = "0x10de"  # its PCI vendor
+NODES = ("dev/nvidia0", "dev/nvhost-ctrl-gpu", "dev/nvmap", "dev/nvgpu/igpu0/ctrl")
+ASK = "import onnxruntime; print(*onnxruntime.get_available_providers())"
+FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
+CUDNN = "9"  # its major version, of every onnxruntime-gpu from 1.19 on; 8 and 9 do not take each other's place
+FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
+CMA_KB = 64_000  # free, that a CSI camera's pipeline can be given
+SMALL_KB = 9_000_000  # of memory: swap is for building and loading on these
+JETPACK = "sudo apt install nvidia-jetpack"
+
+
+def has_gpu(machine: Machine) -> bool:
+    """Return whether an NVIDIA GPU can be seen."""
+    return is_jetson(machine) or machine.read("proc/driver/nvidia/version") is not None or _on_pci(machine)
+
+
+def _on_pci(machine: Machine) -> bool:
+    found = machine.path("sys/bus/pci/devices").glob("*/vendor")
+    return any(machine.read(str(vendor.relative_to(machine.root))) == NVIDIA for vendor in found)
+
+
+def python(machine: Machine) -> Outcome:
+    """Python, and on a Jetson whether the platform's wheels are for it."""
+    here, release = "{}.{}".format(*sys.version_info[:2]), release_of(machine)
+    if sys.version_info[:2] < OLDEST:
+        return "fail", f"Python {here}", f"install Python {OLDEST[0]}.{OLDEST[1]} or newer"
+    if release is not None and release["python"] != here:
+        wanted = f"JetPack {release['jetpack']}'s wheels are for {release['python']}"
+        return "warn", f"Python {here}, and {wanted}", f"make the venv with python{release['python']}"
+    return "ok", f"Python {here}"
+
+
+def extension(machine: Machine) -> Outcome:
+    """Whether the cache's extension can be loaded."""
+    try:
+        import edgevlm.runtime._native  # noqa: F401
+    except ImportError as error:
+        return "fail", f"cannot be loaded ({error})", "build it with this Python: pip install ."
+    return "ok", "the cache's extension loads"
+
+
+def onnxruntime(machine: Machine) -> Outcome:
+    """ONNX Runtime: one build of it. Two write into one folder, and the later one's libraries are what runs."""
+    found = {name: version for name, version in machine.packages().items() if name.split("-")[0] == "onnxruntime"}
+    if not found:
+        return "fail", "not found", f"{install('cpu')}, or on a Jetson the wheel of its JetPack"
+    text = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    if len(found) > 1:
+        fix = f"pip uninstall -y {' '.join(sorted(found))} && pip install onnxruntime-gpu"
+        return "fail", f"{text} are installed over each other: a GPU may silently not be used", fix
+    return "ok", text
+
+
+def opencv(machine: Machine) -> Outcome:
+    """OpenCV: one build of it, or the platform's own."""
+    found = {name: version for name, version in machine.packages().items() if name in OPENCV}
+    if not found:
+        return "warn", "no wheel found: cameras and videos need it", "pip install opencv-python-headless"
+    text = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    if len(found) > 1:
+        fix = f"pip uninstall -y {' '.join(sorted(found))} && pip install opencv-python-headless"
+        return "warn", f"{text} are installed over each other", fix
+    return "ok", text
+
+
+def cpu(machine: Machine) -> Outcome:
+    """What the cache's kernels can use of the processor."""
+    fields = machine.fields("proc/cpuinfo")
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    name = fields.get("model name") or fields.get("Model") or fields.get("CPU part") or "of an unknown name"
+    if not flags:
+        return "warn", "/proc/cpuinfo names no features: not found"
+    best = next((text for flag, text in KERNELS if flag in flags), None)
+    if best is None:
+        return "warn", f"{name} has neither AVX2 nor NEON: the cache's kernels are plain C++", "run it on a newer one"
+    return "ok", f"{name}, {best}"
+
+
+def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
+    """Read fields of /proc/meminfo; None where one is missing."""
+    fields = machine.fields("proc/meminfo")
+    sizes = [fields.get(name, "").split(" ")[0] for name in names]
+    return [int(size) for size in sizes] if all(size.isdigit() for size in sizes) else None
+
+
+def memory(machine: Machine) -> Outcome:
+    """Memory that a run could take."""
+    if (sizes := _kilobytes(machine, "MemTotal", "MemAvailable")) is None:
+        return "warn", "no figure in /proc/meminfo: not found"
+    total, free = sizes
+    text = f"{free / 1e6:.1f} of {total / 1e6:.1f} GB available"
+    if free < LITTLE:
+        return "fail", text, "end other programs, or the desktop: sudo systemctl isolate multi-user.target"
+    if free < SCARCE:
+        return "warn", text, "enough for the demo; edgevlm plan says what a model takes"
+    return "ok", text
+
+
+def disk(machine: Machine) -> Outcome:
+    """Room where bundles are kept, and whether they may be written there."""
+    folder = cache_folder().absolute()
+    place = machine.path(str(folder.relative_to(folder.anchor)))
+    there = next((parent for parent in (place, *place.parents) if parent.exists()), machine.root)
+    elsewhere = "name another folder in EDGEVLM_CACHE"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return "warn", f"{folder}: bundles cannot be written there", f"take ownership of it, or {elsewhere}"
+    free = shutil.disk_usage(there).free
+    text = f"{free / 1e9:.1f} GB free for bundles in {folder}"
+    if free < FULL:
+        return "fail", text, f"make room, or mount an NVMe disk and {elsewhere}"
+    if free < NARROW:
+        return "warn", text, f"a bundle takes up to 4 bytes a parameter of its model; make room, or {elsewhere}"
+    return "ok", text
+
+
+def device(machine: Machine) -> Outcome:
+    """Which Jetson it is."""
+    profile = profile_of(machine)
+    model = machine.read("proc/device-tree/model") or "a Jetson of an unknown name"
+    text = f"{model}, module {module_of(machine) or 'not found'}"
+    if profile is None:
+        return "warn", f"{text}: no profile is of it", f"give --device one of {', '.join(device_names())}"
+    return "ok", f"{text}: --device {profile.name}"
+
+
+def jetpack(machine: Machine) -> Outcome:
+    """Whether there are versions for its JetPack."""
+    version, release = l4t_of(machine), release_of(machine)
+    if version is None:
+        return "warn", "/etc/nv_tegra_release: not found", "mount it into the container"
+    if release is None:
+        return "fail", f"Jetson Linux {version}", "flash JetPack 6.2 or newer, which has a newer Python"
+    return "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}"
+
+
+def cuda(machine: Machine) -> Outcome | None:
+    """CUDA's toolkit, compared with its Jetson Linux release's."""
+    return _compared(machine, "cuda", toolkit_of(machine), f"{JETPACK}, and /usr/local/cuda/bin in PATH")
+
+
+def tensorrt(machine: Machine) -> Outcome | None:
+    """TensorRT's runtime library, compared with its Jetson Linux release's."""
+    return _compared(machine, "tensorrt", _debs(machine, "libnvinfer10").get("libnvinfer10"), JETPACK)
+
+
+def _compared(machine: Machine, name: str, found: str | None, fix: str) -> Outcome | None:
+    if (release := release_of(machine)) is None:
+        return None
+    wanted = release[name]
+    if found is None:
+        return "warn", f"not found; {wanted} belongs to this release", fix
+    if found.split(".")[:2] != wanted.split("."):
+        return "warn", f"{found}, and {wanted} belongs to this release", fix
+    return "ok", found
+
+
+def cma(machine: Machine) -> Outcome:
+    """Contiguous memory, for CSI cameras and the decoders."""
+    if (sizes := _kilobytes(machine, "CmaFree", "CmaTotal")) is None:
+        return "warn", "no CMA in /proc/meminfo: not found"
+    text = f"{sizes[0] / 1e3:.0f} of {sizes[1] / 1e3:.0f} MB contiguous memory free"
+    if sizes[0] < CMA_KB:
+        return "warn", text, "add cma=256M to APPEND in /boot/extlinux/extlinux.conf and reboot"
+    return "ok", text
+
+
+def swap(machine: Machine) -> Outcome | None:
+    """Swap, on a Jetson of little memory."""
+    if (sizes := _kilobytes(machine, "MemTotal", "SwapTotal")) is None:
+        return None
+    if sizes[0] < SMALL_KB and not sizes[1]:
+        fix = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
+        return "warn", f"none beside {sizes[0] / 1e6:.1f} GB of memory", fix
+    return "ok", f"{sizes[1] / 1e6:.1f} GB"
+
+
+def power_mode(machine: Machine) -> Outcome:
+    """Whether the fastest power mode is set: MAXN_SUPER, else MAXN, else that of most watts."""
+    modes = power_modes(machine)
+    found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
+    if not modes or found is None:
+        return "warn", "not found", "ask it: sudo nvpmodel -q"
+    now, best = int(found[1]), max(modes, key=lambda number: _rank(modes[number]))
+    text = f"{modes.get(now, 'of an unknown name')} (mode {now})"
+    if _rank(modes.get(now, "")) < _rank(modes[best]):
+        return "warn", f"{text}; {modes[best]} is faster", f"sudo nvpmodel -m {best}"
+    return "ok", text
+
+
+def _rank(name: str) -> tuple[bool, bool, int]:
+    watts = re.search(r"(\d+)W", name)
+    return name == "MAXN_SUPER", name.startswith("MAXN"), int(watts[1]) if watts else 0
+
+
+def clocks(machine: Machine) -> Outcome:
+    """Whether the GPU's clock is held at its highest, so that the first frames are as fast as later ones."""
+    place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
+    low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
+    if low is None or high is None:
+        return "warn", "the GPU's clock: not found"
+    if low < high:
+        return "warn", f"the GPU's clock goes from {low / 1e6:.0f} to {high / 1e6:.0f} MHz", "sudo jetson_clocks"
+    return "ok", f"the GPU's clock is held at {high / 1e6:.0f} MHz"
+
+
+def gpu(machine: Machine) -> Outcome:
+    """The GPU and its driver."""
+    version = machine.read("proc/driver/nvidia/version")
+    nodes = [f"/{node}" for node in NODES if machine.path(node).exists()]
+    if version is not None:
+        number = re.search(r"Kernel Module[^\d]*([\d.]+)", version)
+        return "ok", f"NVIDIA's driver {number[1] if number else 'of an unknown version'}"
+    if is_jetson(machine) and nodes:
+        return "ok", f"the Jetson's own ({', '.join(nodes)})"
+    if is_jetson(machine):
+        fix = "a container needs --runtime nvidia; else reinstall nvidia-l4t-core"
+        return "warn", "the Jetson's GPU has no node under /dev: not found", fix
+    if _on_pci(machine):
+        return "warn", "an NVIDIA GPU without a driver", "install NVIDIA's driver, or go on with the CPU"
+    return "ok", "no NVIDIA GPU found: models run on the CPU"
+
+
+def in_use(machine: Machine) -> Outcome:
+    """Whether ONNX Runtime here could use the GPU, asked in a process of its own."""
+    if (text := machine.run([sys.executable, "-c", ASK])) is None:
+        return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
+    providers = ", ".join(name for name in text.split() if name in FASTER)
+    if not providers:
+        fix = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu (on a Jetson its JetPack's wheel)"
+        return "warn", f"no: ONNX Runtime has only {text.strip() or 'nothing'}", fix
+    return "ok", f"ONNX Runtime was built with {providers}: run --engine onnxruntime-cuda tells whether they start"
+
+
+def permissions(machine: Machine) -> Outcome | None:
+    """Whether this user may open the GPU's nodes; that stops a run only where its engine needs them."""
+    found = [machine.path(node) for node in NODES if machine.path(node).exists()]
+    closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        text, fix = f"/{', /'.join(closed)} may not be opened", "sudo usermod -aG video,render $USER, and log in again"
+        return ("warn" if DEFAULT_ENGINE in ON_CPU else "fail"), text, fix
+    return ("ok", f"{len(found)} device nodes may be opened") if found else None
+
+
+def cudnn(machine: Machine) -> Outcome:
+    """cuDNN, which ONNX Runtime loads on a GPU: of the system's packages, of a wheel, or a library where loaders look."""
+    found = _debs(machine, r"libcudnn\d+(?:-cuda-\d+)?") | _wheels(machine, r"nvidia-cudnn(?:-cu\d+)?")
+    for folder in FOLDERS:
+        names = (path.name.removeprefix("libcudnn.so.") for path in machine.path(folder).glob("libcudnn.so.*"))
+        if versions := [name for name in names if re.fullmatch(r"\d+(\.\d+)*", name)]:
+            found[f"/{folder}"] = max(versions, key=len)
+    fix = "install NVIDIA's cudnn9-cuda-12, or cudnn9-cuda-13 for an ONNX Runtime of CUDA 13"
+    fix = JETPACK if is_jetson(machine) else fix
+    if not found:
+        return "warn", "not found: ONNX Runtime falls back to the CPU without it", fix
+    if not any(version.split(".")[0] == CUDNN for version in found.values()):
+        return "warn", f"{_listed(found)}, and ONNX Runtime loads cuDNN {CUDNN}", fix
+    return "ok", _listed(found)
+
+
+def cuda_runtime(machine: Machine) -> Outcome | None:
+    """CUDA's runtime libraries on a GPU that is no Jetson's, whose CUDA has a check of its own."""
+    if is_jetson(machine):
+        return None
+    found = _debs(machine, r"cuda-cudart-\d+-\d+") | _wheels(machine, r"nvidia-cuda-runtime(?:-cu\d+)?")
+    if toolkit := toolkit_of(machine):
+        found["/usr/local/cuda"] = toolkit
+    return ("ok", _listed(found)) if found else ("warn", "CUDA's libraries: not found", "install NVIDIA's cuda-toolkit")
+
+
+def wheels(machine: Machine) -> Outcome:
+    """The packages that engines on a GPU, and the meter of its power, import."""
+    packages = machine.packages()
+    wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
+    if missing := [name for name in wanted if name not in packages]:
+        fix = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else install("cuda")
+        return "warn", f"not found: {', '.join(missing)}", fix
+    return "ok", ", ".join(f"{name} {packages[name]}" for name in wanted)
+
+
+def _listed(found: dict[str, str]) -> str:
+    return ", ".join(f"{version} ({where})" for where, version in sorted(found.items()))
+
+
+def _debs(machine: Machine, name: str) -> dict[str, str]:
+    """Return dpkg's installed packages whose whole name matches, and their versions."""
+    found = {}
+    for about in (machine.read("var/lib/dpkg/status") or "").split("\n\n"):
+        package = re.search(rf"^Package: ({name})$", about, re.MULTILINE)
+        version = re.search(r"^Version: (?:\d+:)?([\d.]+)", about, re.MULTILINE)
+        if package and version and re.search(r"^Status: .* installed$", about, re.MULTILINE):
+            found[package[1]] = version[1]
+    return found
+
+
+def _wheels(machine: Machine, name: str) -> dict[str, str]:
+    return {package: version for package, version in machine.packages().items() if re.fullmatch(name, package)}
