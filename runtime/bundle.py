@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import BundleError, UserError, first_problem
 from edgevlm.progress import Notify
-from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads, JsonFile
 from edgevlm.runtime.files import look, open_file
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
@@ -45,6 +45,7 @@ _BLOCK = 1 << 22
 _LARGEST = 1 << 25  # bytes of a manifest
 
 Verify = Literal["full", "size", "manifest"]
+Measured = TypeVar("Measured", bound=JsonFile)
 
 # ranges of a manifest: past them lies no model, and memory for it is not asked for
 Count = Annotated[int, Ge(1), Le(1024)]
@@ -326,37 +327,35 @@ class Bundle:
 
     def calibration(self) -> Calibration | None:
         """What ``edgevlm calibrate`` measured of this model, None before that. Raises BundleError if it cannot be used."""
-        if CALIBRATION not in self.files:
-            return None
-        path = self.file(CALIBRATION)
-        try:
-            measured = Calibration.from_json(path.read_bytes())
-            if len(measured.cv) != self.decoder.layers:
-                raise ValueError(f"is of {len(measured.cv)} layers and the model has {self.decoder.layers}")
-        except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
+        measured = self._measured(CALIBRATION, Calibration)
+        if measured is not None and len(measured.cv) != self.decoder.layers:
+            raise self._measure_again(CALIBRATION, f"is of {len(measured.cv)} layers, the model has {self.decoder.layers}")
         return measured
 
     def choices(self) -> Choices | None:
-        """What ``edgevlm calibrate`` found of the policies on this model, None before that. Raises BundleError likewise."""
-        if CHOICES not in self.files:
-            return None
-        path = self.file(CHOICES)
-        try:
-            return Choices.from_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: {error}; compare again (edgevlm calibrate {self.path})") from None
+        """The policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError likewise."""
+        return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
         """Where evidence of an answer is found: as calibrated, else a usual place. Raises BundleError likewise."""
-        spec = self.decoder
-        if EVIDENCE not in self.files:
-            return EvidenceHeads.uncalibrated(spec.layers, spec.heads)
-        path = self.file(EVIDENCE)
+        layers, heads = self.decoder.layers, self.decoder.heads
+        found = self._measured(EVIDENCE, EvidenceHeads) or EvidenceHeads.uncalibrated(layers, heads)
         try:
-            return EvidenceHeads.from_json(path.read_bytes(), spec.layers, spec.heads)
+            found.check(layers, heads)
+        except ValueError as error:
+            raise self._measure_again(EVIDENCE, error) from None
+        return found
+
+    def _measured(self, name: str, kind: type[Measured]) -> Measured | None:
+        if name not in self.files:
+            return None
+        try:
+            return kind.from_json(self.file(name).read_bytes())
         except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
+            raise self._measure_again(name, error) from None
+
+    def _measure_again(self, name: str, why: object) -> BundleError:
+        return BundleError(f"{self.file(name)}: {why}; measure it again (edgevlm calibrate {self.path})")
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
@@ -408,7 +407,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         with open_file(path) as stream:
             raw = stream.read(_LARGEST + 1)
     except FileNotFoundError:
-        raise _bad(path, "is missing, so this is not a bundle") from None
+        raise BundleError(f"{folder} is neither a bundle nor a checkpoint folder") from None
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror})") from None
     if len(raw) > _LARGEST:

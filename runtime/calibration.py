@@ -7,46 +7,63 @@ import math
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Le
 
 from edgevlm.errors import first_problem
 
-FORMAT = 1
-CALIBRATION = "calibration.json"
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CALIBRATION, CHOICES, EVIDENCE = "calibration.json", "choices.json", "evidence.json"
 
 LayerClass = Literal["shallow", "middle", "deep"]
+Measure = Literal["streamqa", "kl"]
+"""streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
 Number = Annotated[float, Ge(-1e12), Le(1e12)]  # finite
 Count = Annotated[int, Ge(0), Le(1 << 53)]
 
 
 @cache
 def _schema(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # a fifth of a second, for commands that load nothing
+    from pydantic import TypeAdapter  # slow to import, for commands that load nothing
 
     return TypeAdapter(kind)
 
 
-def _from_json(kind: Any, raw: bytes, newest: int, what: str) -> Any:
-    """What ``to_json`` wrote, of a format up to ``newest``. Raises ValueError, one line, for anything else."""
-    from pydantic import ValidationError
-    from pydantic_core import from_json
+class JsonFile:
+    """A dataclass that is a file of a bundle. ``_file``: its newest format, and what it describes."""
 
-    try:
-        version = from_json(raw)["format"]
-        if type(version) is not int or not 1 <= version <= newest:
-            known = f"formats 1 to {newest}" if newest > 1 else "format 1"
-            raise ValueError(f"is of format {version!r:.40} and this edgevlm reads {known}")
-        return _schema(kind).validate_json(raw, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"does not describe {what} ({first_problem(error)})") from None
-    except (KeyError, TypeError):
-        raise ValueError(f"does not describe {what}") from None
+    _file: ClassVar[tuple[int, str]]
+
+    def to_json(self) -> bytes:
+        """The bytes of the file."""
+        fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return (json.dumps({"format": self._file[0], **fields}, indent=1, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """Read it again, in this or an earlier format. Raises ValueError, one line."""
+        from pydantic import ValidationError
+        from pydantic_core import from_json
+
+        newest, what = cls._file
+        try:
+            version = from_json(raw)["format"]
+            if type(version) is not int or not 1 <= version <= newest:
+                known = f"formats 1 to {newest}" if newest > 1 else "format 1"
+                raise ValueError(f"is of format {version!r:.40} and this edgevlm reads {known}")
+            read: Self = _schema(cls).validate_json(raw, strict=True)  # type: ignore[arg-type]
+            return read
+        except ValidationError as error:
+            raise ValueError(f"does not describe {what} ({first_problem(error)})") from None
+        except (KeyError, TypeError):
+            raise ValueError(f"does not describe {what}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(JsonFile):
     """One model's measurements; all lists have one entry a layer unless they say otherwise.
 
     clips, frames: what was watched, and how many frames of each. cv: coefficient of variation of value norms over vision
@@ -57,6 +74,8 @@ class Calibration:
     0, 1, ... Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the
     best one.
     """
+
+    _file = (1, "a calibration")
 
     edgevlm: str
     date: str  # ISO 8601, UTC
@@ -87,16 +106,6 @@ class Calibration:
         if self.clie not in range(len(self.agreement)):
             raise ValueError("a clie that is no candidate")
 
-    def to_json(self) -> bytes:
-        """The bytes of ``calibration.json``."""
-        return (json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=True, allow_nan=False) + "\n").encode()
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Calibration:
-        """Read it again. Raises ValueError, which says what is wrong with it."""
-        read: Calibration = _from_json(cls, raw, FORMAT, "a calibration")
-        return read
-
     @property
     def described(self) -> str:
         """When and on what it was measured, for one line."""
@@ -104,20 +113,13 @@ class Calibration:
         return f"{self.date[:10]} on {clips}, {sum(self.frames)} frames"
 
 
-CHOICES_FORMAT = 2
-CHOICES = "choices.json"
-
-Measure = Literal["streamqa", "kl"]
-"""streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One policy at one budget.
 
     tokens: the |M| at which cache and policy take no more bytes than a sliding window of the budget. value, ci_low, ci_high: by
-    the measure, with its 95 % interval; top1: fraction of the next tokens that are full KV's (``kl`` alone). compress_ms: what
-    the compressions of a stream took, on average. bytes: the most that cache and policy took together.
+    the measure, with its 95 % interval; top1: fraction of the next tokens that are full KV's (only ``kl``). compress_ms: mean
+    time that a stream's compressions took. bytes: the most that cache and policy took together.
     """
 
     policy: str
@@ -152,7 +154,7 @@ class Choice:
 class AppendTrial:
     """A tau under full KV, beside whole frames. appended: fraction of the tokens.
 
-    loss, ci_low, ci_high: by streamqa of accuracy, paired; by kl the fraction of next tokens that are not the same.
+    loss, ci_low, ci_high: paired loss of accuracy (streamqa), or the fraction of next tokens that differ (kl).
     """
 
     tau: Number
@@ -166,7 +168,7 @@ class AppendTrial:
 class AppendChoice:
     """What ``--append auto`` does. tau: None for whole frames, where no trial's loss surely stays within ``bound``.
 
-    refreshed: what would be appended at tau if each patch were again after ``refresh`` frames.
+    refreshed: the fraction appended at tau if each patch were appended again after ``refresh`` frames.
     """
 
     tau: Number | None
@@ -185,7 +187,7 @@ class AppendChoice:
 class EncodeTrial:
     """A ``setting`` of ``--encode`` under full KV, beside whole frames. encoded: fraction of the patches.
 
-    loss, ci_low, ci_high: as an AppendTrial's. low_cosine: of a hundred features one is farther from the whole tower's; None
+    loss, ci_low, ci_high: as an AppendTrial's. low_cosine: the first percentile of features' cosines to the whole tower's; None
     by streamqa.
     """
 
@@ -212,12 +214,14 @@ class EncodeChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(JsonFile):
     """A choice a budget, budgets rising.
 
     watched: the clips, or the worlds' seed. frames: of the longest stream. known: the bounded policies there were, measured or
-    not, so that newer ones can be told.
+    not, so that newer ones can be found.
     """
+
+    _file = (2, "choices")
 
     edgevlm: str
     date: str  # ISO 8601, UTC
@@ -241,40 +245,26 @@ class Choices:
         if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
             raise ValueError("budgets of policies that do not rise")
         for choice in self.budgets:
-            if choice.chosen is not None and choice.chosen not in [candidate.policy for candidate in choice.candidates]:
+            if choice.chosen is not None and choice.best is None:
                 raise ValueError(f"a policy {choice.chosen!r} chosen that was not measured")
             numbers = [x for c in choice.candidates for x in (c.value, c.ci_low, c.ci_high, c.compress_ms, c.bytes)]
             if not all(math.isfinite(x) for x in numbers):
                 raise ValueError("a value that is not a number")
-
-    def to_json(self) -> bytes:
-        """The bytes of ``choices.json``."""
-        return (
-            json.dumps({"format": CHOICES_FORMAT, **asdict(self)}, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
-        ).encode()
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Choices:
-        """Read it again. Raises ValueError, which says what is wrong with it."""
-        read: Choices = _from_json(cls, raw, CHOICES_FORMAT, "choices")
-        return read
 
     def nearest(self, budget: int) -> Choice:
         """The choice at the measured budget nearest to ``budget`` by ratio, the smaller of two as near."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
 
 
-EVIDENCE_FORMAT = 1
-EVIDENCE = "evidence.json"
-
-
 @dataclass(frozen=True, slots=True)
-class EvidenceHeads:
+class EvidenceHeads(JsonFile):
     """Where to look: ``heads`` of ``layer``.
 
     weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 where what answers
-    the question is held. Empty: nobody has calibrated it.
+    the question is held. Empty without a calibration.
     """
+
+    _file = (1, "where evidence is found")
 
     layer: Count
     heads: tuple[Count, ...]
@@ -286,17 +276,9 @@ class EvidenceHeads:
         """All heads of the layer at two thirds of the depth."""
         return cls(2 * layers // 3, tuple(range(heads)))
 
-    def to_json(self) -> bytes:
-        """The bytes of ``evidence.json``."""
-        return (json.dumps({"format": EVIDENCE_FORMAT, **asdict(self)}, allow_nan=False) + "\n").encode()
-
-    @classmethod
-    def from_json(cls, raw: bytes, layers: int, heads: int) -> EvidenceHeads:
-        """Read it again, for a model of so many layers and query heads. Raises ValueError, which says what is wrong."""
-        read: EvidenceHeads = _from_json(cls, raw, EVIDENCE_FORMAT, "where evidence is found")
-        known = all(head < heads for head in read.heads)
-        if not (read.layer < layers and read.heads and known):
+    def check(self, layers: int, heads: int) -> None:
+        """Raise ValueError where they are not those of a model with ``layers`` layers of ``heads`` query heads."""
+        if not (self.layer < layers and self.heads and max(self.heads) < heads):
             raise ValueError(f"names a layer or heads that the model's {layers} layers of {heads} heads do not have")
-        if len(read.weights) not in (0, 3 * len(read.heads) + 3):
+        if len(self.weights) not in (0, 3 * len(self.heads) + 3):
             raise ValueError("has weights that are not three numbers a head, and three")
-        return read

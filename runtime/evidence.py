@@ -1,7 +1,7 @@
 """Which frames an answer was read from, by the attention of the question's last row in one layer.
 
 Its query is a probe, as policies have them, so every engine can give it. On the demo model two heads of the last layer look
-straight at the object asked about (docs/internals/evidence.md); for other models nobody knows the right heads yet.
+straight at the object asked about (docs/internals/evidence.md); for other models the right heads are unknown yet.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Moment:
 class Evidence:
     """What an answer was read from. moments: best first.
 
-    held: False where what would answer the question is no longer in memory, by a rule that was calibrated; None without one,
-    and where the question is about a window of time.
+    held: False where what would answer the question is no longer in memory, by a calibrated rule; None without one, and where
+    the question is about a window of time.
     """
 
     moments: tuple[Moment, ...]
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """What a KV head of a layer holds of frames: copies, but for float32 keys, which are looked at before a row moves."""
+    """What a KV head of a layer holds of frames: copies, except float32 keys, which are used before a row moves."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -83,7 +83,7 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 
 
 class QuestionAttention:
-    """Where a row of a question looked, kept as it was then; :meth:`evidence` makes something of it when somebody asks.
+    """Where a row of a question looked, kept as it was then; :meth:`evidence` evaluates it on demand.
 
     groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
     frames that share one grid. logits: ``[vocabulary]``, of the token that follows the row. lossless: nothing has left
@@ -125,15 +125,15 @@ class QuestionAttention:
         """The same of each head by itself."""
         for score, length, known in self._groups:
             for head in range(len(score)):
-                alone = copy.copy(self)
-                alone._groups = [(score[[head]], length[[head]], known)]
-                yield alone
+                one = copy.copy(self)
+                one._groups = [(score[[head]], length[[head]], known)]
+                yield one
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
         """Tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
 
         The weight is the softmax of the queries over the frames' rows, averaged over heads: the attention that the decoder's
-        layer computes, over these rows alone. Rows with less than a thousandth of the best one's are left out.
+        layer computes, over only these rows. Rows with less than a thousandth of the best one's are left out.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self._groups:
@@ -176,7 +176,7 @@ class QuestionAttention:
 
 
 def _medians(score: Float32) -> Float32:
-    """Of each row: as ``np.median``, which takes several times as long."""
+    """``np.median`` of each row, which takes several times as long."""
     low, high = (score.shape[1] - 1) // 2, score.shape[1] // 2
     middle = np.partition(score, (low, high), axis=1)
     return (middle[:, low] + middle[:, high]) * np.float32(0.5)
@@ -199,21 +199,20 @@ def _box(patches: list[int], grid: tuple[int, int]) -> tuple[float, float, float
 
 
 class FrameTimes:
-    """When frames were seen, in seconds, by at most ``KNOTS`` of them; what lies between two is interpolated.
+    """When frames were seen, in seconds, by at most ``KNOTS`` of them, interpolated between two.
 
-    When there are too many, those go that their neighbours tell within ``CLOSE_S``; where none is, every second of the older.
+    When there are too many, those go that their neighbours predict within ``CLOSE_S``; failing that, every second older one.
     """
 
     def __init__(self) -> None:
-        self._frame, self._seconds = np.zeros(KNOTS, np.int64), np.zeros(KNOTS)
-        self._count = 0
+        self._frame, self._seconds, self._count = np.zeros(KNOTS, np.int64), np.zeros(KNOTS), 0
 
     def state(self) -> State:
         """For a snapshot: views."""
         return {"frame": self._frame[: self._count], "seconds": self._seconds[: self._count]}
 
     def restore(self, state: State) -> None:
-        """Go on from what :meth:`state` was."""
+        """Restore what :meth:`state` returned. Raises ValueError."""
         frame, seconds = state["frame"], state["seconds"]
         if frame.dtype != np.int64 or seconds.dtype != np.float64 or frame.shape != seconds.shape or len(frame) > KNOTS:
             raise ValueError(f"times of frames are {frame.dtype} {list(frame.shape)} and {seconds.dtype} {list(seconds.shape)}")
@@ -221,7 +220,7 @@ class FrameTimes:
         self._frame[: self._count], self._seconds[: self._count] = frame, seconds
 
     def copy(self) -> FrameTimes:
-        """These times, which what is added later does not change."""
+        """These times, unaffected by later additions."""
         times, count = FrameTimes.__new__(FrameTimes), self._count
         times._frame, times._seconds, times._count = self._frame[:count].copy(), self._seconds[:count].copy(), count
         return times
@@ -246,7 +245,7 @@ class FrameTimes:
         return float(np.interp(frame, self._frame[: self._count], self._seconds[: self._count]))
 
     def first_from(self, seconds: float) -> int:
-        """The first frame that was seen at ``seconds`` or later; the one behind the newest where none was."""
+        """The first frame that was seen at ``seconds`` or later; the one after the newest where none was."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thin(self) -> None:
@@ -256,10 +255,6 @@ class FrameTimes:
             (frame[middle] - frame[middle - 1]) / (frame[middle + 1] - frame[middle - 1])
         )
         gone = middle[np.abs(between - seconds[middle]) <= CLOSE_S]
-        if not len(gone):
-            gone = middle[: len(middle) // 2]
-        keep = np.ones(self._count, bool)
-        keep[gone] = False
-        count = int(keep.sum())
-        self._frame[:count], self._seconds[:count] = frame[keep], seconds[keep]
-        self._count = count
+        kept = np.delete(np.arange(self._count), gone if len(gone) else middle[: len(middle) // 2])
+        self._count = len(kept)
+        self._frame[: self._count], self._seconds[: self._count] = frame[kept], seconds[kept]

@@ -133,7 +133,7 @@ def test_choices_that_cannot_be_are_one_line(copy, made_up, spoil, says):
     manifest = json.loads((copy / MANIFEST).read_bytes())
     manifest["files"][FILE] = asdict(hash_file(copy / FILE))
     (copy / MANIFEST).write_bytes(seal_manifest(manifest))
-    with pytest.raises(BundleError, match=r"compare again \(edgevlm calibrate") as refused:
+    with pytest.raises(BundleError, match=r"measure it again \(edgevlm calibrate") as refused:
         Session.open(Model.load(copy, threads=1), policy="auto", budget=64)
     assert "\n" not in str(refused.value)
 

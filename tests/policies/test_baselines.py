@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from policies import reference_baselines as reference
 from policies.filled import HEADS, PREFIX, STORAGE, Filled, play
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.baselines import mix, priority, thin
+from edgevlm.runtime.policies.baselines import priority, thin
 
 GRIDS = [(1, 1), (2, 2), (3, 2), (1, 5)]
 
@@ -40,15 +39,6 @@ def test_streaming_llm(sinks, data):
         pieces,
         lambda layer, target: [reference.streaming_llm(head, target, sinks) for head in filled.heads(layer)],
     )
-
-
-def test_streaming_llm_holds_the_first_tokens_of_the_stream_for_ever():
-    policy = create_policy("streaming-llm")
-    policy.attach(30, StreamShape(1, 6, PREFIX))
-    filled = Filled(1, 30, (3, 2), np.random.default_rng(0))
-    play(filled, policy, [1] * 40, lambda layer, target: [reference.streaming_llm(h, target) for h in filled.heads(layer)])
-    held = sorted(filled.cache.seq(0)[0].tolist())[PREFIX:]
-    assert held == [*range(PREFIX, PREFIX + 4), *range(filled.seq - 26, filled.seq)]
 
 
 def held_in_all(cache):
@@ -172,41 +162,6 @@ def test_random_holds_every_token_with_the_same_probability():
     assert 27.2 < chi_square < 107.3, "within the central 99.98 % of 59 degrees of freedom"
     pairs = (held[:, 1:] & held[:, :-1]).mean()
     assert abs(pairs - chance * (target - 1) / (seen - 1)) < 5 * np.sqrt(0.1 / (seeds * (seen - 1)))
-
-
-def test_random_draws_own_tokens_for_each_layer_and_head_or_the_same_for_all():
-    for heads, different in (("alike", 1), ("own", 2 * HEADS)):
-        policy = create_policy(f"random:heads={heads}")
-        policy.attach(40, StreamShape(2, 4, PREFIX))
-        filled = Filled(2, 40, (2, 2), np.random.default_rng(0))
-        for _ in range(10):
-            filled.frame()
-        keep = policy.before_append(filled.cache, 4, None).keep
-        assert len({mask[head].tobytes() for mask in keep for head in range(HEADS)}) == different
-
-
-def test_splitmix64():
-    """Known outputs of the generator started at 0: mix of 0, of one step and of two."""
-    with np.errstate(over="ignore"):
-        states = np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    assert [hex(int(x)) for x in mix(states)] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("streaming-llm:sinks=-1", "sinks must be at least 0, not -1"),
-        ("uniform:target=0", "target must be above 0 and at most 1"),
-        ("random:target=1.5", "target must be above 0 and at most 1"),
-        ("random:heads=shared", "does not fit heads"),
-        ("simple-stream:k=0", "k must be at least 1, not 0"),
-        ("streaming-lm", "did you mean 'streaming-llm'"),
-        ("streaming-llm:sink=1", "did you mean 'sinks'"),
-    ],
-)
-def test_wrong_settings_are_named(text, says):
-    with pytest.raises(UserError, match=says):
-        create_policy(text)
 
 
 def test_frames_of_a_few_tokens_spread_over_the_stream_too():

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies import Policy, StreamShape, create_policy, find_policy
+from edgevlm.runtime.policies import Policy, StreamShape, create_policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples/my_policy.py"
 LAYERS, BUDGET = 3, 16
@@ -105,13 +105,6 @@ def test_a_score_of_another_shape_and_none_at_all_are_told():
         watched(Flat())
     with pytest.raises(TypeError, match=r"Neither defines neither score\(\) nor compress\(\)"):
         type("Neither", (Policy,), {})()
-
-
-def test_what_is_no_policy_is_refused(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("class Other: pass\n")
-    with pytest.raises(UserError, match="Other is no subclass of"):
-        find_policy(f"{path}:Other")
 
 
 def test_a_policy_that_raises_is_one_line_with_its_place_and_snapshots_stay(tmp_path):

@@ -193,19 +193,6 @@ def test_one_frame_and_less():
             filled.frame()
 
 
-def test_layers_of_different_length_are_compressed_one_by_one():
-    filled = Filled(10, 60, (2, 2), np.random.default_rng(3))
-    tried = Hermes(filled, "hermes:layer_weights=0.5/1/1.5", 12, weights=(50, 100, 150))
-    untouched = 0
-    for _ in range(14):
-        plan_lengths = filled.cache.lengths
-        if tried.compress(4):
-            untouched += int((filled.cache.lengths == plan_lengths).sum())
-        filled.frame()
-        tried.check_memory()
-    assert untouched, "a layer with room is left alone"
-
-
 def test_guidance_runs_only_when_a_compression_is_due_and_the_target_spaces_them():
     runs = {}
     for target in ("1", "0.5"):

@@ -5,10 +5,8 @@ import pytest
 from policies.filled import INV_FREQ, PREFIX, scales
 from reference import rotate
 
-from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
-from edgevlm.runtime.policies.hermes import summary_of
 
 HEADS, DIM, LAYERS, GRID = 2, 8, 10, (2, 3)
 PER_FRAME = GRID[0] * GRID[1]
@@ -103,22 +101,3 @@ def test_a_summary_stands_for_all_that_went_whatever_the_axes(dtype, layout):
         video.frame()
     assert all(len(parts) == 5 for parts in gone.values())
     assert layout == "1-D" or any(len(set(place)) > 1 for place in places), "axes that differ"
-
-
-def test_the_axes_matter():
-    """Turned by the frame axis alone, the same rows give another key."""
-    video = Video("fp32", LAYOUTS["sections"])
-    video.frame()
-    video.frame()
-    gone = np.arange(PREFIX + 2 * PER_FRAME) >= PREFIX
-    new = summary_of(video.cache, 0, gone, np.ones(len(gone)))
-    keys, at = video.cache.dequantize("key", 0, gone), video.cache.position(0)[:, gone]
-    wrong = rotate(keys, (new.rows.position[0] - at)[..., 0], INV_FREQ).mean(1)
-    assert np.abs(new.key[:, 0] - wrong).max() > 0.02, "a thousand times what float32 errs by"
-
-
-def test_axes_without_sections_have_one_clear_line():
-    video = Video("fp32", {"axes": 3})
-    video.frame()
-    with pytest.raises(CacheError, match="3 position axes has no sections: use summary=off"):
-        summary_of(video.cache, 0, np.arange(PREFIX + PER_FRAME) >= PREFIX, np.ones(PREFIX + PER_FRAME))

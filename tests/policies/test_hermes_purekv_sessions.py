@@ -6,7 +6,6 @@ import pytest
 from memory import arena
 from pictures import frames
 
-from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
@@ -107,19 +106,6 @@ def test_guidance_attention_is_what_transformers_computes(model):
         np.testing.assert_allclose(mine[order], theirs, atol=2e-6, rtol=1e-3)
 
 
-@pytest.mark.parametrize("policy", ["hermes", "purekv"])
-def test_questions_leave_no_trace(model, policy):
-    per_frame, arenas = model.bundle.vision.tokens_per_frame, []
-    for asks in (0, 2):
-        with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
-            for index, image in enumerate(frames(18, model)):
-                session.watch(image)
-                for n in range(asks * (index % 6 == 3)):
-                    session.ask(f"what color was it? {n}", conversation="one", max_tokens=3).wait()
-            arenas.append(arena(session._stream))
-    assert arenas[0] == arenas[1]
-
-
 @pytest.mark.parametrize(
     ("policy", "reindexing"),
     [
@@ -148,48 +134,6 @@ def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
                 assert (np.diff(position[head][np.argsort(seq[head])]) > 0).all(), "positions follow the stream"
             if policy.startswith("hermes"):
                 assert (kind == Kind.SUMMARY).sum(1).tolist() == [int(layer >= 7)] * cache.kv_heads
-
-
-def test_a_summary_is_the_mean_of_all_that_was_evicted(model):
-    """Over a whole stream with eager re-indexing: as many tokens as are gone, and values that are their plain mean."""
-    per_frame, images = model.bundle.vision.tokens_per_frame, list(frames(30, model))
-    with Session.open(
-        model, policy="hermes", budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET, reindexing="eager"
-    ) as session:
-        stream, cache = session._stream, session._stream.cache
-        gone, evict = {layer: [] for layer in (7, 8, 9)}, cache.evict
-
-        class Watched:
-            def __getattr__(self, name):
-                return getattr(cache, name)
-
-            def evict(self, keep):
-                for layer, values in gone.items():
-                    if keep[layer] is not None:
-                        out = ~keep[layer][0] & (cache.kind(layer)[0] == Kind.VISION)
-                        values.append(cache.value(layer)[:, out].astype(np.float64))
-                return evict(keep)
-
-        stream.cache = Watched()
-        for image in images:
-            session.watch(image)
-        for layer, values in gone.items():
-            evicted, summary = np.concatenate(values, 1), cache.kind(layer)[0] == Kind.SUMMARY
-            assert summary.sum() == 1
-            assert stream.policy._merged[layer] == evicted.shape[1]
-            vision = int((cache.kind(layer)[0] == Kind.VISION).sum())
-            assert vision + evicted.shape[1] == stream.frames * per_frame
-            np.testing.assert_allclose(cache.value(layer)[:, summary][:, 0], evicted.mean(1), atol=1e-5, rtol=1e-4)
-
-
-def test_weights_that_leave_a_layer_less_than_a_frame_are_refused(model):
-    per_frame = model.bundle.vision.tokens_per_frame
-    with pytest.raises(
-        UserError, match=r"8 tokens, 2 in its smallest layer, is less than one frame, which takes 4; give --budget 15 or more"
-    ):
-        Session.open(model, policy="hermes:layer_weights=0.25/1/1", budget=2 * per_frame, text_budget=TEXT_BUDGET)
-    with pytest.raises(UserError, match="passes the model's limit"):
-        Session.open(model, policy="hermes:layer_weights=0.5/0.5/2", budget=1400, text_budget=TEXT_BUDGET)
 
 
 def test_the_prompts_a_session_runs():

@@ -8,7 +8,6 @@ from policies.filled import DIM, HEADS, PREFIX, STORAGE, Filled, play
 from policies.reference_infinipot_v import NearTieError
 from policies.reference_last_seen import LastSeen
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 
@@ -39,16 +38,6 @@ def test_keeps_what_the_reference_keeps(text, expected, data):
         assert play(filled, policy, pieces, reference.expected, reference.appended)
     except NearTieError:
         reject()
-
-
-def test_a_layer_beyond_the_deepest_is_the_deepest():
-    kept = []
-    for layer in ("", "1", "9"):
-        policy, filled = opened(f"last-seen:layer={layer}", budget=24)
-        for _ in range(6):
-            filled.frame()
-        kept.append([mask.tobytes() for mask in policy.before_append(filled.cache, 4, None).keep])
-    assert kept[0] == kept[1] == kept[2]
 
 
 def opened(text, budget, noise=0.3):
@@ -104,16 +93,3 @@ def test_what_it_holds_beside_the_cache():
             watch(policy, filled, 5)
             sizes.add(policy.state_bytes)
         assert sizes == {HEADS * (16 + 4 + PREFIX) * 16 if scores else 0}, "16 bytes a row and head, of one layer"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("last-seen:target=0", "target must be above 0"),
-        ("last-seen:layer=-1", "layer is a number"),
-        ("last-seen:against=all", "does not fit against"),
-    ],
-)
-def test_wrong_settings_are_named(text, says):
-    with pytest.raises(UserError, match=says):
-        create_policy(text)

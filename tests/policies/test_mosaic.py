@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 from policies.filled import HEADS, STORAGE
 from policies.mosaic_world import LAYERS, World
-from policies.reference_mosaic import two_of
-
-from edgevlm.runtime.retrieval.partitions import split_in_two
 
 
 def same_clusters(world):
@@ -86,11 +83,3 @@ def test_eager_splits_do_not_wait_for_a_fetch():
         same_clusters(world)
     assert deferred.policy.counts["splits"] == 0 < deferred.policy.counts["deferred"]
     assert eager.policy.counts["deferred"] == 0 < eager.policy.counts["splits"]
-
-
-def test_k_means_for_two():
-    random = np.random.default_rng(4)
-    for count in (2, 3, 20, 60):
-        rows = random.normal(size=(count, 6)) + 2 * random.integers(0, 2, (count, 1))
-        assert np.flatnonzero(split_in_two(rows)).tolist() == two_of(list(rows))[1]
-    assert not split_in_two(np.tile([3.0, 4.0], (5, 1))).any()

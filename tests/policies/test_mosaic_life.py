@@ -6,7 +6,6 @@ from policies.filled import HEADS, PREFIX, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
 from stored import PlainStore
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
@@ -36,19 +35,6 @@ def test_all_representatives_are_attended_to_each_where_its_newest_member_stands
             np.testing.assert_allclose(np.sort(key, 0), np.sort(expected, 0), atol=tolerance)
             np.testing.assert_allclose(np.sort(value, 0), np.sort([one.value for one in clusters], 0), atol=2 * tolerance)
         assert (world.policy.stats.fetched == 0).all()
-
-
-def test_contiguous_representatives_stand_in_temporal_order():
-    world = World()
-    world.play(50)
-    world.filled.reindex()
-    world.policy.compacted()
-    _, rotated = world.query()
-    world.policy.attend(0, rotated[0], "prefill")
-    for head in range(HEADS):
-        clusters = sorted(world.reference[0][head].clusters, key=lambda one: one.newest["seq"])
-        expected = [turned(one.mean, PREFIX + rank) for rank, one in enumerate(clusters)]
-        np.testing.assert_allclose(np.sort(attended(world, 0, head)[0], 0), np.sort(expected, 0), atol=1e-5)
 
 
 def test_fetched_rows_follow_the_representatives_and_are_cut_to_the_working_set():
@@ -88,31 +74,6 @@ def test_what_the_layer_before_asks_is_read_ahead_and_what_it_missed_is_complete
     assert len(world.store.prefetched) == 7
 
 
-def test_without_prefetch_nothing_is_read_ahead():
-    world = World("prefetch=off")
-    world.play(60)
-    _, rotated = world.query()
-    for layer in range(LAYERS):
-        world.policy.attend(layer, rotated[layer], "question")
-    assert world.store.prefetched == []
-    assert world.policy.prefetched.tolist() == [0, 0]
-
-
-def test_frames_fetch_where_they_are_told_to():
-    for prefill, fetches in (("representatives", False), ("fetch", True)):
-        world = World(f"prefill={prefill}")
-        world.play(60)
-        _, rotated = world.query()
-        assert any(map(len, world.policy.choose(0, rotated[0], "prefill"))) == fetches
-
-
-def test_nothing_below_is_nothing_chosen():
-    world = World()
-    _, rotated = world.query()
-    assert [len(of_head) for of_head in world.policy.choose(0, rotated[0], "question")] == [0] * HEADS
-    assert world.policy.attend(1, rotated[1], "prefill").tolist() == [0] * HEADS
-
-
 def test_every_row_that_left_the_device_is_in_the_store():
     world = World("clustering=semantic,tight=3,loose=3")
     world.play(200)
@@ -120,18 +81,6 @@ def test_every_row_that_left_the_device_is_in_the_store():
         (seqs,) = world.clusters(layer, head)
         assert seqs == tuple(range(PREFIX, PREFIX + world.policy.offloaded[layer, head]))
         assert len(seqs) > 4 * world.policy.working_rows
-
-
-def test_of_a_large_cluster_the_newest_rows_are_fetched_and_others_evenly_spread():
-    world = World("clustering=semantic,tight=3,loose=3,window=0.1", budget=640)
-    world.play(240)
-    _, rotated = world.query()
-    held = world.policy.attend(0, rotated[0], "question")
-    assert (held == world.policy.working_rows).all()
-    (numbers, *_) = world.policy.choose(0, rotated[0], "question")
-    found, offloaded = np.array(world.seqs(numbers)) - PREFIX, int(world.policy.offloaded[0, 0])
-    assert found[-1] == offloaded - 1
-    assert np.diff(found).max() < offloaded // 3
 
 
 def test_the_index_takes_no_more_bytes_than_it_was_given():
@@ -143,17 +92,6 @@ def test_the_index_takes_no_more_bytes_than_it_was_given():
     small = sum(array.nbytes for array in (world.policy.stats.fetched, world.policy.stats.held))
     assert world.policy.state_bytes <= world.policy.index_bytes + 2 * small + 400
     assert world.policy.state_bytes <= early + 200
-
-
-def test_an_index_too_small_is_refused_with_what_would_do():
-    with pytest.raises(UserError, match=r"no room for two clusters; give --budget \d+ or more"):
-        World(budget=16)
-
-
-@pytest.mark.parametrize("settings", ["window=1", "index=0", "partitions=0", "tight=2", "tight=-1", "clustering=both"])
-def test_settings_that_are_none_are_refused(settings):
-    with pytest.raises(UserError, match="policy mosaic: "):
-        create_policy(f"mosaic:{settings}")
 
 
 def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():

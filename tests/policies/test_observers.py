@@ -10,7 +10,6 @@ from policies import reference_attention as reference
 from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play
 from policies.references import BOTH, Accumulated, snapkv_of, vision
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.attention import QueryWindow, SeqScores
@@ -49,15 +48,6 @@ def test_h2o(recent, storage, data):
     filled, pieces = open_filled(data, policy, storage)
     sums = Accumulated(filled, recent)
     assert play(filled, policy, pieces, sums.expected, sums.appended)
-
-
-def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):
-    monkeypatch.setattr("edgevlm.runtime.policies.h2o.ROWS", 5)
-    policy = create_policy("h2o")
-    policy.attach(60, StreamShape(2, 6, PREFIX))
-    filled = Filled(2, 60, (3, 2), np.random.default_rng(1))
-    sums = Accumulated(filled, 0.5)
-    assert play(filled, policy, [2] * 12, sums.expected, sums.appended)
 
 
 @pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
@@ -135,15 +125,6 @@ def test_query_window_gives_only_the_rows_that_every_head_holds():
     assert query.shape == (HEADS * GROUP, 4, DIM)
 
 
-def test_query_window_with_fewer_rows_than_it_has_room_for():
-    filled = Filled(1, 60, (1, 3), np.random.default_rng(0))
-    window = QueryWindow(8)
-    window.add(filled.frame())
-    query, seq = window.at(filled.cache, 0)
-    assert seq.tolist() == [3, 4, 5]
-    assert query.shape == (HEADS * GROUP, 3, DIM)
-
-
 @given(st.integers(0, 2**16))
 @settings(max_examples=30, deadline=None)
 def test_scores_are_joined_by_seq(seed):
@@ -187,19 +168,3 @@ def test_selection_under_a_question(target, pool, storage):
             assert sorted(kept) == [0, 1, 2, *sorted(expected), *asked.seq.tolist()]
     filled.cache.evict(masks)
     assert policy.under_question(filled.cache, asked.queries) == [None, None], "no more than |C| are held"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("snapkv:window=0", "window must be at least 1, not 0"),
-        ("snapkv:kernel=4", "kernel must be odd"),
-        ("snapkv:pool=mean", "does not fit pool"),
-        ("snapkv-guided:target=0", "target must be above 0"),
-        ("h2o:recent=2", "recent must be at least 0"),
-        ("h20", "did you mean 'h2o'"),
-    ],
-)
-def test_wrong_settings_are_named(text, says):
-    with pytest.raises(UserError, match=says):
-        create_policy(text)

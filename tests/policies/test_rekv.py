@@ -159,17 +159,6 @@ def test_a_restored_policy_chooses_alike_and_goes_on_alike():
     assert policy._frames.added[0] > again._frames.added[0] > 0
 
 
-def test_a_stretch_of_many_frames_costs_more_to_merge_than_one_of_few():
-    """Their product does not fit 32 bits; it was negative, and such a stretch was merged with whatever came after it."""
-    index = FrameIndex(1, 2, 4 * FrameIndex.entry_bytes(2))
-    for value in (0.0, 1.0, 2.0):
-        index.add(0, np.full(2, value, np.float32))
-    index.held[0, :2] = 300_000, 7_200
-    index._cost(0, 0)
-    index._cost(0, 1)
-    assert index.cost[0, 0] > index.cost[0, 1] > 0
-
-
 def test_the_index_stays_within_its_bytes_and_a_budget_without_room_for_it_is_refused():
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
     policy = opened(filled, 160)

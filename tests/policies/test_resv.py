@@ -11,7 +11,6 @@ from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.resv import ReSV
 from edgevlm.runtime.retrieval import cluster_pages
 from edgevlm.runtime.store import joined
 
@@ -172,16 +171,6 @@ def test_settings_reach_the_reference(settings):
     assert sum(watched.check_choice(layer, watched.query(scale=6)) for layer in range(LAYERS)) > 0
 
 
-def test_nothing_is_chosen_before_anything_is_below():
-    watched = Watched(beside=False)
-    for phase in ("prefill", "question", "answer"):
-        assert watched.policy.choose(0, watched.query(), phase) == [[]] * HEADS
-        watched.policy.look_ahead(1, watched.query(), phase)
-    watched.frames(3)
-    assert watched.policy.choose(1, watched.query(), "question") == [[]] * HEADS
-    assert not watched.store.prefetched
-
-
 def test_a_choice_too_large_is_cut_by_score_and_counted():
     """What is left out is what scored lowest; the block that reaches the end is still fetched, for the working set to cut."""
     watched = Watched(",index=0.5,threshold=0.95", beside=False)
@@ -197,51 +186,6 @@ def test_a_choice_too_large_is_cut_by_score_and_counted():
         assert some == all_of_it[: reached.sum()]
         left_out += sum(sizes[reached.sum() :])
     assert policy.working.truncated - cut_before == left_out > 0
-
-
-def test_the_prediction_is_what_the_layer_attends_to():
-    """`final`: layer 1 has what layer 0's query chose, once; `ahead` and `off` choose by the layer's own query."""
-    first, own = (Watched(beside=False).query(seed=seed, scale=6) for seed in (8, 9))
-    found, expected = {}, {}
-    for prefetch in ("final", "ahead", "off"):
-        watched = Watched(f",prefetch={prefetch}", beside=False)
-        watched.frames(25)
-        watched.policy.look_ahead(1, first, "answer")
-        found[prefetch] = watched.policy.choose(1, own, "answer")
-        expected[prefetch] = watched.store.prefetched
-        assert watched.policy.choose(1, own, "answer") == watched.policy.selection(1, own).blocks, "of one call alone"
-    predicted = watched.policy.selection(1, first).blocks
-    assert found["final"] == predicted != found["ahead"] == found["off"]
-    assert expected["final"] == expected["ahead"] == [list(chain.from_iterable(predicted))]
-    assert expected["off"] == []
-
-
-def test_retrieval_for_questions_alone():
-    watched = Watched(",prefetch=final,retrieve=question", beside=False)
-    watched.frames(25)
-    query = watched.query(scale=6)
-    watched.policy.look_ahead(1, query, "prefill")
-    assert not watched.store.prefetched
-    assert watched.policy.choose(1, query, "prefill") == [[]] * HEADS
-    assert any(watched.policy.choose(1, query, "question"))
-    assert any(watched.policy.choose(1, query, "answer"))
-
-
-def test_ratios_count_the_rule_and_what_was_fetched():
-    watched = Watched(beside=False)
-    watched.frames(25)
-    policy, query = watched.policy, watched.query(scale=6)
-    selection = policy.selection(0, query)
-    counts = policy.attend(0, query, "question").copy()
-    clusters = policy.clusters
-    assert selection.among.tolist() == clusters.count[0].sum(1).tolist() == [25 * PER_FRAME] * HEADS
-    assert (selection.chosen >= counts).all()
-    stats = policy.stats
-    assert stats.by_rule("question")[0].tolist() == (selection.chosen / selection.among).tolist()
-    assert stats.ratio("question")[0].tolist() == (counts / policy.offloaded[0]).tolist()
-    whole = 25 * PER_FRAME
-    assert stats.attended("question")[0].tolist() == ((counts + whole - policy.offloaded[0]) / whole).tolist()
-    assert np.isnan(stats.by_rule("answer")).all()
 
 
 def test_blocks_that_are_lost_leave_the_index():
@@ -318,43 +262,3 @@ def test_the_index_stays_within_its_bytes(budget):
 def test_an_index_without_room_is_refused():
     with pytest.raises(UserError, match=r"holds no 4 clusters a KV head; give a larger --budget, or index=0\.\d+ or more"):
         Watched(",index=0.02")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ("planes=0", "planes must be at least 1 and at most 32"),
-        ("planes=33", "planes must be at least 1"),
-        ("distance=-1", "distance must be at least 0"),
-        ("threshold=1", "threshold must be at least 0 and below 1"),
-        ("window=0.9,index=0.2", "leave something of 1"),
-        ("prefetch=on", "'on' does not fit prefetch"),
-    ],
-)
-def test_settings_out_of_range(settings, message):
-    with pytest.raises(UserError, match=message):
-        create_policy(f"resv:{settings}")
-
-
-def test_runs_stay_few_however_large_a_cluster_gets():
-    """A still picture for long: few clusters, each of at most 4 runs, whose rows are rewritten seldom."""
-    watched = Watched(",distance=20", beside=False)
-    watched.filled.noise, appended = 0.01, 0
-    append = watched.store.append
-
-    def counted(number, block):
-        nonlocal appended
-        appended += len(block)
-        return append(number, block)
-
-    watched.store.append = counted
-    watched.frames(120)
-    rows = watched.policy.pages.rows
-    assert rows.max() > 30
-    assert appended < 4 * watched.policy.offloaded.sum()
-
-
-def test_a_default_policy_is_the_papers():
-    policy = ReSV()
-    assert (policy.planes, policy.distance, policy.threshold) == (32, 7, 0.3)
-    assert policy.prefetch == "ahead", "but for this one"

@@ -13,7 +13,7 @@ from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import ChangedTowerSpec, VisionSpec
 from edgevlm.runtime.changes import ChangedEncoder, PatchChanges, phase_shift
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.settings import EncodeChanged, parse_encode
+from edgevlm.runtime.settings import EncodeChanged
 
 GRID = (12, 12)
 SIZE = (168, 168)
@@ -159,17 +159,6 @@ def test_a_scene_cut_encodes_the_whole_frame_and_goes_on_from_it():
     assert not encoded[11:].any()
 
 
-def test_frames_of_another_size_encode_the_whole_frame():
-    changes = PatchChanges(EncodeChanged(), VISION, GRID)
-    pixels = np.zeros((1, 3, *SIZE), np.float32)
-    whole = []
-    for size in ((480, 640), (480, 640), (720, 1280), (720, 1280)):
-        found = changes.compare(pixels, size)
-        changes.encoded(found)
-        whole.append(bool(found.patches.all()))
-    assert whole == [True, False, True, False]
-
-
 def shaken(pictures=still):
     rng = np.random.default_rng(2)
     places = rng.integers(-2, 3, (100, 2))
@@ -203,15 +192,6 @@ def test_what_moves_while_the_camera_shakes_is_encoded():
     assert share(encoded) < 0.35
 
 
-def test_a_small_step_of_the_exposure_waits_for_the_interval_and_a_large_one_does_not():
-    small = watched(noisy(lambda number: still(number) * (1 if number < 10 else 1.15)), 40, EncodeChanged(interval=30))
-    assert small[10:30].mean() < 0.05
-    assert small[10:].all((1, 2)).any(), "never longer than the interval"
-    large = watched(noisy(lambda number: still(number) * (1 if number < 10 else 0.55)), 30)
-    assert large[10].all()
-    assert large[11:].mean() < 0.05
-
-
 @pytest.mark.parametrize("swing", [0.04, 0.1])
 def test_lamps_that_flicker_are_not_encoded_for_ever(swing):
     phase = np.arange(SIZE[0])[:, None] / SIZE[0] * 3
@@ -219,15 +199,6 @@ def test_lamps_that_flicker_are_not_encoded_for_ever(swing):
     bands = watched(noisy(lambda number: still(number) * (1 + swing * np.sin(phase + 2.1 * number))), 60)
     assert share(whole) < 0.15
     assert share(bands) < 0.25
-
-
-def test_a_panning_camera_encodes_whole_frames():
-    encoded = watched(noisy(lambda number: still(number, 16, (9 * number) % 30)), 30)
-    assert encoded.all((1, 2))[1:].mean() > 0.9
-
-
-def test_threshold_0_encodes_whole_frames():
-    assert watched(still, 5, EncodeChanged(threshold=0)).all()
 
 
 def test_a_patch_of_a_group_changed_if_it_did_in_either_frame():
@@ -304,18 +275,6 @@ def test_threshold_0_gives_what_whole_frames_give(faked):
 
 
 @pytest.mark.parametrize("append", ["all", "changed:tau=0.9999"])
-def test_a_still_frame_asks_nothing_of_the_tower(faked, append):
-    model, towers = faked
-    image = next(frames(1, model))
-    with opened(model, "changed", append=append) as session:
-        for _ in range(12):
-            session.watch(image)
-        per_frame = model.bundle.vision.tokens_per_frame
-        assert towers[0].calls == [per_frame]
-        assert session.stats.encoded == pytest.approx(model.bundle.vision.group / 12)
-
-
-@pytest.mark.parametrize("append", ["all", "changed:tau=0.9999"])
 def test_a_snapshot_goes_on_with_the_same_references(faked, tmp_path, append):
     model, _ = faked
     images = list(frames(30, model))
@@ -359,25 +318,3 @@ def test_a_bundle_without_the_graph_says_so(model):
         pytest.skip("this one has it")
     with pytest.raises(UserError, match="give --encode all, or export"):
         opened(model, "changed")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("chnaged", "did you mean 'changed'"),
-        ("all:interval=3", "all has no settings"),
-        ("changed:interval=0", "1 or more"),
-        ("changed:threshold=256", "0 to 255 levels"),
-        ("changed:treshold=3", "give changed:interval"),
-        ("changed:interval=1.5", "interval is an integer"),
-    ],
-)
-def test_wrong_settings_are_named(text, says):
-    with pytest.raises(UserError, match=says):
-        parse_encode(text)
-
-
-def test_settings_that_are_left_out_are_presets():
-    assert parse_encode("auto").name == "auto"
-    assert parse_encode("changed:threshold=2.5").changed == EncodeChanged(threshold=2.5)
-    assert parse_encode("changed:interval=9").changed == EncodeChanged(9)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from memory import arena, rows_of
+from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.changes import References
 from edgevlm.runtime.session import Session, TextBudget
-from edgevlm.runtime.settings import AppendChanged, parse_append
+from edgevlm.runtime.settings import AppendChanged
 
 QUESTION = "what color was the square?"
 TEXT_BUDGET = TextBudget(32, 64, 32)
@@ -99,31 +99,6 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_chunk_enters_in_fewer_calls_as_frame_by_frame(model, policy):
-    """Where frames of a chunk go in together, rows and positions are those of frames that go in one by one."""
-    budget = {} if policy == "full" else {"budget": 7 * (model.bundle.vision.tokens_per_frame + 40)}
-    counted = []
-    with opened(model, "changed:tau=0.9999", policy, chunk=1, **budget) as one_by_one, opened(
-        model, "changed:tau=0.9999", policy, chunk=8, **budget
-    ) as together:  # fmt: skip
-        for session in (one_by_one, together):
-            stream, calls = session._stream, []
-            append = stream._append_timed
-            stream._append_timed = lambda *rows, append=append, calls=calls: calls.append(1) or append(*rows)
-            for image in frames(24, model):
-                session.watch(image)
-            counted.append((len(calls), stream.stats.compressions, stream.positions.mark(), stream.stats.tokens_appended))
-        (known, content), (known_too, content_too) = rows_of(one_by_one._stream), rows_of(together._stream)
-    (calls, *others), (fewer, *others_too) = counted
-    assert others == others_too
-    assert fewer < calls or policy in ("simple-stream", "sliding-window"), (fewer, calls)
-    for mine, theirs in zip(known, known_too, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    for mine, theirs in zip(content, content_too, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("policy", "append"),
     [
@@ -200,25 +175,3 @@ def test_a_patch_is_appended_again_after_so_many_frames():
         references.appended(np.ones((2, 4), np.float32), changed, np.arange(changed.sum()))
         appended.append(changed.tolist())
     assert appended == [[number % 3 == 0] * 2 for number in range(7)]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("chnaged", "did you mean 'changed'"),
-        ("all:tau=1", "all has no settings"),
-        ("changed:tau=2", "tau is a cosine"),
-        ("changed:tua=0.9", "give changed:tau"),
-        ("changed:refresh=1.5", "refresh is an integer"),
-        (f"changed:refresh={'9' * 400}", "give changed:tau"),
-    ],
-)
-def test_wrong_settings_are_named(text, says):
-    with pytest.raises(UserError, match=says):
-        parse_append(text)
-
-
-def test_what_calibration_found_is_what_auto_means():
-    assert parse_append("auto").for_model(None) is parse_append("all").for_model(0.99) is None
-    assert parse_append("auto").for_model(0.99) == parse_append("changed").for_model(0.99) == AppendChanged(0.99)
-    assert parse_append("changed:tau=0.9,refresh=64").for_model(0.99) == AppendChanged(0.9, 64)

@@ -63,12 +63,6 @@ def test_probabilities_are_the_logits_softmax_over_the_choices(session):
     np.testing.assert_allclose([told[color] for color in colors], expected / expected.sum(), rtol=1e-5)
 
 
-def test_draws_follow_the_probabilities(session):
-    answers = [session.ask(COLOR, choices=["2", "3"], temperature=1, seed=seed) for seed in range(60)]
-    share = np.mean([answer.text == "3" for answer in answers])
-    assert abs(share - answers[0].probabilities["3"]) < 0.2
-
-
 def test_choices_of_several_tokens_under_a_byte_level_tokenizer(session, byte_level):
     model = Model(session.model.bundle, session.model.engine, byte_level, session.model.closing)
     choices, random = ["nobody is there", "nobody comes in", "yes", "yes it is", "Ünïcode \N{CAT}"], np.random.default_rng(0)
@@ -142,8 +136,3 @@ def test_somebody_s_question_goes_before_the_rest_of_a_watch_s(session, monkeypa
     monkeypatch.setattr(type(session.model.scheduler), "urgent_waiting", property(lambda self: True))
     assert len(session.classify(asked, watch=True)) == 1
     assert len(session.classify(asked)) == 3
-
-
-def test_choices_that_begin_alike_are_refused_where_the_first_token_decides(session):
-    with pytest.raises(UserError, match="'top left' and 'top right' start with the same token"):
-        session.classify([(COLOR, ("top left", "top right"))])

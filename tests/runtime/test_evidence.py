@@ -1,17 +1,14 @@
 """Evidence: the frames an answer was read from, against the demo world's truth."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from edgevlm import Session
 from edgevlm.calib.accuracy.cases import Case, make_case, score_evidence, seed_words
 from edgevlm.calib.accuracy.worker import held_tokens
-from edgevlm.cli import app
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.evidence import CLOSE_S, KNOTS, FrameTimes, QuestionAttention, SeenRows
 from edgevlm.runtime.model import Model
@@ -125,10 +122,10 @@ def test_times_are_kept_within_half_a_second_in_constant_memory() -> None:
 @pytest.mark.parametrize("change", [{"layer": 4}, {"heads": (4,)}, {"heads": ()}, {"weights": (1.0,)}, {"bias": 12345}])
 def test_evidence_json_is_checked(change: dict[str, object]) -> None:
     good = EvidenceHeads(3, (0, 1), (1.0, 0.5, 2.0) * 3, -3.0)
-    assert EvidenceHeads.from_json(good.to_json(), 4, 4) == good
+    assert EvidenceHeads.from_json(good.to_json()) == good
     bad = replace(good, **change).to_json().replace(b"12345", b"NaN")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"layer|weights|bias"):
-        EvidenceHeads.from_json(bad, 4, 4)
+        EvidenceHeads.from_json(bad).check(4, 4)
 
 
 def test_a_model_nobody_calibrated_names_frames_and_claims_nothing(case: Case) -> None:
@@ -145,12 +142,3 @@ def test_a_model_nobody_calibrated_names_frames_and_claims_nothing(case: Case) -
         assert answer.evidence.held is None
         assert answer.evidence.moments
     model.close()
-
-
-def test_the_bench_of_its_cost_asks_both_ways() -> None:
-    typed = ["bench", "memory", "evidence", "--policy", "h2o", "--budget", "64", "--rounds", "1", "--threads", "1", "--json"]
-    done = CliRunner().invoke(app, typed, catch_exceptions=False)
-    (line,) = map(json.loads, done.stdout.splitlines())
-    assert (line["bench"], line["policy"], line["threads"]) == ("evidence", "h2o", 1)
-    assert line["ratio"] > 0
-    assert line["held"] <= 64

@@ -13,7 +13,6 @@ from memory import rows_of
 from more_checkpoints import FRAME, make_more
 from pictures import frames
 
-from edgevlm.calib.trace import Clip, ClipTracer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.budget import TextBudget
@@ -208,13 +207,6 @@ def test_a_question_cannot_bring_a_video_of_its_own(model):
         session.ask(f"what is {place}?")
 
 
-def test_calibration_measures_the_tokens_of_frames_alone(model):
-    clip = Clip("noise", list(frames(16, model)), (QUESTION,))
-    seen = ClipTracer(model, 12, [QUESTION])(clip)
-    assert seen.frames == 12
-    assert all(norms.shape[1] == 12 * model.bundle.vision.tokens_per_frame for norms in seen.norms)
-
-
 @pytest.mark.parametrize("family", MROPE, indirect=True)
 def test_sessions_of_one_model_watch_frames_of_their_own_shape(checkpoint, model, tmp_path):
     """As models exported for that shape do, to the token; all at once, and each within its cap."""
@@ -259,10 +251,3 @@ def test_sessions_of_one_model_watch_frames_of_their_own_shape(checkpoint, model
 def test_frame_sizes_that_are_none(model, size, says):
     with pytest.raises(UserError, match=says):
         opened(model, "last-seen", frame_size=size)
-
-
-@pytest.mark.parametrize("family", ["smolvlm"], indirect=True)
-def test_a_tower_of_one_size_takes_frames_of_any_as_ever(model):
-    with opened(model, "last-seen", frame_size=(999, 100)) as session:
-        assert session.model is model
-        session.watch(np.zeros((999, 100, 3), np.uint8))

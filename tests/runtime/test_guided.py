@@ -65,16 +65,6 @@ def test_a_question_compresses_to_its_target_and_the_next_sees_what_it_left(mode
         assert all(rows < old | newcomers for rows, old in zip(last, after, strict=True))
 
 
-def test_what_is_left_depends_on_the_first_question(model):
-    left = []
-    for question in (FIRST, SECOND):
-        with watched(model, 20, 24) as session:
-            session.ask(question, max_tokens=3).wait()
-            left.append(held(session._stream))
-            assert session.ask(FIRST, max_tokens=3).wait()
-    assert left[0] != left[1]
-
-
 def test_a_stream_longer_than_its_capacity_goes_on_as_long_as_questions_come(model):
     """The capacity is a cap, the positions stay below the limit, and without a question the stream ends."""
     per_frame = model.bundle.vision.tokens_per_frame

@@ -9,7 +9,7 @@ import pytest
 from edgevlm.errors import UserError
 from edgevlm.runtime import plugins
 from edgevlm.runtime.engine import load_engine
-from edgevlm.runtime.plugins import is_file, load_class, names, split_options
+from edgevlm.runtime.plugins import load_class, names
 
 MINE = """
 from dataclasses import dataclass
@@ -111,12 +111,3 @@ def test_a_file_that_fails_is_one_line(tmp_path, name, source, message):
     with pytest.raises(UserError, match=message) as refused:
         load_class("policies", name.format(tmp_path))
     assert "\n" not in str(refused.value)
-
-
-def test_options_follow_a_name_and_a_class():
-    assert split_options("h2o") == ("h2o", "")
-    assert split_options("h2o:sink=4,ratio=a:b") == ("h2o", "sink=4,ratio=a:b")
-    assert split_options("./a.py:Mine:sink=4") == ("./a.py:Mine", "sink=4")
-    assert split_options("a b/c.py:Mine") == ("a b/c.py:Mine", "")
-    assert is_file("/x/y.py:Mine")
-    assert not is_file("h2o:file=x.pyc")

@@ -6,7 +6,7 @@ from PIL import Image
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
-from edgevlm.runtime.preprocess import BAND, Preprocessor, bands_of, resize_matrix
+from edgevlm.runtime.preprocess import Preprocessor
 
 
 def spec(size, resample="bicubic", fit="stretch", shortest_edge=None):
@@ -54,17 +54,6 @@ def test_a_frame_of_the_right_size_is_only_normalised():
 def test_anything_else_is_refused(bad):
     with pytest.raises(UserError, match="uint8 RGB"):
         Preprocessor(spec((24, 24)))(bad)
-
-
-@pytest.mark.parametrize(("size", "to"), [(640, 384), (1080, 384), (100, 384), (384, 385), (7, 5), (1, 3)])
-def test_bands_hold_the_whole_matrix(size, to):
-    matrix = resize_matrix(size, to, "lanczos")
-    again = np.zeros_like(matrix)
-    bands = bands_of(matrix)
-    for band in bands:
-        again[band.first : band.first + len(band.weights), band.start : band.stop] += band.weights
-    np.testing.assert_array_equal(again, matrix)
-    assert max(len(band.weights) for band in bands) <= BAND
 
 
 def test_a_view_in_another_order_of_colours_is_a_frame():

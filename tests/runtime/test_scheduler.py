@@ -1,10 +1,8 @@
 """One thread runs all work on a model: questions first, sessions in turn, and an interrupt cuts nothing in two."""
 
 import asyncio
-import gc
 import threading
 import time
-import weakref
 from contextlib import suppress
 
 import numpy as np
@@ -141,32 +139,6 @@ def test_a_session_due_next_is_waited_for_while_its_thread_comes_back(monkeypatc
         thread.join(WAIT_S)
 
 
-def test_a_look_at_a_memory_takes_next_to_nothing_of_its_cameras_turns(model):
-    from edgevlm.apps.run.memory_view import view_memory
-
-    begun, go, order = threading.Event(), threading.Event(), []
-    with opened(model) as looked, opened(model) as other:
-        view_memory(looked)
-        model.scheduler.submit("busy", lambda: (begun.set(), go.wait(WAIT_S)), urgent=True)
-        assert begun.wait(WAIT_S)
-        frames = [
-            model.scheduler.submit(other, order.append, "other", period=0.6),
-            model.scheduler.submit(looked, order.append, "looked", period=0.5),
-        ]
-        go.set()
-        for frame in frames:
-            frame.result(WAIT_S)
-    assert order == ["looked", "other"]
-
-
-def test_a_cancelled_task_frees_its_place_at_once():
-    held = Held()
-    futures = [held.submit("a", name, urgent=True) for name in ("one", "two")]
-    assert futures[0].cancel()
-    assert held.scheduler.waiting == 1
-    assert held.go() == ["two"]
-
-
 def test_an_error_reaches_the_caller_and_the_next_task_runs():
     scheduler = Scheduler()
     with pytest.raises(ZeroDivisionError):
@@ -208,19 +180,6 @@ def test_a_thread_that_cannot_start_is_one_line_and_tried_again(monkeypatch):
 def opened(model, **settings):
     settings = {"budget": 6 * model.bundle.vision.tokens_per_frame, "chunk": 2, "text_budget": TextBudget(16, 64, 8)} | settings
     return Session.open(model, **settings)
-
-
-def test_a_model_that_is_forgotten_leaves_no_thread(model):
-    from edgevlm.runtime.model import Model
-
-    forgotten = Model(model.bundle, model.engine, model.tokenizer, model.closing)
-    opened(forgotten).close()
-    thread, scheduler, forgotten = forgotten.scheduler._thread, forgotten.scheduler, weakref.ref(forgotten)
-    gc.collect()
-    assert forgotten() is None
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
-    del scheduler
 
 
 def test_sessions_of_one_model_do_not_disturb_each_other(model):

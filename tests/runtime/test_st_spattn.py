@@ -9,7 +9,7 @@ import pytest
 from pictures import frames
 from reference_decoder import ReferenceDecoder
 
-from edgevlm.errors import CacheError, UserError
+from edgevlm.errors import CacheError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.framing import frame_pattern
@@ -166,20 +166,6 @@ def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     assert max(shadow.errors) < 1e-3
 
 
-def test_one_frame_is_the_same_as_without(made):
-    model, _ = made
-    p = model.bundle.vision.tokens_per_frame
-    texts = []
-    for policy in ("lottery", "lottery:variant=full"):
-        with Session.open(model, policy=policy, budget=4 * p, chunk=4) as session:
-            session.watch(next(frames(1, model)))
-            answer = session.ask(QUESTION, max_tokens=8)
-            answer.wait()
-            texts.append(answer.token_ids)
-            assert (session._stream.sparse is None) == policy.endswith("full")
-    assert texts[0] == texts[1]
-
-
 def test_the_graph_is_opened_only_when_a_policy_asks(made):
     model, _ = made
     p = model.bundle.vision.tokens_per_frame
@@ -189,19 +175,6 @@ def test_the_graph_is_opened_only_when_a_policy_asks(made):
     with Session.open(fresh, policy="lottery", budget=4 * p):
         assert list(fresh.engine._decoders) == ["full", "st-spattn"]
     fresh.close()
-
-
-def test_the_smallest_budget_is_two_frames(made):
-    model, _ = made
-    p = model.bundle.vision.tokens_per_frame
-    with pytest.raises(UserError, match=rf"less than two frames, which take {2 * p}; give --budget {2 * p} or more"):
-        Session.open(model, policy="lottery", budget=2 * p - 1)
-    with Session.open(model, policy="lottery", budget=2 * p, chunk=3) as session:
-        for image in frames(10, model):
-            session.watch(image)
-        session.flush()
-        assert session.stats.tokens == 2 * p
-        assert sorted(set(session._stream.cache.frame(0)[0].tolist())) == [-1, 0, 9]
 
 
 def a_cache(seen, prefix=2, grid=(2, 3)):
@@ -248,9 +221,3 @@ def test_frame_one_has_no_previous_tokens():
 def test_frame_zero_must_be_in_its_place(seen):
     with pytest.raises(CacheError, match="layer 0: ST-SpAttn needs frame 0 in rows 2 to 8"):
         frame_pattern(a_cache(seen), 2, 2, (2, 3))
-
-
-def test_protected_rows():
-    cache = a_cache([(0, 0), (1, 0), (0, 1)])
-    for variant, expected in (("full", [1, 1, 0, 0, 0]), ("st-spattn", [1, 1, 1, 0, 1])):
-        assert (Lottery(variant).protected(cache, 0) == np.array(expected, bool)).all()

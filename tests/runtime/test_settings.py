@@ -1,0 +1,54 @@
+"""A session's settings as typed: one line of UserError that names the field, whatever was given."""
+
+import pytest
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.settings import AppendChanged, EncodeChanged, SessionSettings, parse_append, parse_encode
+
+
+def test_typed_values_are_read():
+    settings = SessionSettings.checked(budget="1.5k", store_bytes="8G", host_bytes=1 << 20, append="changed:tau=.9")
+    assert (settings.budget, settings.store_bytes, settings.host_bytes) == (1500, 8 * 10**9, 1 << 20)
+    assert parse_append(settings.append).for_model(0.5) == AppendChanged(0.9)
+    assert [parse_append(text).for_model(0.5) for text in ("auto", "all", "changed")] == [
+        AppendChanged(0.5),
+        None,
+        AppendChanged(0.5),
+    ]
+    assert parse_encode("changed:interval=8").changed == EncodeChanged(8)
+    assert SessionSettings.checked(settings, chunk=2).budget == 1500
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("polcy", "full", "no setting 'polcy'; did you mean 'policy'"),
+        ("policy", "hermez", "did you mean 'hermes'"), ("policy", "auto:x=1", "auto takes no settings"),
+        ("policy", 3, "a policy is a name"), ("budget", "half", "give a number of tokens"), ("budget", 1.5, "^budget: "),
+        ("chunk", 0, "^chunk: "), ("chunk", True, "^chunk: "), ("reindexing", "never", "^reindexing: "),
+        ("append", "changed:tau=2", "tau is a cosine"), ("append", "chanced", "did you mean 'changed'"),
+        ("append", "all:tau=1", "all has no settings"), ("encode", "changed:interval=1.5", "interval is an integer"),
+        ("encode", "changed:treshold=1", "give changed:interval=64,threshold=6"), ("host_bytes", "lots", "^host_bytes: "),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_one_line(field, value, says):
+    with pytest.raises(UserError, match=says) as caught:
+        SessionSettings.checked(**{field: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("snapkv:window=0", "window must be at least 1, not 0"), ("snapkv:kernel=4", "kernel must be odd"),
+        ("snapkv:pool=mean", "does not fit pool"), ("h2o:recent=2", "recent must be at least 0"),
+        ("uniform:target=0", "target must be above 0 and at most 1"), ("streaming-llm:sink=1", "did you mean 'sinks'"),
+        ("purekv:clie=-1", "from 0 up"), ("last-seen:layer=x", "layer is a number"), ("mosaic:tight=2", "policy mosaic: "),
+        ("resv:planes=0", "planes must be at least 1"), ("hybrid:evict=h2o", "does not fit evict"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_of_policies_are_named(text, says):
+    assert text.partition(":")[0] in POLICIES
+    with pytest.raises(UserError, match=says):
+        create_policy(text)
