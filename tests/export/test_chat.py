@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
-import psutil
 import pytest
 from memory import rows_of
-from more_checkpoints import make_more
 
 from edgevlm.errors import UserError
 from edgevlm.export.chat import chat
@@ -95,30 +86,13 @@ def test_before_the_first_frame_an_answer_is_transformers_s_to_the_text_alone(ex
     assert len(answer.token_ids) > 2
 
 
-def in_tokenizer_config(folder: Path, template: str) -> None:
-    change(folder / "tokenizer_config.json", template)
-
-
 def named(folder: Path, template: str) -> None:
     change(folder / "tokenizer_config.json", [{"name": "tools", "template": "x"}, {"name": "default", "template": template}])
-
-
-def of_the_processor(folder: Path, template: str) -> None:
-    change(folder / "chat_template.json", template)
 
 
 def change(file: Path, template: Any) -> None:
     content = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(content | {"chat_template": template}))
-
-
-@pytest.mark.parametrize("put", [in_tokenizer_config, named, of_the_processor])
-def test_older_checkpoints_keep_it_elsewhere(tmp_path: Path, put: Callable[[Path, str], None]) -> None:
-    folder = make_more(tmp_path, "qwen2_vl")
-    spec, file = spec_of(folder), folder / "chat_template.jinja"
-    put(folder, file.read_text())
-    file.unlink()
-    assert spec_of(folder) == spec
 
 
 def test_smolvlm_s_default_template(exported: Any) -> None:
@@ -155,37 +129,3 @@ def test_a_template_that_is_too_much_ends_its_process_alone(helper: Any) -> None
     assert first.poll() is not None
     assert sandbox.render("{{ a }}", a=1) == "1"
     assert helper.process is not first
-
-
-def test_the_helper_starts_while_another_thread_imports_opencv(helper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = str(Path(cv2.__file__).parent)  # in front while it is imported: its ``typing`` hides Python's
-    monkeypatch.setattr(sys, "path", [package, *sys.path])
-    assert sandbox.render("{{ a }}", a=1) == "1"
-
-
-def test_a_forked_process_has_a_helper_of_its_own() -> None:
-    assert sandbox.render("{{ a }}", a=1) == "1"
-    if not (child := os.fork()):
-        signal.alarm(60)
-        os._exit(sandbox.render("{{ a }}", a=2) != "2")
-    assert os.waitpid(child, 0)[1] == 0
-    assert sandbox.render("{{ a }}", a=3) == "3"
-
-
-def test_the_helper_ends_with_the_program(tmp_path: Path) -> None:
-    code = """
-import os, sys
-sys.path.remove("")
-from edgevlm.runtime import sandbox
-sandbox.render("x")
-print(sandbox.helper.process.pid, flush=True)
-os.kill(os.getpid(), 9)
-"""
-    (tmp_path / "jinja2.py").write_text("raise SystemExit('the current folder was imported from')")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, check=False)
-    helper = int(done.stdout)
-    for _ in range(200):
-        if not psutil.pid_exists(helper) or psutil.Process(helper).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    pytest.fail("it goes on")

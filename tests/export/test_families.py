@@ -99,16 +99,3 @@ def test_positions_of_the_newest_transformers(exported: Any, family: str) -> Non
     _, others = answer(trained, watch(trained, pixels, 1.0, 4), suffix, 1)
     assert float(np.abs(others[0] - expected[0]).max()) > 1e-3
     trained.close()
-
-
-def test_the_newest_transformers_agrees_on_text_after_a_short_video(exported: Any) -> None:
-    """Where a video has fewer frames than rows or columns its largest position is a row's or a column's: nothing is moved."""
-    family, frames, fps, shape = SHAPES[0]
-    made = exported(family, **shape)
-    model = Model.load(made.bundle, threads=1)
-    pixels = np.zeros((frames, 3, *model.bundle.vision.size), np.float32)
-    for count, moved in ((frames, 0), (16, 2)):
-        video = Video(load(made.checkpoint, family), family, model.encode, pixels[:1].repeat(count, 0), fps, [5, 6], [7])
-        assert video.positions(len(video.ids)) is not None
-        assert video.text_moved == moved
-    model.close()

@@ -102,21 +102,3 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="awq has rounded the checkpoint to 4 bits already; leave --precision"):
             export_checkpoint(awq, tmp_path / "out", precision=precision)
     assert not (tmp_path / "out").exists()
-
-
-def test_gptq_of_another_order_or_format_is_one_line(tmp_path: Path) -> None:
-    gptq, _ = made(tmp_path, "gptq", 32, {"order": True})
-    with pytest.raises(UserError, match="desc_act, whose groups are no consecutive inputs"):
-        export_checkpoint(gptq, tmp_path / "out")
-    with pytest.raises(UserError, match="checkpoint_format 'marlin' cannot be read"):
-        export_checkpoint(change(gptq, checkpoint_format="marlin"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_zero_point_of_16_is_one_line() -> None:
-    zeros, codes = np.full((1, 1), -1, np.int32), np.zeros((4, 8), np.int32)
-    first = prequantised.Prequantised("gptq", 32, 1)
-    with pytest.raises(UserError, match="zero point of 16"):
-        first.stored(codes, zeros, np.ones((1, 8), np.float32))
-    second = prequantised.Prequantised("gptq", 32, 2).stored(codes, zeros, np.ones((1, 8), np.float32))
-    assert (second.parts["zeros"] == 15).all()

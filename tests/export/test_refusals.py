@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,13 +161,6 @@ def test_one_line_and_nothing_written(exported: Any, tmp_path: Path, change: Cha
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def test_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    for name, message in (("file", "is a file"), ("nowhere", "does not exist")):
-        with pytest.raises(UserError, match=message):
-            export_checkpoint(tmp_path / name, tmp_path / "out")
-
-
 WITHOUT = """
 import sys
 sys.modules[sys.argv[1]] = None
@@ -180,23 +171,6 @@ try:
 except UserError as error:
     print(error)
 """
-
-
-def test_a_missing_package_is_one_line(exported: Any, tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", WITHOUT, "onnx", exported("llava", **SHAPE).checkpoint, tmp_path / "out"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    wanted = "exporting needs the package onnx, which is not installed: pip install onnx\n"
-    assert done.stdout == wanted, done.stderr[-2000:]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_path_is_looked_at_before_onnx_is_imported(tmp_path: Path) -> None:
-    program = "import sys; from edgevlm.export import export_checkpoint as e\ntry: e(sys.argv[1], 'out')\n"
-    program += "except Exception as error: print(error, 'onnx' in sys.modules)"
-    for name, says in ((tmp_path / "nowhere", "does not exist"), (tmp_path / (300 * "x"), "File name too long")):
-        done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=False)
-        assert says in done.stdout
-        assert done.stdout.endswith("False\n")
 
 
 def test_frames_may_be_cropped_instead(exported: Any, tmp_path: Path) -> None:

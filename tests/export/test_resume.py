@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
-from edgevlm.export import fingerprint as fingerprints
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.graph import ExportJournal
@@ -149,18 +146,6 @@ def test_an_interrupt_keeps_what_is_finished_and_a_failure_does_not(exported: An
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("change", ["options", "checkpoint"])
-def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) -> None:
-    checkpoint = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "checkpoint"))
-    out, said = tmp_path / "out", []
-    killed_at("decoder layer 2 of 3", checkpoint, out / "bundle")
-    if change == "checkpoint":
-        os.utime(checkpoint / "model.safetensors", (1, 1))
-    export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notify=said.append)
-    assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
-    assert leftovers(out) == []
-
-
 def test_a_key_is_of_files_and_options(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"x")
@@ -173,45 +158,3 @@ def test_a_key_is_of_files_and_options(tmp_path: Path) -> None:
     os.utime(tmp_path / "model.safetensors", (1, 1))
     keys.add(fingerprint(tmp_path, {}))
     assert len(keys) == 5
-
-
-def test_keys_do_not_mix(tmp_path: Path) -> None:
-    """One of another key, or of none, does not get what was left; another that runs keeps its own."""
-
-    def left(key: str) -> None:
-        with atomic_directory(tmp_path / "bundle", key=key) as folder:
-            (folder / "file").write_text(key)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        left("a")
-    with atomic_directory(tmp_path / "bundle", key="a") as first, atomic_directory(tmp_path / "bundle", key="a") as second:
-        assert [path.name for path in first.iterdir()] == ["file"]
-        assert list(second.iterdir()) == []
-        shutil.rmtree(first)
-        first.mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        left("a")
-    with atomic_directory(tmp_path / "other", key="a") as folder:
-        assert list(folder.iterdir()) == []
-
-
-def test_a_key_is_of_what_scales_and_samples_are_measured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    options: list[dict[str, Any]] = [{}, {"kv": "fp16"}, {"kv": "int8"}, {"samples": "sampled"}]
-    before = [fingerprint(tmp_path, each) for each in options]
-    monkeypatch.setattr(fingerprints, "_version", lambda package: "9" if "onnxruntime" in package else version(package))
-    changed = [fingerprint(tmp_path, each) != was for each, was in zip(options, before, strict=True)]
-    assert changed == [False, False, True, True]
-
-
-@pytest.mark.parametrize("changed", ["writer.py", "kv_scales.py", "families/llava.py"])
-def test_a_key_is_of_the_programs_that_make_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(fingerprints.__file__).parent, tmp_path / "export", ignore=ignored)
-    monkeypatch.setattr(fingerprints, "__file__", str(tmp_path / "export" / "fingerprint.py"))
-    exporter: Any = fingerprints._exporter.__wrapped__
-    before = exporter()
-    with (tmp_path / "export" / changed).open("a") as file:
-        file.write("\n")
-    assert exporter() != before

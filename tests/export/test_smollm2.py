@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from checkpoints import TEMPLATE
@@ -91,26 +89,3 @@ def test_greedy_text_equals_that_of_transformers(checkpoint: Path, tmp_path: Pat
         found = runner.greedy(runner.step(runner.embed(ids)).logits[0], 24)
         print(f"{prompt} -> {runner.tokenizer.decode(found)!r}")
         assert runner.tokenizer.decode(found) == runner.tokenizer.decode(wanted)
-
-
-@pytest.mark.slow
-def test_the_gguf_file_itself_gives_the_logits_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
-    """Exported from the quantised file, beside a checkpoint that holds the tower alone."""
-    import transformers as t
-    from safetensors.torch import load_file, save_file
-
-    vision = {name: x for name, x in load_file(checkpoint / "model.safetensors").items() if "language_model" not in name}
-    folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
-    save_file(vision, folder / "model.safetensors", metadata={"format": "pt"})
-    runner = Runner(export_checkpoint(folder, tmp_path / "bundle", text_gguf=checkpoint.parent / GGUF))
-    source: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.parent, "gguf_file": GGUF}
-    model = t.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
-    for prompt in PROMPTS:
-        ids = runner.tokens(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")
-        with torch.no_grad():
-            wanted = model(torch.tensor([ids])).logits[0].numpy()
-        runner.past_len[:], runner.position = 0, 0
-        found = runner.step(runner.embed(ids), range(len(ids))).logits
-        difference = float(np.abs(found - wanted).max())
-        print(f"{prompt} -> {difference:.1e} at most, of {np.abs(wanted).max():.0f}")
-        assert difference < 1e-3

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +97,3 @@ def test_a_newer_opset_is_found(tmp_path: Path) -> None:
     Allowed.load(TENSORRT_10_15).check(newer)
     with pytest.raises(AssertionError, match=r"TensorRT 10\.3 does not take: opset ai\.onnx 21"):
         Allowed.load(TENSORRT_10_3).check(newer)
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_the_lists_name_their_sources_and_real_operators(name: str) -> None:
-    data = json.loads(files("edgevlm.export.profiles").joinpath(f"{name}.json").read_text())
-    assert all(source["document"] and source["address"].startswith("https://") for source in data["sources"])
-    legacy = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "Scatter", "Upsample", "MeanVarianceNormalization"}
-    operators = Allowed.load(name).operators
-    assert len(operators) > 120
-    for operator, types in operators.items():
-        assert operator in legacy or onnx.defs.has(operator)
-        assert all(TensorProto.DataType.Value(kind) for kind in types)

@@ -7,22 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from checkpoints import make_checkpoint
 from engine_runner import EngineRunner, opened
 from onnx import TensorProto
-from packed_checkpoints import make_packed
 from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
 from edgevlm.export.precisions.layouts import Dense, PerBlock, PerChannel, block_of
-from edgevlm.export.profiles import load_profile
-from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 LAYOUTS: dict[str, tuple[Any, float]] = {  # with half of the largest code's step, of the largest number
@@ -115,46 +109,3 @@ def test_a_decoder_computes_with_the_stored_numbers(
     halved = ours.encode(pixels.reshape(2, -1, *vision.size))
     assert vision.precision == "fp16"
     assert 1e-6 < np.abs(halved - features).max() / features.std() < 2e-2
-
-
-def test_what_a_bundle_says(exported: Any) -> None:
-    made = exported("qwen3_vl", **SHAPES["qwen3_vl"], profile=TENSORRT_10_15, precision="int4", kv="fp32")
-    spec = Bundle.load(made.bundle)
-    assert (spec.profile, spec.decoder.precision, spec.decoder.kv, spec.vision.precision) == (
-        TENSORRT_10_15, "int4", "fp32", "fp16",
-    )  # fmt: skip
-    assert list(spec.decoder.graphs) == ["full", "projections"]
-    assert spec.shapes is not None
-    assert spec.shapes.frames == 8
-    assert spec.shapes.rows == 4 * (spec.vision.tokens_per_frame + 32)
-    graph = onnx.load(spec.file(spec.decoder.graphs["full"]), load_external_data=False)
-    assert {tensor.data_type for tensor in graph.graph.initializer} >= {TensorProto.INT4, TensorProto.FLOAT16}
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"kv": "int8"}, "--kv int8 cannot be written for tensorrt-10.3; give fp32 or fp16"),
-        (
-            {"precision": "int4-zp"},
-            "--precision int4-zp cannot be written for tensorrt-10.3; give fp16 or fp32 or int4 or int8",
-        ),
-        ({"precision": "int5"}, "--precision 'int5' is not known; did you mean 'int"),
-        ({"vision_precision": "int8"}, "--vision-precision 'int8' is not known for tensorrt-10.3; there is fp32 and fp16"),
-    ],
-)
-def test_what_tensorrt_does_not_take_is_one_line(exported: Any, tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    checkpoint = exported("llava_onevision", **SHAPES["llava_onevision"]).checkpoint
-    with pytest.raises(UserError) as error:
-        export_checkpoint(checkpoint, tmp_path / "out", profile=TENSORRT_10_3, **options)
-    assert str(error.value).startswith(says)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_rounded_checkpoints_and_unknown_profiles_are_refused(tmp_path: Path) -> None:
-    packed, _ = make_packed(make_checkpoint(tmp_path / "plain", "llava", layers=1, side=2), tmp_path, "awq", 32)
-    with pytest.raises(UserError, match=r"awq has rounded the checkpoint with zero points, which TensorRT does not take"):
-        export_checkpoint(packed, tmp_path / "out", profile=TENSORRT_10_15)
-    with pytest.raises(UserError, match=r"no profile is called 'tensorrt-10'; did you mean 'tensorrt-10"):
-        load_profile("tensorrt-10")
