@@ -46,15 +46,6 @@ def test_of_more_held_frames_than_fit_every_second_one_goes():
     assert taken[0] < 4, "the oldest are thinned out and not lost"
 
 
-def test_a_look_at_what_is_held_does_not_read_the_rest():
-    ring, steps = filled(500, days=36_500.0), []
-    ring.keep({498, 499}, 499)
-    ring._database.set_progress_handler(lambda: steps.append(None), 10)  # after so many of SQLite's steps
-    ring.keep({499}, 499)
-    assert list(ring.taken([498, 499])) == [498, 499]
-    assert len(steps) < 50
-
-
 def test_a_picture_is_the_frame():
     picture = np.zeros((480, 640, 3), np.uint8)
     picture[:, :320, 0] = 255

@@ -72,14 +72,6 @@ def test_an_event_is_as_every_sink_tells_it_and_names_its_pictures(client):
     assert client.get(f"/v1/events/{EVENT.id}/1.jpg").status_code == 404
 
 
-def test_metrics_count_events_what_waits_and_what_failed(service, client):
-    eventually(lambda: 'edgevlm_sink_sent_events_total{sink="program"} 3.0' in client.get("/metrics").text)
-    text = client.get("/metrics").text
-    assert 'edgevlm_watch_events_total{state="open",stream="door",watch="parcel"} 1.0' in text
-    assert 'edgevlm_sink_waiting_events{sink="program"} 0.0' in text
-    assert 'edgevlm_sink_failures_total{sink="program"} 0.0' in text
-
-
 def test_a_reload_changes_sinks_and_says_what_is_wrong(service):
     config = service.config
     other = check_config({"state": config.state, "sinks": [{"kind": "exec", "command": "false"}]}, "test")
@@ -88,16 +80,6 @@ def test_a_reload_changes_sinks_and_says_what_is_wrong(service):
         (done,) = service.reload(each.model_copy(update={"cameras": {}}))
         assert done.startswith(line)
     assert list(service.delivery.sinks) == ["exec"]
-
-
-def test_a_digest_tells_when_watches_were_open(client, service):
-    service.delivery.record(replace(EVENT, watch="light", question="is it on?", opened=NOW - 18_000, time=NOW - 18_000))
-    answer = client.get("/v1/digest?since=4h").json()
-    assert [(each["watch"], each["seconds"]) for each in answer["data"]] == [("light", None), ("parcel", 6600.0), ("dog", None)]
-    assert answer["data"][1]["evidence"][0]["jpeg_url"] == f"/v1/events/{EVENT.id}/0.jpg"
-    early = client.get("/v1/digest?since=3h&until=1h&camera=door").json()["data"]
-    assert [(each["watch"], each["closed"]) for each in early] == [("light", None), ("parcel", None)]
-    assert client.get("/v1/digest?since=x").json()["error"]["param"] == "since"
 
 
 def strict(schema):

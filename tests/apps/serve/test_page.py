@@ -143,24 +143,6 @@ def test_a_camera_is_tested_added_dies_while_watched_and_comes_back(opened, keep
         api.expect(page.locator("nav button")).to_have_count(1)
 
 
-def test_another_policy_begins_a_new_memory(opened, server):
-    page = opened()
-    page.get_by_role("button", name="Memory demo").click()
-    api.expect(page.locator("#switch-warning")).to_contain_text("What demo remembers now is forgotten")
-    page.select_option("#policy", "last-seen")
-    page.fill("#budget", "1")
-    page.get_by_role("button", name="Forget and begin anew").click()
-    api.expect(page.locator("#switch-problem")).to_contain_text("budget")
-    page.fill("#budget", "512")
-    page.get_by_role("button", name="Forget and begin anew").click()
-    api.expect(page.locator("#held")).to_contain_text("of 512 tokens")
-    api.expect(page.locator("#held")).to_contain_text("last-seen")
-
-
-def slow(route):
-    """An answer that does not come: the page waits for it."""
-
-
 def test_the_frames_that_an_answer_was_read_from_are_marked(opened, server):
     page = opened()
     frame = server.get("/v1/streams/demo/memory")["frames"][0]
@@ -186,21 +168,6 @@ def test_the_frames_that_an_answer_was_read_from_are_marked(opened, server):
     page.keyboard.press("Enter")
     api.expect(page.locator("#talk .seen").last).to_have_text("What would answer this is no longer in memory.")
     api.expect(page.locator(f"{TILES}.evidence")).to_have_count(0)
-
-
-def test_a_reload_in_the_middle_of_an_answer_keeps_the_conversation(opened):
-    page = opened()
-    page.fill("#question", NOW)
-    page.keyboard.press("Enter")
-    api.expect(page.locator("#talk li .a")).to_have_text(re.compile(r"^\d+$"))
-    api.expect(page.locator("#stop")).to_be_hidden()
-    page.route("**/v1/chat/completions", slow)
-    page.fill("#question", "and then?")
-    page.keyboard.press("Enter")
-    page.locator("#stop").wait_for()
-    page.reload()
-    api.expect(page.locator("#talk li .q")).to_have_text([NOW, "and then?"])
-    api.expect(page.locator("#talk li .a").first).to_have_text(re.compile(r"^\d+$"))
 
 
 def test_axe_finds_nothing_in_any_state(opened, keep, server):

@@ -138,17 +138,6 @@ def test_prometheus_reads_the_metrics(demo):
     assert count[0].value >= 1
 
 
-def test_events_come_to_a_listener(demo):
-    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=WAIT_S)
-    connection.request("GET", "/v1/streams/demo/events")
-    response = connection.getresponse()
-    assert response.readline().strip() == b"event: state"
-    demo.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": NOW}])
-    eventually(lambda: response.readline().strip() == b"event: answer")
-    assert json.loads(response.readline().removeprefix(b"data: "))["question"] == NOW
-    connection.close()
-
-
 def test_cameras_come_and_go(demo, tmp_path):
     status, _, body = demo.request("POST", "/v1/streams", {"id": "second", "source": "demo", "fps": 4})
     assert status == 201, body

@@ -66,14 +66,6 @@ def test_a_value_that_cannot_be_is_a_400_that_names_it(server, fields):
     assert (status, json.loads(body)["error"]["param"]) == (400, next(iter(fields)))
 
 
-def test_an_answer_goes_back_as_the_official_client_keeps_it(server):
-    said = list(SAID)
-    for _ in range(2):
-        answer = server.client.chat.completions.create(model="one", messages=said, temperature=None, stop=None)
-        said += [answer.choices[0].message, *SAID]
-    assert answer.choices[0].message.content.strip().isdecimal()
-
-
 def test_the_responses_interface(server):
     asked = {"model": "one", "input": [{"role": "user", "content": [{"type": "input_text", "text": NOW}]}], "store": False}
     whole = server.client.responses.create(**asked, max_output_tokens=16)

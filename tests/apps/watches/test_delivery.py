@@ -106,14 +106,3 @@ def test_events_go_to_the_sinks_they_name_and_what_waits_for_none_is_dropped(sto
     delivery.close()
     assert ([len(sink.got) for sink in sinks.values()], store.waiting()) == ([0, 1], {})
     assert said == ["sink gone is not configured any more: 1 events for it are dropped"]
-
-
-def test_it_is_closed_in_time_by_what_is_still_failing(store, monkeypatch):
-    monkeypatch.setattr(delivery_module, "FIRST_S", 1000)
-    sink = Flaky(fails=1000)
-    delivery = Delivery(store, {"phone": sink}, lambda line: None)
-    delivery.record(EVENT)
-    until(lambda: delivery.failures["phone"])
-    delivery.close()
-    assert "edgevlm-sink-phone" not in [thread.name for thread in threading.enumerate()]
-    assert store.waiting() == {"phone": 1}

@@ -1,16 +1,13 @@
 """The file of events: what it holds, and what it does on bad disks."""
 
 import os
-import sqlite3
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from edgevlm.apps import store as store_module
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.errors import UserError
 
@@ -146,20 +143,6 @@ def test_a_damaged_file_is_set_aside_with_one_line(tmp_path, said, start):
     assert len(said) == 1
 
 
-def test_damage_that_is_found_later_costs_one_line(tmp_path, said):
-    store = EventStore(tmp_path, said.append, days=1e5)
-    store.record(EVENT)
-    store._run("PRAGMA wal_checkpoint(TRUNCATE)")
-    store._run("PRAGMA shrink_memory")
-    spoilt(tmp_path / FILE, 0)
-    later = numbered(3)[1:]
-    for event in later:
-        store.record(event, sinks=["phone"])
-    assert len(said) == 1
-    assert [event.id for event in store.query()] == [event.id for event in reversed(later)]
-    store.close()
-
-
 def test_a_newer_file_and_a_folder_that_is_none_are_refused(tmp_path, store):
     store._run("PRAGMA user_version = 99")
     store.close()
@@ -211,22 +194,3 @@ def test_a_full_disk_loses_nothing_and_a_read_only_one_is_refused(disk, said):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(UserError, match="cannot be written"):
         EventStore(disk)
-
-
-def test_a_page_that_cannot_be_read_once_is_not_damage(tmp_path, said, monkeypatch):
-    EventStore(tmp_path, days=1e5).close()
-
-    class Once(sqlite3.Connection):
-        fails = True
-
-        def execute(self, statement, *values):
-            if Once.fails and "quick_check" in statement:
-                Once.fails = False
-                return super().execute("SELECT 'Tree 3 page 3: btreeInitPage() returns error code 10'")
-            return super().execute(statement, *values)
-
-    monkeypatch.setattr(store_module.sqlite3, "connect", partial(sqlite3.connect, factory=Once))
-    EventStore(tmp_path, said.append, days=1e5).close()
-    assert not Once.fails
-    assert said == []
-    assert not (tmp_path / DAMAGED).exists()

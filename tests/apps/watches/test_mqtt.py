@@ -10,7 +10,6 @@ from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.mqtt import Mqtt
 from edgevlm.apps.watches.sinks import WatchStatus
-from edgevlm.errors import UserError
 
 pytest.importorskip("paho.mqtt.client")
 from broker import MOSQUITTO, Broker, Listener, until
@@ -138,11 +137,3 @@ def test_the_state_is_what_holds_now_also_where_closings_are_not_sent_or_come_la
     assert listener.of("edgevlm/door/parcel/state") == [b"OFF"]
     store.close()
     listener.close()
-
-
-def test_a_wrong_password_is_told(broker):
-    sink = Mqtt(broker.url.replace("secret", "wrong"))
-    sink.start()
-    with pytest.raises(UserError, match="Not authorized"):
-        sink.send(EVENT, [])
-    sink.close()

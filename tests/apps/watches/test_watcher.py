@@ -11,7 +11,7 @@ from edgevlm.apps.sources import Frame
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
-from edgevlm.errors import FieldError, UserError
+from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.sampling import Classified
 
@@ -147,27 +147,6 @@ def test_a_watch_is_asked_every_so_often_or_when_the_picture_changed(camera):
     for time_s, image in [(0.5, None), (1.0, None), (1.5, None), (2.0, white), (2.5, white)]:
         camera.frame(time_s, 0.1, image)
     assert camera.session.asked == [["a?", "b?"], ["a?"], ["b?"], ["a?"]]
-
-
-def test_a_change_that_is_held_back_is_asked_about_though_the_picture_stays(camera):
-    camera.watcher.add(watch(changed=True, open_after=1))
-    assert [camera.frame(time_s, 0.9) for time_s in (1.0, 1.5, 2.0, 2.5)] == [[], [], ["open"], []]
-    assert len(camera.session.asked) == 3
-
-
-def test_what_there_was_no_time_for_is_asked_first_the_next_time(camera):
-    camera.session.most = 1
-    for question in ("a?", "b?", "c?"):
-        camera.watcher.add(watch(question))
-    for time_s in (1.0, 2.0, 3.0):
-        camera.frame(time_s, 0.1)
-    assert [asked[0] for asked in camera.session.asked] == ["a?", "b?", "c?"]
-
-
-def test_a_question_that_the_model_does_not_take_is_refused_by_name(camera):
-    with pytest.raises(FieldError, match=r"^question: ask a question"):
-        camera.watcher.add(watch("hello"))
-    assert camera.watcher.states() == {}
 
 
 def test_a_round_that_fails_is_told_of_once_and_the_next_is_asked(monkeypatch):
