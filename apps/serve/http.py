@@ -184,7 +184,7 @@ class Server:
         completion.cancel()
         self.metrics.unfinished -= 1
         answer = completion.answer
-        if not isinstance(answer, str) and answer.token_ids:
+        if answer.token_ids:
             self.metrics.answer_s += (time.perf_counter() - completion.began - self.metrics.answer_s) / 8
             self.metrics.answered(completion.stream.name, answer)
 
