@@ -49,10 +49,6 @@ def test_a_copy_of_the_demo_is_measured_on_the_demo_world(tmp_path):
     assert json.loads(done.stdout)["clips"] == [f"demo world {seed}" for seed in (101, 102, 103, 104)]
 
 
-def test_another_model_is_not_the_demo(bundle):
-    assert not is_demo(Bundle.load(bundle, verify="size"))
-
-
 def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
     copy = shutil.copytree(bundle, tmp_path / "bundle")
     done = edgevlm("calibrate", copy, "--video", clip("bikes.mp4"), "--frames", 12, "--policies", "none")

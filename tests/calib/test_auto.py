@@ -47,13 +47,6 @@ def opened(copy, made_up):
         session.close()
 
 
-def test_choices_are_read_as_they_were_written(copy, made_up):
-    assert Choices.from_json(CHOICES.to_json()) == CHOICES
-    write_calibration(Bundle.load(copy), made_up(), CHOICES)
-    written = Bundle.load(copy)
-    assert (written.calibration(), written.choices()) == (made_up(), CHOICES)
-
-
 def test_a_chosen_policy_that_takes_whole_frames_gets_them(opened):
     append = AppendChoice(0.99, 0.02, (AppendTrial(0.99, 0.2, 0.0, 0.0, 0.0),), 16, 0.3)
     whole = Choice(64, "purekv:st_spattn=on", (replace(UNIFORM, policy="purekv:st_spattn=on"),), ())

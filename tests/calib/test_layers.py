@@ -50,12 +50,6 @@ def test_planted_layers_get_their_class(decay, anchor, expected):
     assert classed(planted(decay, anchor)) == expected
 
 
-def test_ages_are_newest_first_and_sum_to_one():
-    attention = np.repeat(np.arange(1.0, 5), 3)  # frames 1, 2, 3, 4, three tokens each
-    assert ages(attention, 4) == pytest.approx(np.array([4, 3, 2, 1]) / 10)
-    assert recency(np.array([0.4] + [0.1] * 6)) == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize("per_frame", [2, 8, 9])
 def test_decay_is_no_pattern_and_a_pattern_survives_decay(per_frame):
     rng = np.random.default_rng(1)

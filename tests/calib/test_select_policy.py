@@ -54,15 +54,6 @@ def test_where_nothing_can_be_told_apart_the_fallback_stays_though_it_was_not_me
     assert select_policy(field) is None
 
 
-def test_the_fallback_stays_where_only_others_are_worse():
-    field = [measured("best", planted(0.02, 1.0, 2), 1), measured(FALLBACK, planted(0, 1.0, 3), 50)]
-    assert select_policy([*field, measured("worse", planted(-1, 0.1, 4), 1)]) is None
-
-
-def test_the_only_policy_measured_is_chosen():
-    assert select_policy([measured("uniform", [[1.0]], 1)]) == "uniform"
-
-
 def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():
     clusters = [[1.0, 2.0, 3.0], [5.0], []]
     found = mean(clusters)

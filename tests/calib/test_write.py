@@ -15,8 +15,6 @@ from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
-from edgevlm.runtime.model import Model
-from edgevlm.runtime.session import Session
 
 
 @pytest.fixture
@@ -152,20 +150,6 @@ def test_a_calibration_of_another_model_is_refused(copy, made_up):
     reseal(copy, json.dumps(json.loads(made_up().to_json()) | four).encode())
     with pytest.raises(BundleError, match="of 4 layers and the model has 5"):
         Bundle.load(copy).calibration()
-
-
-def test_a_session_of_a_calibrated_bundle_uses_its_thresholds(copy, made_up):
-    write_calibration(Bundle.load(copy), made_up(thresholds=(1e-9, 2e-9, 3e-9)))  # every layer is above: window 1
-    with Session.open(Model.load(copy, threads=1), budget=64, policy="infinipot-v") as session:
-        policy = session._stream.policy
-        norms = [session._stream.cache.value(layer)[..., 0] for layer in range(5)]
-        assert [policy._window(layer, abs(norm)) for layer, norm in enumerate(norms)] == [1] * 5
-        assert session.basis.startswith("infinipot-v: calibrated 2026-11-21")
-    with Session.open(Model.load(copy, threads=1), budget=64, policy="infinipot-v:tau=preset") as session:
-        assert [session._stream.policy._window(layer, abs(norm)) for layer, norm in enumerate(norms)] == [7, 7, 5, 3, 1]
-        assert session.basis == "infinipot-v: default thresholds, as set"
-    with Session.open(Model.load(copy, threads=1), budget=64, policy="sliding-window") as session:
-        assert session.basis == ""
 
 
 def names(folder):

@@ -87,11 +87,3 @@ def test_on_a_quiet_machine_a_tower_is_within_the_goal(exported, chunk):
 @SEEDED
 def test_on_a_quiet_machine_a_decoder_is_within_the_goal(seeded, budget, chunk):
     assert bundle_error(seeded, budget, chunk) < GOAL
-
-
-def test_a_process_that_is_clearly_off_is_measured_twice_more():
-    taken = iter([80, 102, 99, 1])
-    assert error(100, lambda: next(taken)) == pytest.approx(1 / 99)
-    assert list(taken) == [1]
-    assert error(100, iter([91]).__next__) == pytest.approx(9 / 91)
-    assert error(100, iter([80, 79, 150]).__next__) == pytest.approx(0.25)

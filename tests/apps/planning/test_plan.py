@@ -1,24 +1,28 @@
 """`edgevlm plan`: what it says is monotonic, and its boundary is exact."""
 
 import json
+import runpy
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
-import numpy as np
 import pytest
 from planned import SMALL, make_line, qwen3, roofline, with_figures
 from typer.testing import CliRunner
 
+from edgevlm.apps.planning.catalogue import checkpoints
 from edgevlm.apps.planning.memory import (
     arena_bytes,
     memory_of,
     policy_bytes,
 )
-from edgevlm.apps.planning.plan import FIRST, PlanRequest, choose, make_plan
+from edgevlm.apps.planning.plan import FIRST, PlanRequest, choose
 from edgevlm.apps.planning.speed import can_run, largest_budget, speed_of
 from edgevlm.cli import app
 from edgevlm.engines.devices import device_names, load_device
 from edgevlm.errors import UserError
+from edgevlm.export.families import load_family
+from edgevlm.runtime.plugins import names
 
 JETSONS = [name for name in device_names() if name.startswith("orin")]
 
@@ -44,14 +48,6 @@ def test_the_largest_budget_fits_and_one_token_more_does_not(device, fps):
     assert budget > SMALL.least_budget
     assert can_run(line, budget, 8, fps)
     assert not can_run(line, budget + 1, 8, fps)
-
-
-def test_the_largest_rate_is_kept_up_with_and_no_more():
-    line = make_line(device="orin-nx-16", budget=4000)
-    rate = speed_of(roofline(), 4000, 8).prefill_fps
-    assert line["largest_fps"] == round(rate, 3)
-    assert can_run(roofline(), 4000, 8, rate)
-    assert not can_run(roofline(), 4000, 8, np.nextafter(rate, np.inf))
 
 
 # Monotonic in every argument.
@@ -134,15 +130,53 @@ def test_what_cannot_be_planned_is_one_line(asked, says):
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_that_is_no_model_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"config\.json: is missing"):
-        make_plan(PlanRequest(str(tmp_path), "cpu"))
-    with pytest.raises(UserError, match="does not exist"):
-        make_plan(PlanRequest(str(tmp_path / "none"), "cpu"))
-
-
 @pytest.mark.parametrize("asked", [["--device", "orin-nx-8"], ["--precision", "int8"], ["--kv", "int8"]])
 def test_only_a_bundle_as_it_is_on_a_cpu_can_be_measured(asked):
     done = run("demo", *asked, "--measure")
     assert isinstance(done.exception, UserError)
     assert "--measure runs demo or a bundle on this CPU as it is; leave" in str(done.exception)
+
+
+# `edgevlm models`.
+
+ROOT = Path(__file__).parents[3]
+PARAMETERS = {  # as the hub counts a checkpoint's tensors
+    "HuggingFaceTB/SmolVLM2-256M-Video-Instruct": 256_484_928,
+    "HuggingFaceTB/SmolVLM2-500M-Video-Instruct": 507_482_304,
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct": 2_246_784_880,
+    "llava-hf/llava-1.5-7b-hf": 7_063_427_072,
+    "Qwen/Qwen2-VL-2B-Instruct": 2_208_985_600,
+    "Qwen/Qwen2-VL-7B-Instruct": 8_291_375_616,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+}
+
+
+def test_sizes_are_the_hubs():
+    found = {checkpoint.name: checkpoint.parameters for checkpoint in checkpoints()}
+    assert {name: found[name] for name in PARAMETERS} == pytest.approx(PARAMETERS, rel=0.002)
+
+
+def test_every_family_has_a_checkpoint():
+    families = {checkpoint.model.family for checkpoint in checkpoints()}
+    assert families == set(names("families", own=True))
+    assert all(load_family(family, "") for family in families)
+
+
+@pytest.mark.parametrize(("device", "last"), [([], None), (["--device", "laptop"], "0.41"), (["--device", "orin-nano-8"], "-")])
+def test_the_table_fits_a_terminal_and_says_what_it_is(device, last):
+    done = CliRunner().invoke(app, ["models", *device])
+    assert done.exit_code == 0
+    said = " ".join(done.stdout.split())
+    assert "Predicted by edgevlm plan, 2 frames a second asked; we have run none of these with real weights." in said
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("Qwen/Qwen2.5-VL-7B"))
+    assert last in (None, row[-1])
+
+
+def test_tables_in_documents_are_what_the_plan_says():
+    made = runpy.run_path(str(ROOT / "docs" / "plan_tables.py"))
+    for document in made["DOCUMENTS"]:
+        text = document.read_text(encoding="utf-8")
+        assert made["filled"](text) == text, f"{document.name}: run python docs/plan_tables.py"
+        assert made["MARKED"].search(text)
