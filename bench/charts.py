@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.bench.plots import new_figure
+from edgevlm.errors import UserError
+from edgevlm.packages import install
 
 PALETTE = ("#4477aa", "#ee6677", "#228833", "#aa8800", "#aa3377", "#3399bb", "#888888", "#ee7733", "#994455", "#44aa99")
 DASHES = ("-", "--", ":", "-.")  # so that lines are told apart in black and white
@@ -77,9 +78,12 @@ def bars(x_label: str, rows: Sequence[Bar]) -> str:
 
 
 def _figure(height: float) -> tuple[Any, Any]:
-    figure = new_figure(8, height)
-    import matplotlib as mpl
-
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError(f"charts need matplotlib: {install('report')}") from None
+    figure = Figure(figsize=(8, height), layout="constrained")
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "edgevlm", "text.parse_math": False, "font.size": 9})
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from edgevlm.apps.commands.lazy import lazy_app
 
 COMMANDS = {  # in the order of --help
-    "speed": ("edgevlm.bench.commands.measure:speed", "Time decode, prefill, vision, precisions and graphs."),
+    "speed": ("edgevlm.bench.commands.measure:speed", "Time decode, prefill, vision and precisions."),
     "compression": ("edgevlm.bench.commands.measure:compression", "Time compression beside a plain read."),
     "stream": ("edgevlm.bench.commands.measure:stream", "Watch a stream grow: speed, memory, energy."),
-    "memory": ("edgevlm.bench.commands.measure:memory", "Measure long runs, snapshots, stores and retrieval."),
+    "memory": ("edgevlm.bench.commands.measure:memory", "Measure long runs, snapshots and the store."),
     "accuracy": ("edgevlm.bench.commands.accuracy:accuracy", "Compare what policies still know."),
     "camera": ("edgevlm.bench.commands.measure:camera", "Time a frame from camera to answer."),
-    "serve": ("edgevlm.bench.commands.measure:serve", "Time serve's answers, cameras and clients."),
+    "serve": ("edgevlm.bench.commands.measure:serve", "Time serve's answers and cameras."),
     "watch": ("edgevlm.bench.commands.measure:watch", "Measure how well watches open, and their cost."),
-    "cluster": ("edgevlm.bench.commands.measure:cluster", "Simulate nodes that fail, over the real placement."),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
     "vrex": ("edgevlm.bench.commands.measure:vrex", "Model V-Rex's accelerator beside its paper."),
     "all": ("edgevlm.bench.commands.results:all_benches", "Run the benchmarks and keep their results."),

@@ -67,7 +67,7 @@ def compression(
         if name == AUTO:
             raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
         if isinstance(create_policy(name), Retrieval):
-            raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench memory retrieval times it")
+            raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench memory longrun measures it")
     for name, kind in product(names, kinds):
         yield measure(name, shape, kind, threads, rounds, prefixed(progress, f"{name}, {kind}"))
 

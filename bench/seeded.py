@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edgevlm.bench.noise import NoiseEngine
 from edgevlm.export.backbones import TEXT_BACKBONES, DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
-from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.kv import KVType
-from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"
 CHAT = "You are watching a video and answer questions about it. <video> {{ messages[-1]['content'][-1]['text'] }}"
@@ -124,7 +121,7 @@ def decoder_bundle(
 ) -> Bundle:  # fmt: skip
     """Write a decoder into ``folder`` and return a bundle of it, ready for an engine; random weights without ``tensors``.
 
-    Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel) and its chat a few words.
+    Its vision tower is a stand-in: features ``[F, tokens_per_frame, hidden]`` are noise times a frame's mean.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
     made = write_decoder(
@@ -155,8 +152,10 @@ def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:
         pixels = g.input("pixel_values", TensorProto.FLOAT, ["F", 3, 1, 1])
         mean = g.node("ReduceMean", [pixels, g.constant("axes", np.array([1, 2, 3]))], ["mean"], keepdims=0)
         rows = g.node("Unsqueeze", [mean, g.constant("last", np.array([1, 2]))], ["rows"])
-        ones = g.constant("ones", np.ones((1, tokens_per_frame, hidden), np.float32))
-        g.output(g.node("Mul", [rows, ones], ["features"]), TensorProto.FLOAT, ["F", tokens_per_frame, hidden])
+        noise = np.random.default_rng(0).standard_normal((1, tokens_per_frame, hidden), np.float32)
+        g.output(
+            g.node("Mul", [rows, g.constant("noise", noise)], ["features"]), TensorProto.FLOAT, ["F", tokens_per_frame, hidden]
+        )
         g.save(folder / VISION)
 
 
@@ -165,13 +164,6 @@ def word_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({"word": 0}, unk_token="word"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
-
-
-def seeded_model(folder: Path, shape: DecoderShape, tokens_per_frame: int, threads: int, precision: str = "fp32") -> Model:
-    """A loaded model whose features are noise, whatever the frame, and whose cache can be filled with noise."""
-    bundle = decoder_bundle(folder, shape, tokens_per_frame, precision=precision)
-    engine = NoiseEngine(load_engine("onnxruntime-cpu", bundle, threads=threads), bundle)
-    return Model(bundle, engine, word_tokenizer(), bundle.closing_rows())
 
 
 # Whole checkpoints, as transformers' ``save_pretrained`` writes them: to export, and to measure beside transformers.

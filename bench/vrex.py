@@ -14,14 +14,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-from edgevlm.bench.results.journal import lines_of, number
-from edgevlm.errors import UserError
-
-TITLES = {"infinigen": "InfiniGen", "infinigenp": "InfiniGenP", "rekv": "ReKV", "resv": "ReSV"}  # policy -> method
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +174,13 @@ def calibrated(paper: dict[str, Any]) -> Analytic:
     return model
 
 
-def vrex(
-    prefill_ratio: float | None = None, generation_ratio: float | None = None, ratios: Path | None = None
-) -> Iterator[dict[str, Any]]:
+def vrex(prefill_ratio: float | None = None, generation_ratio: float | None = None) -> Iterator[dict[str, Any]]:
     """A line for each figure of the paper, then one for each system and length. Nothing is run.
 
-    Ratios are ReSV's fractions of the rows held that are fetched, for a frame and for a token; ``ratios``: lines of ``bench
-    memory retrieval`` with measured ones. ``link_bound``: the fraction of rows that PCIe can bring in a frame's milliseconds.
+    Ratios are ReSV's fractions of the rows held that are fetched, for a frame and for a token. ``link_bound``: the fraction of
+    rows that PCIe can bring in a frame's milliseconds.
     """
     model = calibrated(load_paper())
-    model.ratios = read_ratios(ratios) if ratios else {}
     _, method, (prefill, generation) = model.parts("V-Rex8")
     own = (prefill if prefill_ratio is None else prefill_ratio, generation if generation_ratio is None else generation_ratio)
     model.ratios[method["title"]] = own
@@ -220,21 +211,3 @@ def vrex(
                 "token_ms": round(1e3 * token, 2), "frame_j": round(frame * hardware["watts"], 3),
                 "prefill_ratio": prefill, "generation_ratio": generation,
             }  # fmt: skip
-
-
-def read_ratios(path: Path) -> dict[str, tuple[float, float]]:
-    """(prefill, generation) ratios by a method's title from lines of ``bench memory retrieval``; a policy's last line counts.
-
-    Raises UserError for a file that cannot be read, an invalid ratio, or no line of a policy that the model knows.
-    """
-    found = {}
-    for line in lines_of(path):
-        title = TITLES.get(str(line.get("policy")).partition(":")[0])
-        if title and line.get("bench") == "retrieval":
-            pair = [number(line, name) for name in ("prefill_ratio", "answer_ratio")]
-            if not all(value is not None and 0 <= value <= 1 for value in pair):
-                raise UserError(f"--ratios {path}: {line['policy']} has a prefill_ratio or answer_ratio not from 0 to 1")
-            found[title] = (pair[0] or 0.0, pair[1] or 0.0)
-    if not found:
-        raise UserError(f"--ratios {path}: no line of bench memory retrieval is of {', '.join(TITLES)}; give its --json output")
-    return found

@@ -1,29 +1,21 @@
-"""``edgevlm bench watch``: how well watches open and close on the demo world, in a month too, and what a dozen of them cost."""
+"""``edgevlm bench watch``: how well watches open and close on the demo world, and what a dozen of them cost."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.apps.run.output import evidence_fields
-from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.sources import SourceOptions, open_source
-from edgevlm.apps.watches.delivery import Delivery
-from edgevlm.apps.watches.events import EventStore, WatchEvent
-from edgevlm.apps.watches.sinks import Sink
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.pools import Processes
@@ -257,91 +249,6 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
         state.observe((frame + 1) / FPS, probability)
         is_open.append(state.is_open)
     return is_open
-
-
-class HourlyWorld(World):
-    """In each hour of sixty frames an object, five frames about its middle: so many kinds in turn, RED_SQUARE first."""
-
-    RED_SQUARE = COLORS.index("red"), SHAPES.index("square")
-
-    def __init__(self, seed: int, kinds: int) -> None:
-        super().__init__(seed)
-        others = [pair for pair in self._pairs() if pair != self.RED_SQUARE]
-        self._kinds = [self.RED_SQUARE, *np.random.default_rng(seed).permutation(others).tolist()][:kinds]
-
-    def _happen(self) -> None:
-        hour, minute = divmod(self.history.now, 60)
-        comes = int(np.random.default_rng(hour).integers(15, 40))
-        if minute == comes:
-            self._show(*self._kinds[hour % len(self._kinds)])
-        elif minute == comes + 5:
-            self.history.present[0].left = self.history.now
-
-
-class CountedSink(Sink):
-    """Counts the events it gets, by id."""
-
-    def __init__(self) -> None:
-        self.got: Counter[str] = Counter()
-
-    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        self.got[event.id] += 1
-
-
-def month(
-    hours: float = 720,
-    kinds: int = 64,
-    append: Sequence[str] = ("auto",),
-    threads: int | None = None,
-    progress: Notify = lambda words: None,
-) -> Iterator[Line]:
-    """A demo camera of a frame a minute, to which an object comes once an hour, so many kinds in turn. A line for each of two
-    watches, of any object and of a red square: openings and closings beside the truth, how many a sink did not get, and bytes
-    of the events' file.
-    """
-    frames, sink, world = round(60 * hours), CountedSink(), HourlyWorld(0, kinds)
-    counts: dict[str, Any] = {"choices": ["0", "1", "2", "3"], "answer": ["1", "2", "3"]}
-    watches = {
-        "any object": Watch(question="how many objects are there now?", every=60, **counts),
-        "red square": Watch(question="is there a red square now?", every=60),
-    }
-    states = {about: WatchState(watch) for about, watch in watches.items()}
-    truth, is_open = {about: list[bool]() for about in watches}, {about: list[bool]() for about in watches}
-    opened_at, began = dict.fromkeys(watches, 0.0), time.time() - 60 * frames
-    with (
-        TemporaryDirectory(prefix="edgevlm-bench-") as folder,
-        Session.open(Model.load("demo", threads=threads), append=append[0]) as session,
-        closing(EventStore(folder, progress)) as store,
-    ):
-        delivery = Delivery(store, {"sink": sink}, progress)
-        for frame in range(frames):
-            if frame % 60 == 0:
-                progress(f"hour {frame // 60} of {hours:g}")
-            picture = world.step()
-            session.watch(picture, 60.0 * frame)
-            answers = session.classify([(watch.question, watch.choices) for watch in watches.values()])
-            present = [thing.name for thing in world.history.present]
-            for (about, watch), found in zip(watches.items(), answers, strict=True):
-                state, probability = states[about], sum(found.probabilities[choice] for choice in watch.answers)
-                if state.observe(found.time_s, probability):
-                    at = began + found.time_s
-                    opened_at[about] = at if state.is_open else opened_at[about]
-                    word: Literal["open", "close"] = "open" if state.is_open else "close"
-                    moments: Any = evidence_fields(found.looked.evidence(), began)["evidence"]
-                    event = WatchEvent("demo", watch.name, word, at, probability, opened_at[about], moments, watch.in_words)
-                    delivery.record(event, [as_jpeg(picture)] * len(moments))
-                truth[about].append(about in present or (about == "any object" and bool(present)))
-                is_open[about].append(state.is_open)
-        delivery.close()
-        kept = {about: {event.id for event in store.query(watch=watch.name, limit=frames)} for about, watch in watches.items()}
-        file_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
-    for about, ids in kept.items():
-        score = Score()
-        score.add(truth[about], is_open[about])
-        yield {
-            "bench": "watch-month", "hours": hours, "kinds": kinds, "append": append[0], "about": about, **summed([score]),
-            "kept": len(ids), "lost": len(ids - sink.got.keys()), "file_bytes": file_bytes,
-        }  # fmt: skip
 
 
 def cost(

@@ -523,10 +523,6 @@ class Service:
         stream.start()
         return stream
 
-    def serve_as(self, name: str, model: Model) -> None:
-        """Have cameras of that model's name use one that is loaded already; it is closed with the service."""
-        self._models[name] = model
-
     def _model(self, name: str) -> Model:
         if name not in self._models:
             with progress("reading the model") as step:

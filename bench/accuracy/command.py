@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgevlm.bench.accuracy.report import describe, make_report
-from edgevlm.bench.plots import check_plot
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
@@ -38,11 +37,10 @@ def run_demo_suite(
     out: Path | None = None,
     resume: bool = False,
     pool: Pool = HERE,
-    plot: Path | None = None,
     as_json: bool = False,
 ) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
-    check(settings, plot)
+    check(settings)
     budgets = parse_tokens(budget) if settings.suite == LONGSTREAM else parse_budgets(budget)
     variants = parse_variants(policies)
     against = reference(against, variants)
@@ -56,10 +54,6 @@ def run_demo_suite(
             encode=encodes,
         )  # fmt: skip
     report = make_report(comparison, against)
-    if plot is not None:
-        from edgevlm.bench.accuracy.plot import plot as draw
-
-        draw(report, plot)
     return _json_lines(list(report.lines())) if as_json else describe(report)
 
 
@@ -75,18 +69,14 @@ def model_folder(settings: AccuracySettings) -> Iterator[str]:
         yield str(text_bundle(Path(settings.model), Path(folder)))
 
 
-def check(settings: AccuracySettings, plot: Path | None) -> None:
+def check(settings: AccuracySettings) -> None:
     """Raise UserError for settings that do not go together."""
     try:
         seed_words(settings.seed)
     except ValueError:
         raise UserError(f"--seed {settings.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
-    if settings.suite == LONGSTREAM and plot:
-        raise UserError(f"--suite {LONGSTREAM} has no plot; leave out --plot")
-    if settings.suite == TEXT_FACTS and (plot or not settings.model.endswith(".gguf")):
-        raise UserError(f"--suite {TEXT_FACTS} asks a language model's --model FILE.gguf and has no plot; leave out --plot")
-    if plot is not None:
-        check_plot(plot)
+    if settings.suite == TEXT_FACTS and not settings.model.endswith(".gguf"):
+        raise UserError(f"--suite {TEXT_FACTS} asks a language model's --model FILE.gguf")
 
 
 def reference(against: str | None, variants: list[Variant]) -> str:

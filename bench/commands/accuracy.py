@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
-DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "journal", "plot")
+DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
@@ -72,8 +72,6 @@ def accuracy(
     against: Annotated[
         str | None, option("NAME", "Report paired differences to this policy.", "infinipot-v", panel=WORLD)
     ] = None,
-    journal: Annotated[bool, flag("--journal", "Compare with a journal's lines; longstream.", panel=WORLD)] = False,
-    plot: Annotated[Path | None, option("FILE", "Draw accuracy against budget (.svg, .png).", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
     fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED)] = 1.0,
     judge_url: Annotated[
@@ -106,12 +104,7 @@ def accuracy(
     settings = AccuracySettings(folder, frames, seed, suite)
     if suite == TEXT_FACTS and encode != "all":
         raise UserError(f"--encode: is not for --suite {suite}, which shows text; leave it out")
-    if journal:
-        from edgevlm.bench.accuracy.journal import run_journal
-
-        typer.echo(run_journal(settings, policies, budget, streams, as_json))
-        return
-    typer.echo(run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, plot, as_json))
+    typer.echo(run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, as_json))
 
 
 def _pool(workers: int | None, cluster: str | None, key_file: Path | None) -> Processes | RayTasks:

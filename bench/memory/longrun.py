@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from edgevlm.bench.process import run_module, serve
 from edgevlm.bench.stream.growth import peak_rss
 from edgevlm.calib.accuracy.cases import gap_name
 from edgevlm.calib.accuracy.worker import moved_bytes
@@ -25,13 +24,13 @@ from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
 from edgevlm.calib.demo.world import COLORS, SHAPES
 from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.helper_process import Helper
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL, parse_append, parse_encode
 
-MODULE = "edgevlm.bench.memory.longrun"
 TEXT_BUDGET = TextBudget(80, 80, 80)
 REPORT_EVERY = 500  # frames
 LEAST = 200  # frames to the first mark: a visitor must have time to come and go
@@ -83,12 +82,18 @@ def longrun(
     for name, way, look in product(policy, append, encode):
         first: float | None = None
         work = LongRunWork(name, budget or 512, marks, seed, host_bytes, file_bytes, way, look)
-        for line in run_module(MODULE, asdict(work)):
-            if "frames_done" in line:
-                progress(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
-            else:
-                first = first or line["ttft_ms_p50"]
-                yield line | {"ttft_ratio": round(line["ttft_ms_p50"] / first, 3)}
+        with Helper() as helper:
+            for line in helper.lines("edgevlm.bench.memory.longrun:measured", asdict(work)):
+                if "frames_done" in line:
+                    progress(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
+                else:
+                    first = first or line["ttft_ms_p50"]
+                    yield line | {"ttft_ratio": round(line["ttft_ms_p50"] / first, 3)}
+
+
+def measured(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Measure in a process of its own; the work as its fields."""
+    return measure(LongRunWork(**work))
 
 
 def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
@@ -203,7 +208,3 @@ def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generato
         asked.append((demo.ask("past_seen", 0, color, shape).text, "no", None))
     now = (demo.draw(kind, world.history, rng) for kind in ("now_count", "now_color", "now_where"))
     return asked + [(question.text, answer, 0) for question, answer in filter(None, now)]
-
-
-if __name__ == "__main__":
-    serve(lambda work: measure(LongRunWork(**work | {"marks": tuple(work["marks"])})))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.bench.models import budget_of, filling, open_model
+from edgevlm.bench.models import budget_of, open_model
 from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
@@ -53,9 +53,8 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: 
     """Medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
     world, state = World(0), SnapshotDirectory(folder)
     with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL) as session:
-        with filling(model):
-            while not session.stats.memory.compressions:
-                session.watch(world.step())
+        while not session.stats.memory.compressions:
+            session.watch(world.step())
         buffer, turns = CaptureBuffer(session.cache.nbytes), []
         for _ in range(rounds + 1):  # the first touches new memory and is not counted
             frames = [world.step() for _ in range(CHUNK)]

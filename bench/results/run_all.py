@@ -49,7 +49,6 @@ class Planned:
 
 QUICK = (
     Planned("quick-stream", "stream --frames 16,64,256 --chunk 8 --idle 3 --threads 1", 40),
-    Planned("quick-breakdown", "stream breakdown --frames 128 --threads 1", 20),
     Planned("quick-compression", "compression --policy infinipot-v --rounds 3", 10),
     Planned("quick-decode", "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9", 45),
     Planned("quick-snapshot", "memory snapshot --threads 1", 10),
@@ -65,11 +64,8 @@ FULL = (
     Planned("stream-demo", "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1", 300),
     Planned("stream-0.5b", "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 "
             "--threads 2", 600),
-    Planned("breakdown", "stream breakdown --model seeded-0.5b,demo", 600),
     Planned("compression", "compression --policy all --dtype all --rounds 5", 1200),
     Planned("compression-2", "compression --policy infinipot-v --threads 2 --rounds 5", 20),
-    Planned("prefill-pattern", "speed st-spattn", 120),
-    Planned("per-layer", "speed per-layer --model seeded-0.5b,demo", 120),
     Planned("decode-1", "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11", 500),
     Planned("decode-2", "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11", 400),
     Planned("decode-openvino-1", f"speed decode {OPENVINO} --threads 1", 300),
@@ -85,7 +81,6 @@ FULL = (
     Planned("vision", "speed vision --layers 2 --rounds 3", 300),
     Planned("snapshot", "memory snapshot --model seeded-0.5b,demo", 240),
     Planned("store", "memory store", 60),
-    Planned("retrieval", "memory retrieval", 60),
     Planned("camera", "camera --frames 40", 40),
     Planned("accuracy", "accuracy --suite streamqa --policy all --streams 12 --seed test", 500),
 )  # fmt: skip

@@ -1,10 +1,4 @@
-"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, KV cache in float16 (its default), float32 or Q8_0.
-
-Its cache is filled with noise by way of its saved states, because computing the rows would take minutes. A state of one
-sequence, as llama-cpp-python 0.3.36 writes it (little-endian): magic u32, sequence i32, streams u32, rows u32; for each row
-position i32, sequences u32, sequence i32; transposed u32, layers u32; for each layer, first of keys and then of values, type
-i32, bytes of a row u64, and the rows.
-"""
+"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, KV cache in float16 (its default), float32 or Q8_0."""
 
 from __future__ import annotations
 
@@ -18,7 +12,6 @@ import gguf
 import llama_cpp as lib
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
-from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
@@ -41,17 +34,16 @@ PARTS = {
 }  # fmt: skip
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-FILE_TYPES = {"Q4_K_M": lib.LLAMA_FTYPE_MOSTLY_Q4_K_M, "Q5_K_M": lib.LLAMA_FTYPE_MOSTLY_Q5_K_M}  # what llama-quantize makes
 _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
-    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`; the rows held are noise, if it takes our state."""
+    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`; the rows held are computed."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        self._shape, self._kv, self._held = model.shape, kv, 0
+        self._vocab, self._held = model.shape.vocab, 0
         with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
             path = Path(folder) / "model.gguf"
             write_gguf(path, model, precision)
@@ -67,9 +59,8 @@ class LlamaCpp:
 
     def hold(self, rows: int) -> None:
         lib.llama_memory_seq_rm(self._memory, 0, 0, -1)
-        if rows and not fill(self._context, self._shape, rows, self._kv):
-            for start in range(0, rows, BATCH):
-                self._decode([0] * min(BATCH, rows - start))
+        for start in range(0, rows, BATCH):
+            self._decode([0] * min(BATCH, rows - start))
         self._held = rows
 
     def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
@@ -77,7 +68,7 @@ class LlamaCpp:
             self._decode(ids[start : start + BATCH])
         if not scores:
             return None
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self._shape.vocab,)).copy()
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self._vocab,)).copy()
 
     def forget(self) -> None:
         lib.llama_memory_seq_rm(self._memory, 0, self._held, -1)
@@ -91,80 +82,6 @@ class LlamaCpp:
         tokens = (lib.llama_token * len(ids))(*ids)
         if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
-
-
-class Quantized:
-    """llama.cpp with what its own ``llama-quantize`` makes of ``model``, without an importance matrix. bytes: the file's."""
-
-    def __init__(self, model: TextModel, file_type: str, rows: int, threads: int) -> None:
-        lib.llama_log_set(_silence, ctypes.c_void_p(0))
-        lib.llama_backend_init()
-        self._vocab, self._rows = model.shape.vocab, rows
-        with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
-            exact, path = Path(folder) / "fp32.gguf", Path(folder) / "model.gguf"
-            write_gguf(exact, model, "fp32")
-            wanted = lib.llama_model_quantize_default_params()
-            wanted.ftype, wanted.nthread = FILE_TYPES[file_type], threads
-            if lib.llama_model_quantize(str(exact).encode(), str(path).encode(), wanted):
-                raise UserError(f"llama.cpp {lib.__version__} cannot make {file_type} of {model.name}; leave --against out")
-            exact.unlink()
-            self.bytes = path.stat().st_size
-            self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
-        settings = lib.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = settings.n_ubatch = rows
-        settings.n_threads = settings.n_threads_batch = threads
-        settings.type_k = settings.type_v = int(KV["fp32"])
-        self._context: Any = lib.llama_init_from_model(self._model, settings)
-
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """The logits after each token of a text, ``[n, vocabulary]``."""
-        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, 0, -1)
-        batch = lib.llama_batch_init(len(ids), 0, 1)
-        batch.n_tokens = len(ids)
-        for index, token in enumerate(ids):
-            batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, index, 1
-            batch.seq_id[index][0], batch.logits[index] = 0, True
-        failed = lib.llama_decode(self._context, batch)
-        lib.llama_batch_free(batch)
-        if failed:
-            raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (len(ids), self._vocab)).copy()
-
-    def close(self) -> None:
-        lib.llama_free(self._context)
-        lib.llama_model_free(self._model)
-
-
-def fill(context: Any, shape: DecoderShape, rows: int, kv: str) -> bool:
-    """Put ``rows`` rows of noise into sequence 0, which is empty; False, and nothing done, for another state format."""
-    start = saved(context)[:8]
-    built = state(start, shape, rows, kv)
-    taken = lib.llama_state_seq_set_data(context, built.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), built.size, 0)
-    return bool(taken == built.size)
-
-
-def saved(context: Any) -> NDArray[np.uint8]:
-    """What llama.cpp writes of sequence 0."""
-    block = np.empty(lib.llama_state_seq_get_size(context, 0), np.uint8)
-    lib.llama_state_seq_get_data(context, block.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), block.size, 0)
-    return block
-
-
-def state(start: NDArray[np.uint8], shape: DecoderShape, rows: int, kv: str) -> NDArray[np.uint8]:
-    """The state of ``rows`` rows of noise; ``start``: its first eight bytes, magic and sequence."""
-    index = np.zeros((rows, 3), np.int32)
-    index[:, 0], index[:, 1] = np.arange(rows), 1
-    parts = [start, _bytes(np.array([1, rows], np.uint32)), _bytes(index), _bytes(np.array([0, shape.layers], np.uint32))]
-    numbers, size = GGML_QUANT_SIZES[KV[kv]]
-    rng = np.random.default_rng(0)
-    for _ in range(2 * shape.layers):
-        parts += [_bytes(np.array([int(KV[kv])], np.int32)), _bytes(np.array([shape.kv_size // numbers * size], np.uint64))]
-        parts.append(_bytes(quantize(rng.standard_normal((rows, shape.kv_size), np.float32), KV[kv])))
-    return np.concatenate(parts)
-
-
-def _bytes(array: NDArray) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
 
 
 def write_gguf(path: Path, model: TextModel, precision: str) -> None:

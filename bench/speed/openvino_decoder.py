@@ -70,59 +70,12 @@ class OpenVino:
         return logits
 
 
-class OpenVinoStateless:
-    """See :class:`edgevlm.bench.speed.runtimes.Runtime`. The rows held are noise.
-
-    Keys and values lie in the caller's float32 buffers ``[1, Hkv, capacity, d]``, where a policy could reach them. The rows
-    held are inputs; the new rows are outputs, which are copied behind them.
-    """
-
-    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
-        s = model.shape
-        converted = stateless(model, new_rows=True)
-        compress(converted, precision, math.gcd(s.hidden, s.intermediate, LARGEST_GROUP))
-        self._request = compiled(converted, precision, threads).create_infer_request()
-        shape = (1, s.kv_heads, capacity, s.head_dim)
-        noise = np.random.default_rng(0)
-        self._buffers = [noise.standard_normal(shape, np.float32) for _ in range(2 * s.layers)]
-        self._tensors = [ov.Tensor(buffer, shared_memory=True) for buffer in self._buffers]
-        self.hold(0)
-
-    def hold(self, rows: int) -> None:
-        self._rows = self._held = rows
-
-    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
-        held, end = self._held, self._held + len(ids)
-        inputs = {
-            "input_ids": np.asarray([ids], np.int64), "attention_mask": np.ones((1, end), np.int64),
-            "position_ids": np.arange(held, end)[None],
-        }  # fmt: skip
-        for index, (buffer, tensor) in enumerate(zip(self._buffers, self._tensors, strict=True)):
-            _, heads, _, head_dim = buffer.shape
-            self._request.set_tensor(f"past{index}", ov.Tensor(tensor, [0, 0, 0, 0], [1, heads, held, head_dim]))
-        logits, *new = self._request.infer(inputs, share_outputs=True).values()
-        for buffer, rows in zip(self._buffers, new, strict=True):
-            buffer[:, :, held:end] = rows
-        self._held = end
-        last: NDArray[np.float32] = logits[0, -1].copy()
-        return last
-
-    def forget(self) -> None:
-        self._held = self._rows
-
-    def close(self) -> None:
-        del self._request
-
-
 class WithCache(torch.nn.Module):
-    """transformers' decoder with its keys and values as inputs and outputs; the last row's logits.
+    """transformers' decoder with its keys and values as inputs and outputs; the last row's logits."""
 
-    new_rows: give keys and values of the new rows alone, not of all.
-    """
-
-    def __init__(self, decoder: Any, new_rows: bool) -> None:
+    def __init__(self, decoder: Any) -> None:
         super().__init__()
-        self.decoder, self.new_rows = decoder, new_rows
+        self.decoder = decoder
 
     def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
         cache = DynamicCache()
@@ -134,18 +87,17 @@ class WithCache(torch.nn.Module):
         seen = torch.arange(attention_mask.shape[1]) <= position_ids[0, :, None]
         mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
         out = self.decoder(input_ids, mask, position_ids, cache, use_cache=True, logits_to_keep=1)
-        first = position_ids[0, 0] if self.new_rows else 0
-        return out.logits, *(part[:, :, first:] for layer in cache.layers for part in (layer.keys, layer.values))
+        return out.logits, *(part for layer in cache.layers for part in (layer.keys, layer.values))
 
 
-def stateless(model: TextModel, new_rows: bool = False) -> Any:
+def stateless(model: TextModel) -> Any:
     """The decoder in float32; keys and values in turn are inputs ``past0``.. and outputs ``present0``.."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # what tracing takes for constants is constant
-        converted = ov.convert_model(WithCache(load(model), new_rows), example_input=(*inputs, *past))
+        converted = ov.convert_model(WithCache(load(model)), example_input=(*inputs, *past))
     for index, (taken, given) in enumerate(zip(converted.inputs[3:], converted.outputs[1:], strict=True)):
         taken.tensor.set_names({f"past{index}"})
         given.tensor.set_names({f"present{index}"})
@@ -158,35 +110,25 @@ def stateful(model: TextModel) -> Any:
     """The same with a state for each layer's keys and values, which are gathered by an input ``beam_idx``."""
     s, converted = model.shape, stateless(model)
     names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
-    _gather(converted, list(names))
-    converted.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(converted, names)
-    _start_empty(converted, s.kv_heads, s.head_dim)
-    return converted
-
-
-def _gather(model: Any, names: Sequence[str]) -> None:
-    """Take the past of the sequences ``beam_idx``, as beam search wants it: what the plugin looks for."""
     index = opset13.parameter(name="beam_idx", dtype=ov.Type.i32, shape=ov.PartialShape([-1]))
     index.output(0).get_tensor().add_names({"beam_idx"})
-    model.add_parameters([index])
-    for name in names:
-        past = model.input(name)
+    converted.add_parameters([index])
+    for name in names:  # the past of the sequences beam_idx, as beam search wants it: the plugin looks for this
+        past = converted.input(name)
         readers = past.get_target_inputs()
         gathered = opset13.gather(past, index, opset13.constant(0))
         for reader in readers:
             reader.replace_source_output(gathered.output(0))
-
-
-def _start_empty(model: Any, kv_heads: int, head_dim: int) -> None:
-    """States hold no rows at first."""
-    batch = opset13.gather(opset13.shape_of(model.input("input_ids"), "i64"), opset13.constant([0]), opset13.constant(0))
-    rest = opset13.constant(np.array([kv_heads, 0, head_dim], np.int64))
-    for node in model.get_ops():
-        if node.get_type_name() == "ReadValue":
+    converted.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(converted, names)
+    batch = opset13.gather(opset13.shape_of(converted.input("input_ids"), "i64"), opset13.constant([0]), opset13.constant(0))
+    rest = opset13.constant(np.array([s.kv_heads, 0, s.head_dim], np.int64))
+    for node in converted.get_ops():
+        if node.get_type_name() == "ReadValue":  # states hold no rows at first
             shape = opset13.concat([batch, rest], 0)
             node.set_arguments([opset13.broadcast(opset13.constant(np.float32(0)), shape)])
-    model.validate_nodes_and_infer_types()
+    converted.validate_nodes_and_infer_types()
+    return converted
 
 
 def compress(model: Any, precision: str, group: int) -> None:

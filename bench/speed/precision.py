@@ -31,7 +31,6 @@ STEPS = 30  # single tokens timed, in turn with float32's, after BEFORE tokens o
 BEFORE = 300
 PIECE = 64  # tokens in a call where KV precisions are compared
 WINDOW = 2048  # tokens before the caches are emptied, at most
-FURTHEST = 20_000  # positions that a turn takes keys away
 WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
@@ -71,31 +70,19 @@ class Forced:
                 yield before, logits
                 before += len(logits)
 
-    def turn(self, turns: int, random: np.random.Generator) -> None:
-        """Rotate all keys ``turns`` times to other positions, and the last time back to their own."""
-        positions = [self.cache.position(layer).copy() for layer in range(self.cache.layers)]
-        for turn in range(turns):
-            for layer, position in enumerate(positions):
-                away = 0 if turn == turns - 1 else int(random.integers(1, FURTHEST))
-                self.cache.shift(layer, position + np.int32(away))
-
 
 def weights(
     model: Sequence[str],
     precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp", "int4+gptq"),
     tokens: int = 2000,
     threads: int | None = None,
-    against: Sequence[str] = (),
-    rotate: bool = False,
     *,
     progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
-    ``against``: of llama.cpp, what its Q4_K_M and Q5_K_M make of the same weights. ``rotate``: of weights rotated first, all
-    alike; see :mod:`edgevlm.bench.rotation`. ``top1``: how often the same token is likeliest; ``kl``: KL(fp32 || precision),
-    mean nats; single tokens are timed in turn. Raises UserError for a precision that is not known and for a checkpoint that
-    cannot be exported or is quantized already.
+    ``top1``: how often the same token is likeliest; ``kl``: KL(fp32 || precision), mean nats; single tokens are timed in turn.
+    Raises UserError for an unknown precision and for a checkpoint that cannot be exported or is quantized already.
     """
     with needs("exporting a checkpoint"):
         from edgevlm.calib.activations import passages, sample_activations
@@ -105,18 +92,12 @@ def weights(
     checkpoint = Path(model[0])
     for name in precisions:
         check_precision(name)
-    check_against(against)
     if packing := prequantised(ConfigOnly(checkpoint).config):
         where = checkpoint / "config.json"
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder, name_of = Path(place), ConfigOnly(checkpoint).name
-        if rotate:
-            with needs("rotating a checkpoint"):
-                from edgevlm.bench.rotation import rotated
-            progress("rotating")
-            checkpoint = rotated(checkpoint, folder / "rotated")
-        about = {"bench": "precision", "model": name_of} | ({"rotated": True} if rotate else {})
+        about = {"bench": "precision", "model": name_of}
         progress("exporting in fp32")
         fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
@@ -139,44 +120,7 @@ def weights(
             progress(f"comparing {name}")
             yield about | {"precision": name} | compare_weights(plain, Forced(other, other.bundle, PASSAGE), texts, expected)
             other.close()
-        if against:
-            yield from (about | line for line in _of_llama_cpp(checkpoint, texts, expected, fp32, progress))
         fp32.close()
-
-
-def check_against(names: Sequence[str]) -> None:
-    """Raise UserError for another than llama.cpp, and where it is not installed."""
-    if others := [name for name in names if name != "llama.cpp"]:
-        raise UserError(f"--against {others[0]!r}: precision compares with llama.cpp")
-    if names:
-        with needs("--against llama.cpp"):
-            import edgevlm.bench.speed.llama_cpp  # noqa: F401
-
-
-def _of_llama_cpp(
-    checkpoint: Path, texts: Sequence[Sequence[int]], expected: Float32, fp32: Model, progress: Notify
-) -> Iterator[dict[str, Any]]:
-    """Its quantizations of the same weights on the same texts."""
-    from edgevlm.bench.seeded import open_text_model
-    from edgevlm.bench.speed import llama_cpp
-
-    model, engine = open_text_model(str(checkpoint)), fp32.engine
-    threads = getattr(engine, "threads", 1)
-    for file_type in llama_cpp.FILE_TYPES:
-        progress(f"comparing llama.cpp's {file_type}")
-        other = llama_cpp.Quantized(model, file_type, PASSAGE, threads)
-        same, nats, first = [], [], 0
-        for ids in texts:
-            wanted, found = np.asarray(expected[first : first + len(ids)]), other.logits(ids)
-            same.append(wanted.argmax(1) == found.argmax(1))
-            nats.append(divergence(wanted, found))
-            first += len(ids)
-        other.close()
-        yield {
-            "precision": f"llama.cpp {file_type}", "tokens": first, "top1": round(float(np.concatenate(same).mean()), 4),
-            "kl": round(float(np.concatenate(nats).mean()), 5), "decoder_mb": round(other.bytes / 1e6, 1),
-            "size_over_fp32": round(other.bytes / weight_bytes(fp32.bundle), 3),
-        }  # fmt: skip
 
 
 def check_precision(name: str) -> None:
@@ -225,30 +169,28 @@ def kv_cache(
     model: Sequence[str],
     tokens: int = 2000,
     text: Path | None = None,
-    turns: int = 0,
     threads: int | None = None,
     *,
     progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Compare each bundle's KV cache (int8 or fp16) with an fp32 one, on the same weights and text.
 
-    ``text``: a file, by default what the model says itself at temperature 1, seed 0; ``turns``: rotations of all keys before
-    each 64 tokens, as re-indexing does them. ``kl``: KL(fp32 || own) in nats, mean and largest; ``saturated``: fraction of
-    numbers beyond their scale. Raises UserError for a bundle of fp32 and a text too short.
+    ``text``: a file, by default what the model says itself at temperature 1, seed 0. ``kl``: KL(fp32 || own) in nats, mean and
+    largest; ``saturated``: fraction of numbers beyond their scale. Raises UserError for a bundle of fp32 and a text too short.
     """
     for name in model:
         loaded = Model.load(name, threads=threads)
         try:
             if loaded.bundle.decoder.kv == "fp32":
                 raise UserError(f"{name}: is of fp32; give one exported with --kv int8 or fp16")
-            yield _compare_kv(name, loaded, tokens, text, turns, progress)
+            yield _compare_kv(name, loaded, tokens, text, progress)
         finally:
             loaded.close()
 
 
-def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, turns: int, progress: Notify) -> dict[str, Any]:
+def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, progress: Notify) -> dict[str, Any]:
     window = min(WINDOW, model.bundle.limit, tokens)
-    window, random = max(window // PIECE, 1) * min(PIECE, window), np.random.default_rng(0)
+    window = max(window // PIECE, 1) * min(PIECE, window)
     plain, own = Forced(model, in_fp32(model.bundle), window, "fp32-kv"), Forced(model, model.bundle, window)
     progress(f"{name}: {tokens:,} tokens of text")
     ids = _spoken(plain, tokens) if text is None else _written(model, text, tokens)
@@ -257,7 +199,6 @@ def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, turns: 
         if start % window == 0:
             plain.empty()
             own.empty()
-        own.turn(turns, random)
         progress(f"{name}: token {start:,} of {tokens:,}")
         piece = slice(start, min(start + min(PIECE, window), tokens))
         expected, found = plain.logits(ids[piece]), own.logits(ids[piece])
@@ -265,7 +206,7 @@ def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, turns: 
     spec, cache = model.bundle.decoder, own.cache
     numbers = spec.layers * spec.kv_heads * spec.head_dim
     return {
-        "bench": "kv-precision", "model": name, "kv": spec.kv, "tokens": tokens, "turns": turns,
+        "bench": "kv-precision", "model": name, "kv": spec.kv, "tokens": tokens,
         "kl": float(f"{nats.mean():.4g}"), "kl_most": float(f"{nats.max():.4g}"), "top1": round(float(same.mean()), 5),
         "bytes_per_token": 2 * numbers * cache.dtype.itemsize,
         "saturated": float(f"{cache.saturated / (1.5 * numbers * tokens):.4g}"),

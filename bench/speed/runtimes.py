@@ -79,10 +79,6 @@ RUNTIMES = {
         "edgevlm.bench.speed.openvino_decoder:OpenVino", ("fp32", "int8", "int4"), ("fp32", "fp16", "int8"),
         "pip install openvino nncf torch transformers",
     ),
-    "openvino-stateless": RuntimeKind(
-        "edgevlm.bench.speed.openvino_decoder:OpenVinoStateless", ("fp32", "int8", "int4"), ("fp32",),
-        "pip install openvino nncf torch transformers",
-    ),
     "transformers": RuntimeKind(
         "edgevlm.bench.speed.torch_decoder:TorchDecoder", ("fp32",), ("fp32",), "pip install torch transformers"
     ),

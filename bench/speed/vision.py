@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from itertools import product
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +31,7 @@ from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
 from edgevlm.packages import needed
 from edgevlm.progress import Notify
-from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, FileRecord
+from edgevlm.runtime.bundle import FileRecord
 from edgevlm.runtime.engine import Engine, load_engine
 
 HIDDEN = 896  # of the decoder that features are made for, where the tower does not say
@@ -40,7 +39,6 @@ HIDDEN = 896  # of the decoder that features are made for, where the tower does 
 Float32 = NDArray[np.float32]
 Encode = Callable[[Float32], Any]
 OURS, OTHER, OPENVINO = "edgevlm", "transformers", "openvino"
-FIXED = "fixed"  # our graph for one size of frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +107,8 @@ def checkpoint_of(tower: TimedTower, folder: Path) -> SeededCheckpoint:
     return SeededCheckpoint(folder)
 
 
-def engine_of(
-    tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int, *, fixed: bool = False
-) -> tuple[Engine, Bundle]:
-    """An engine and its bundle with ``tower``, ``fixed`` for one size of frames, and a decoder of no size worth naming."""
+def engine_of(tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int) -> Engine:
+    """Load an engine with ``tower`` and a decoder of no size worth naming."""
     parts = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side))
     layers, hidden = max(1, parts.deepstack), tower.vision.get("out_hidden_size", HIDDEN)
     shape = DecoderShape(
@@ -120,14 +116,13 @@ def engine_of(
     )
     bundle = decoder_bundle(folder, shape)
     made = parts.vision
-    changed = ChangedTowerSpec(**write_vision(made, checkpoint, folder, precision, fixed=fixed, changed=True) or {})
+    write_vision(made, checkpoint, folder, precision)
     spec = replace(
         bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision,
-        changed=replace(changed, grid=made.patch_grid),
     )  # fmt: skip
     files = {path.name: FileRecord(path.stat().st_size, "") for path in folder.iterdir() if path.is_file()}
     bundle = replace(bundle, vision=spec, files=files)
-    return load_engine("onnxruntime-cpu", bundle, threads=threads), bundle
+    return load_engine("onnxruntime-cpu", bundle, threads=threads)
 
 
 def torch_tower(tower: TimedTower, checkpoint: Checkpoint) -> Any:
@@ -195,8 +190,8 @@ def vision(
         raise UserError(f"--tower {unknown[0]!r} is not known; {nearest(unknown[0], TOWERS)}")
     for name in precisions:
         check_precision(name)
-    if set(against) - {OTHER, FIXED, OPENVINO}:
-        raise UserError(f"--against {', '.join(against)}: there is {OTHER}, {OPENVINO}, {FIXED}")
+    if set(against) - {OTHER, OPENVINO}:
+        raise UserError(f"--against {', '.join(against)}: there is {OTHER}, {OPENVINO}")
     torch.set_num_threads(threads)
     for name in tower:
         chosen = TOWERS[name].shortened(layers)
@@ -218,13 +213,13 @@ def _encoders(
     encoders: dict[tuple[str, str], Encode] = {}
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
     checkpoint = checkpoint_of(tower, folder)
-    for runtime, precision in product((OURS, FIXED) if FIXED in against else (OURS,), precisions):
+    for precision in precisions:
         progress(f"random weights in {precision}")
-        place = folder / f"{runtime}-{precision}"
+        place = folder / precision
         place.mkdir()
-        engine, _ = engine_of(tower, checkpoint, place, precision, threads, fixed=runtime == FIXED)
+        engine = engine_of(tower, checkpoint, place, precision, threads)
         stack.callback(engine.close)
-        encoders[runtime, precision] = engine.encode
+        encoders[OURS, precision] = engine.encode
     if OTHER in against:
         progress("the same in transformers")
         encoders[OTHER, "fp32"] = reference(tower, checkpoint)
@@ -243,7 +238,7 @@ def _measured(
         grown = {"working_mb": round(working[runtime, precision] / 1e6)}
         yield {**place, "runtime": runtime, "precision": precision, **figures("frame", times), **grown}
     for (runtime, precision), times in took.items():
-        for other in ((OTHER, "fp32"), (OPENVINO, precision), (FIXED, precision)):
+        for other in ((OTHER, "fp32"), (OPENVINO, precision)):
             if runtime == OURS and other in took:
                 compared = {"runtime": runtime, "precision": precision, "against": other[0]}
                 yield {**place, **compared, **ratio(times, took[other])}

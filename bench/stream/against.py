@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -103,8 +101,7 @@ def against(
         raise UserError(f"--frames {work.marks[-1]}: give three chunks of {work.chunk} or more; the first is not counted")
     torch.set_num_threads(threads)
     with ExitStack() as stack:
-        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
-        folder = open_checkpoint(work.model, temporary, progress)
+        folder, temporary = stack.enter_context(open_checkpoint(work.model, None, progress))
         sessions = {}
         for precision in precisions:
             vision = VISION.get(precision, "int8")

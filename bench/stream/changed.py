@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from edgevlm.bench.clips import CLIPS, Image, open_clip
-from edgevlm.bench.models import SEEDED
+from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.timing import Job, Took, figures, ratio, time_job
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
-from edgevlm.packages import needed
 from edgevlm.progress import Notify
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -149,20 +147,15 @@ def fill(session: Session, chunk: int) -> None:
 
 @contextmanager
 def bundle_of(name: str, precision: str, layers: int | None, progress: Notify) -> Iterator[str | Path]:
-    """A bundle's directory, or ``demo``; SEEDED is written and exported for as long as the context lasts."""
+    """Yield a bundle's directory, or ``demo``; SEEDED is written and exported into a temporary directory."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")
         yield name
         return
-    seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-    from edgevlm.export import export_checkpoint
+    with open_checkpoint(name, layers, progress) as (folder, temporary):
+        from edgevlm.export import export_checkpoint
 
-    with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
-        config = seeded.llava_onevision_config(layers)
-        folder = seeded.write_checkpoint(Path(temporary) / SEEDED, config, progress=progress)
         progress(f"exporting {SEEDED}: {precision}")
-        whole = precision.startswith("int")
-        yield export_checkpoint(
-            folder, Path(temporary) / precision, precision=precision, vision_precision="int8" if whole else "fp32"
-        )
+        tower = "int8" if precision.startswith("int") else "fp32"
+        yield export_checkpoint(folder, temporary / precision, precision=precision, vision_precision=tower)

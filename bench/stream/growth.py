@@ -19,7 +19,6 @@ import psutil
 
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.models import open_model
-from edgevlm.bench.process import ProcessError, run_module, serve
 from edgevlm.bench.timing import quartiles
 from edgevlm.engines.power import Meter, find_meter
 from edgevlm.engines.power.energy import Energy, idle_watts
@@ -27,6 +26,7 @@ from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, to_stderr
 from edgevlm.runtime.budget import TextBudget, available
+from edgevlm.runtime.helper_process import Helper, HelperEnded
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -36,7 +36,6 @@ from edgevlm.runtime.settings import ALL, AUTO
 POLICIES = ("full", "auto", "infinipot-v", "hermes", "purekv")
 QUESTION = "what has happened so far?"
 RESERVE_MB = 512  # of the machine's memory, which full KV leaves to others
-MODULE = "edgevlm.bench.stream.growth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +104,13 @@ def growth(
         left = list(work.marks)
         progress(f"{name}, {text}, chunks of {size}: up to {left[-1]} frames")
         try:
-            for line in run_module(MODULE, asdict(work)):
-                left.remove(line["frames"])
-                yield line
-                if left:
-                    progress(f"{name}, {text}, chunks of {size}: up to {left[-1]} frames, {line['frames']} done")
-        except ProcessError as error:
+            with Helper() as helper:
+                for line in helper.lines("edgevlm.bench.stream.growth:measured", asdict(work)):
+                    left.remove(line["frames"])
+                    yield line
+                    if left:
+                        progress(f"{name}, {text}, chunks of {size}: up to {left[-1]} frames, {line['frames']} done")
+        except HelperEnded as error:
             if error.code != -9:
                 raise
             for mark in left:
@@ -138,6 +138,11 @@ class Pace:
         low, _, high = quartiles([frames / seconds for frames, seconds in self.chunks])
         frames, seconds = (sum(part) for part in zip(*self.chunks, strict=True))
         return {"fps": round(frames / seconds, 3), "fps_low": round(low, 3), "fps_high": round(high, 3), **cold}
+
+
+def measured(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Measure in a process of its own; the work as its fields."""
+    return measure(GrowthWork(**work))
 
 
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
@@ -267,7 +272,3 @@ def _percentiles(name: str, values: list[float]) -> dict[str, float | None]:
 
 def _per(joules: float | None, count: int) -> float | None:
     return None if joules is None or not count else round(joules / count, 5)
-
-
-if __name__ == "__main__":
-    serve(lambda work: measure(GrowthWork(**work)))

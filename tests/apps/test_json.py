@@ -22,11 +22,7 @@ WATCH = ["run", "--threads", "1"]
 CALIBRATE = ["calibrate", "demo", "--frames", "16", "--streams", "2", "--budget", "64", "--policies", "h2o"]
 BENCH = [
     ["compression", "--layers", "2", "--tokens", "256", "--rounds", "1"],
-    ["stream", "breakdown", "--frames", "8", "--budget", "256"],
     ["memory", "snapshot", "--rounds", "1", "--policy", "h2o"],
-    ["memory", "journal", "--rounds", "1", "--frames", "8"],
-    ["memory", "evidence", "--rounds", "1", "--policy", "h2o", "--budget", "64"],
-    ["memory", "retrieval", "--frames", "64", "--questions", "1", "--policy", "rekv"],
     ["camera", "--frames", "2", "--no-realtime"],
     [
         "accuracy",

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench import compression
+from edgevlm.bench.noise import CacheShape
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
@@ -48,10 +49,10 @@ def test_what_cannot_be_measured():
     with pytest.raises(UserError, match="there is no policy 'infinipot'"):
         list(compression.compression(["infinipot"]))
     with pytest.raises(UserError, match="--head-dim is even"):
-        compression.CacheShape(head_dim=7)
+        CacheShape(head_dim=7)
     with pytest.raises(UserError, match="--dtype fp8: there is fp32, fp16, int8"):
         CliRunner().invoke(app, ["bench", "compression", "--dtype", "fp8"], catch_exceptions=False)
     with pytest.raises(UserError, match="--policy auto is chosen for a model"):
         list(compression.compression(["auto"]))
-    with pytest.raises(UserError, match="policy rekv retrieves and does not compress; edgevlm bench memory retrieval"):
+    with pytest.raises(UserError, match="policy rekv retrieves and does not compress; edgevlm bench memory longrun"):
         list(compression.compression(["rekv"]))

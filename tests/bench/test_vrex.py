@@ -5,9 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.bench.vrex import Analytic, calibrated, load_paper, read_ratios, vrex
+from edgevlm.bench.vrex import Analytic, calibrated, load_paper, vrex
 from edgevlm.cli import app
-from edgevlm.errors import UserError
 
 METHODS = {  # prefill, generation, scattered, prediction, rows a summary, predicts frames
     "tokens": (0.5, 0.1, True, "top_k", 2, True),
@@ -132,50 +131,3 @@ def test_the_command():
 def test_a_ratio_changes_what_is_fetched_and_no_constant():
     assert frame_ms() - frame_ms("--prefill-ratio", 0.327 / 2) == pytest.approx(428.605 / 2, abs=0.02)
     assert frame_ms("--prefill-ratio", 0.1, system="AGX+ReKV") == frame_ms(system="AGX+ReKV")
-
-
-def retrieval(policy, prefill, answer):
-    return {"bench": "retrieval", "policy": policy, "prefill_ratio": prefill, "answer_ratio": answer}
-
-
-def journal(tmp_path, *texts):
-    path = tmp_path / "results.jsonl"
-    path.write_text("".join(json.dumps(text) + "\n" for text in texts))
-    return path
-
-
-def test_measured_ratios(tmp_path):
-    path = journal(
-        tmp_path, retrieval("resv", 0.9, 0.9), {"bench": "stream", "policy": "rekv"},
-        retrieval("resv:threshold=0.3", 0.2, 0.01), retrieval("sliding-window", 1, 1), retrieval("rekv", 0.5, 0.3),
-    )  # fmt: skip
-    assert read_ratios(path) == {"ReSV": (0.2, 0.01), "ReKV": (0.5, 0.3)}
-    assert frame_ms("--ratios", path) == frame_ms("--prefill-ratio", 0.2, "--generation-ratio", 0.01)
-    assert frame_ms("--ratios", path, system="AGX+ReKV") < frame_ms(system="AGX+ReKV")
-    assert frame_ms("--ratios", path, "--prefill-ratio", 0.4) > frame_ms("--ratios", path)
-
-
-@pytest.mark.parametrize(
-    ("texts", "says"),
-    [
-        ([], "no line of bench memory retrieval is of infinigen, infinigenp, rekv, resv"),
-        (
-            [retrieval("rekv", 0.5, 0.3), retrieval("resv", 32.7, 0.1)],
-            "resv has a prefill_ratio or answer_ratio",
-        ),
-        ([retrieval("resv", 0.3, None)], "resv has a prefill_ratio or answer_ratio"),
-        ([retrieval("resv", True, 0.1)], "resv has a prefill_ratio or answer_ratio"),
-    ],
-)
-def test_what_are_no_ratios_is_one_line(tmp_path, texts, says):
-    with pytest.raises(UserError, match=says) as caught:
-        read_ratios(journal(tmp_path, *texts))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_no_text(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
-        read_ratios(tmp_path / "none")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x80\n")
-    with pytest.raises(UserError, match="is not JSON"):
-        read_ratios(tmp_path / "bytes")

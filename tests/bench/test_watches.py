@@ -27,13 +27,6 @@ def test_what_left_is_asked_about_later_beside_what_never_came():
     assert never == [3 + 16, False, 16]
 
 
-def test_in_a_quiet_month_each_visit_opens_and_closes_once_and_reaches_its_sink():
-    anything, red_square = watches.month(hours=2, threads=1)
-    for line, events in (anything, 4), (red_square, 2):  # the red square is the first hour's visitor
-        assert (line["events"], line["event_precision"], line["event_recall"], line["flaps"]) == (events, 1.0, 1.0, 0)
-        assert (line["kept"], line["lost"]) == (events, 0)
-
-
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     def lines():
         return list(watches.quality(2, 24, "4", append=["auto"], watches=4, out=tmp_path / "watch.jsonl"))

@@ -117,18 +117,5 @@ def test_the_command_goes_on_with_its_journal_and_gives_equal_bytes(tmp_path):
 
 
 def test_what_the_suite_does_not_have_is_refused():
-    for typed in (["--plot", "x.svg"], ["--budget", "12.5%"]):
-        done = CliRunner().invoke(app, ["bench", "accuracy", "--suite", "longstream", *typed])
-        assert isinstance(done.exception, UserError) or done.exit_code == 2
-
-
-def test_a_journal_is_compared_at_equal_bytes():
-    typed = ["bench", "accuracy", "--suite", "longstream", "--journal", "--frames", "105", "--streams", "1", "--budget", "64"]
-    done = CliRunner().invoke(app, [*typed, "--policy", "sliding-window", "--json"], catch_exceptions=False)
-    of = {line["kind"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert of["past_color"]["accuracy"] == 0, "the window has lost it"
-    assert of["past_color"]["in_journal"] >= 0.5, "and lines have some of it"
-    assert of["now"]["accuracy"] == of["now"]["with_journal"] == 1
-    assert of["now"]["journal_tokens"] < of["now"]["tokens"] == 64
-    assert 0.9 * of["now"]["bytes"] < of["now"]["journal_bytes"] <= of["now"]["bytes"]
-    assert of["now"]["lines"] > 2
+    done = CliRunner().invoke(app, ["bench", "accuracy", "--suite", "longstream", "--budget", "12.5%"])
+    assert isinstance(done.exception, UserError)

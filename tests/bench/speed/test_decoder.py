@@ -145,28 +145,6 @@ def test_a_tower_beside_openvino(small_tower, tmp_path):
     np.testing.assert_allclose(vision.in_openvino(tower, checkpoint, "fp32", 1)(frames), wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["siglip-so400m-384", "qwen2.5-vl-448"])
-def test_changed(small_tower, name):
-    small_tower(name)
-    command = ["changed", "--tower", name, "--layers", "2", "--changed", "25,100", "--rounds", "1", "--json"]
-    lines = [json.loads(line) for line in bench(*command).stdout.splitlines()]
-    place = ["bench", "schema", "tower", "layers", "threads", "precision", "tower_mb", "encode", "encoded"]
-    timed, compared = [*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame"], [*place, "against", *RATIO]
-    assert [list(line) for line in lines] == [*[timed] * 3, *[compared] * 2] * 2
-    cases = [("all", 1.0), *[("changed", 0.25), ("changed", 1.0)] * 2]
-    assert [(line["encode"], line["encoded"]) for line in lines] == cases * 2
-
-
-def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_tower):
-    small_tower("siglip-so400m-384")
-    command = ["changed", "--layers", "2", "--precisions", "fp32", "--clips", "room", "--frames", "6", "--json"]
-    settings = "changed:interval=64,threshold=6,changed:interval=1,threshold=6"
-    partial, whole = (json.loads(line) for line in bench(*command, "--encode", settings).stdout.splitlines())
-    assert whole["encoded"] == whole["cosine"] == whole["worst_cosine"] == 1
-    assert 1 / 6 < partial["encoded"] < 1
-    assert 0.5 < partial["worst_cosine"] <= partial["low_cosine"] <= partial["cosine"] < 1
-
-
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -175,17 +153,16 @@ def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_to
         (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
         (
             ["decode", "--model", "demo", "--against", "vllm"],
-            "--against vllm: there is llama.cpp, openvino, openvino-stateless, transformers",
+            "--against vllm: there is llama.cpp, openvino, transformers",
         ),
         (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
         (
             ["prefill", "--model", "demo", "--against", "vllm"],
-            "--against vllm: there is llama.cpp, openvino, openvino-stateless, transformers",
+            "--against vllm: there is llama.cpp, openvino, transformers",
         ),
         (["decode", "--tower", "siglip-so400m-384"], "--tower: is not for bench speed decode, which takes --model, --against"),
         (["precision"], "--rounds: is not for bench speed precision"),
         (["vision", "--tower", "siglip"], "--tower 'siglip' is not known"),
-        (["changed", "--changed", "10,101"], "--changed 101: give percentages of 1 to 100"),
         (["vision", "--precisions", "int4"], "--vision-precision 'int4' is not known; there is fp32 and int8"),
     ],
 )

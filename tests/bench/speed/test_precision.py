@@ -4,12 +4,10 @@ import json
 import shutil
 
 import checkpoints
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.speed import precision as bench
-from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.calib.activations import passages
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -61,55 +59,6 @@ def test_float32_is_itself_and_the_rest_is_near(lines):
     assert lines["int4+gptq"]["kl"] != lines["int4"]["kl"]
     sizes = [lines[name]["decoder_mb"] for name in ("int4", "int8", "fp16", "fp32")]
     assert sizes == sorted(sizes)
-
-
-def test_what_is_compared(checkpoint, tmp_path):
-    """Against one pass over each text by itself."""
-    from edgevlm.export import export_checkpoint
-
-    models = [
-        Model.load(export_checkpoint(checkpoint, tmp_path / name, precision=name), threads=1) for name in ("fp32", "int4")
-    ]
-    plain, other = (bench.Forced(model, model.bundle, 500) for model in models)
-    texts = [list(range(10, 140)), list(range(200, 260))]
-
-    def whole(forced, ids):
-        forced.empty()
-        return forced.logits(ids)
-
-    wanted, found = ([whole(forced, ids) for ids in texts] for forced in (plain, other))
-    result = bench.compare_weights(plain, other, texts, np.concatenate(wanted))
-    same = [one.argmax(1) == two.argmax(1) for one, two in zip(wanted, found, strict=True)]
-    nats = [divergence(one, two) for one, two in zip(wanted, found, strict=True)]
-    assert result["tokens"] == 190
-    assert result["top1"] == pytest.approx(np.concatenate(same).mean(), abs=0.02)
-    assert result["kl"] == pytest.approx(np.concatenate(nats).mean(), rel=0.1)
-    sizes = [bench.weight_bytes(forced.bundle) for forced in (other, plain)]
-    assert result["size_over_fp32"] == round(sizes[0] / sizes[1], 3) < 1
-
-
-def test_a_rotated_checkpoint_computes_the_same(checkpoint, tmp_path):
-    from edgevlm.bench.rotation import rotated
-    from edgevlm.export import export_checkpoint
-
-    turned = rotated(checkpoint, tmp_path / "turned")
-    models = [Model.load(export_checkpoint(each, tmp_path / f"{n}"), threads=1) for n, each in enumerate((checkpoint, turned))]
-    ids = list(range(10, 60))
-    one, two = (bench.Forced(model, model.bundle, 60).logits(ids) for model in models)
-    np.testing.assert_allclose(two, one, atol=2e-4 * np.abs(one).max())
-    tables = [np.load(model.bundle.path / "embedding.npy") for model in models]
-    assert np.abs(tables[0] - tables[1]).max() > 0.1 * np.abs(tables[0]).max()
-
-
-def test_llama_cpps_quantizations_of_the_same_weights(checkpoint):
-    pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python")
-    lines = list(bench.weights([checkpoint], ["int8"], 60, 1, ["llama.cpp"], rotate=True))
-    assert [line["precision"] for line in lines] == ["int8", "llama.cpp Q4_K_M", "llama.cpp Q5_K_M"]
-    assert all(line["rotated"] and line["tokens"] == 60 for line in lines)
-    assert all(0 < line["kl"] < 0.1 for line in lines)
-    assert lines[1]["decoder_mb"] <= lines[2]["decoder_mb"]
-    with pytest.raises(UserError, match=r"precision compares with llama\.cpp"):
-        list(bench.weights([checkpoint], ["int8"], 60, 1, ["openvino"]))
 
 
 def test_texts_for_measuring_are_not_those_for_calibrating():

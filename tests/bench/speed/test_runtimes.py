@@ -131,24 +131,6 @@ def test_a_shape_that_llama_cpp_does_not_take_is_refused():
         RUNTIMES["llama.cpp"].start(model, "fp32", 1, 64)
 
 
-@pytest.mark.parametrize("kv", ["fp32", "fp16", "int8"])
-def test_llama_cpp_takes_noise_for_what_it_holds(kv):
-    if package := RUNTIMES["llama.cpp"].missing():
-        pytest.skip(package)
-    from edgevlm.bench.speed.llama_cpp import saved, state
-
-    runtime = RUNTIMES["llama.cpp"].start(TextModel("tiny", "llama", SHAPE, SeededTensors(0)), "fp32", 1, 64, kv)
-    runtime.hold(7)
-    written = saved(runtime._context)
-    np.testing.assert_array_equal(written, state(written[:8], SHAPE, 7, kv))
-    after_noise = runtime.append(IDS)
-    runtime.forget()
-    np.testing.assert_array_equal(written, saved(runtime._context))
-    runtime.hold(0)
-    assert np.abs(after_noise - runtime.append(IDS)).max() > 1e-3
-    runtime.close()
-
-
 def test_what_is_no_checkpoint_is_one_line():
     with pytest.raises(UserError, match="does not exist"):
         open_text_model("/nowhere/at/all")

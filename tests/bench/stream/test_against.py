@@ -182,7 +182,7 @@ def test_the_command(tiny, tmp_path, monkeypatch):
 
 def test_without_a_checkpoint_one_is_written_and_nothing_is_left(tmp_path, monkeypatch):
     config = tiny_config()
-    monkeypatch.setattr(seeded, "llava_onevision_config", lambda: config)
+    monkeypatch.setattr(seeded, "llava_onevision_config", lambda layers: config)
     monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     words = bench(*TYPED, "--precisions", "fp32").stdout.splitlines()

@@ -38,7 +38,7 @@ def bench(*arguments):
 
 def test_each_way_is_a_line_beside_the_first():
     done = bench(
-        "--append", "all,changed:tau=0.9,refresh=40", "--encode", "all", "--model", "demo", "--clips", "room,moving",
+        "changed", "--append", "all,changed:tau=0.9,refresh=40", "--encode", "all", "--model", "demo", "--clips", "room,moving",
         "--frames", 25, "--chunk", 8, "--threads", 1, "--json",
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -71,10 +71,10 @@ def test_the_ceiling_is_what_the_fractions_leave():
     ("options", "says"),
     [
         (["changed", "--clips", "steet"], "--clips steet: did you mean 'street'"),
-        (["--append", "all", "--frames", "16", "--chunk", "8"], "give three chunks of 8"),
+        (["changed", "--append", "all", "--frames", "16", "--chunk", "8"], "give three chunks of 8"),
         (["growth", "--append", "all"], "--append: is not for bench stream growth"),
-        (["--append", "chnaged", "--model", "demo"], "did you mean 'changed'"),
-        (["--encode", "changed:every=3", "--model", "demo"], "encode 'changed:every=3'"),
+        (["changed", "--append", "chnaged", "--model", "demo"], "did you mean 'changed'"),
+        (["changed", "--encode", "changed:every=3", "--model", "demo"], "encode 'changed:every=3'"),
     ],
 )
 def test_refusals(options, says):

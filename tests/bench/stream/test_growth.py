@@ -1,8 +1,6 @@
 """`edgevlm bench stream`: lines at the marks asked for, full KV that does not fit, processes that are killed."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,12 +9,11 @@ import numpy as np
 import pytest
 from typed import edgevlm
 
-from edgevlm.bench import process
 from edgevlm.bench.stream import growth as bench
 from edgevlm.bench.stream.growth import GrowthWork, Pace, growth, measure
 from edgevlm.engines.power import Reading
-from edgevlm.errors import UserError
 from edgevlm.runtime.budget import Available
+from edgevlm.runtime.helper_process import Helper, HelperEnded
 
 WORK = GrowthWork("demo", "infinipot-v", 256, 8, (8, 24), 2.0, questions=2, answer_tokens=2, threads=1)
 FIRST = ["bench", "schema", "model", "policy", "chunk", "frames", "seconds", "threads"]
@@ -110,12 +107,6 @@ def test_a_recording_is_played_again_and_its_times_go_on(tmp_path):
     assert times[6] == pytest.approx(times[5] + 0.5)
 
 
-def instead(monkeypatch, script):
-    """Have measuring processes run a script."""
-    popen = subprocess.Popen
-    monkeypatch.setattr(process.subprocess, "Popen", lambda command, **how: popen([sys.executable, "-c", script], **how))
-
-
 class Steady:
     """A meter of 5 W."""
 
@@ -137,19 +128,9 @@ def test_energy_is_a_frames_and_a_tokens(monkeypatch):
 
 
 def test_a_process_that_the_system_kills_is_out_of_memory(monkeypatch):
-    script = "import os, signal, sys; sys.stdin.read(); os.kill(os.getpid(), signal.SIGKILL)"
-    instead(monkeypatch, script)
+    def killed(work):
+        raise HelperEnded(-9)
+
+    monkeypatch.setattr(Helper, "lines", lambda helper, function, work: killed(work))
     lines = list(growth(policy=["full"], frames=[4, 8], idle=0))
     assert [(line["frames"], line["oom"]) for line in lines] == [(4, True), (8, True)]
-
-
-def test_what_a_process_says_the_user_did_wrong(monkeypatch):
-    instead(monkeypatch, 'import sys; sys.stdin.read(); print(\'{"error": "no such thing"}\')')
-    with pytest.raises(UserError, match="no such thing"):
-        list(growth(policy=["full"], frames=[4], idle=0))
-
-
-def test_a_process_that_fails_is_an_error(monkeypatch):
-    instead(monkeypatch, "import sys; sys.stdin.read(); sys.exit(3)")
-    with pytest.raises(process.ProcessError, match="code 3"):
-        list(growth(policy=["full"], frames=[4], idle=0))
