@@ -55,7 +55,7 @@ class CalibrateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured of layers, policies and an int8 cache; None: not asked for, or no such cache."""
+    """Measurements of layers, policies and an int8 cache; None: not asked for, or no such cache."""
 
     layers: Calibration | None
     policies: Choices | None

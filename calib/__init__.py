@@ -1,4 +1,4 @@
-"""What is measured once per model and written into its bundle.
+"""Measurements made once per model and written into its bundle.
 
 Value norms for InfiniPot-V's windows, attention over age for HERMES's layer classes, agreement of layers for PureKV's estimate;
 and which policy keeps closest to full KV, on all of these.

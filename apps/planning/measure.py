@@ -12,7 +12,7 @@ STATUS = Path("/proc/self/status")
 
 
 def measured_bytes(model: PlannedModel, name: str, budget: int, chunk: int) -> int:
-    """By how much a process's peak resident memory grows from before it loads ``name`` until its memory is full.
+    """Return the growth of a process's resident memory, from before it loads ``name`` to its peak with a full memory.
 
     Frames are noise, one thread. Raises UserError where Linux does not report it, or the run fails.
     """

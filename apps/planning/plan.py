@@ -29,7 +29,7 @@ NEARLY = 0.9  # of the fastest rate: where nothing keeps up, the most accurate w
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What was asked for; :func:`choose` chooses where it is None.
+    """The options as typed; :func:`choose` chooses those that are None.
 
     device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: type
     of keys and values. camera: (height, width) of frames. changed: the fraction of a frame that changes.

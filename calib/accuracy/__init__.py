@@ -1,1 +1,1 @@
-"""What ``edgevlm calibrate`` and ``edgevlm bench accuracy`` share: variants, cases, workers, intervals, equal bytes."""
+"""Code that ``edgevlm calibrate`` and ``edgevlm bench accuracy`` share: variants, cases, workers, equal bytes."""

@@ -57,7 +57,7 @@ def best_trial(measure: Measure, trials: Sequence[Trial], losses: Sequence[Seque
 
 
 def surely_within(losses: Sequence[Values], bound: float) -> bool:
-    """By Student's t, with one loss more than there were, so that a few answers without any prove nothing."""
+    """Whether the mean loss stays within ``bound`` by Student's t; one loss is added, so that a few answers prove nothing."""
     found = mean([[1.0, *losses[0]], *losses[1:]])
     return found.value + half_width(found) <= bound
 

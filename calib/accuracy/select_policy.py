@@ -49,7 +49,7 @@ LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """What to compare. budgets: fractions of a clip, or tokens; none: the usual one and LOW. measure: None: by the model."""
+    """The comparison as typed. budgets: fractions of a clip, or tokens; by default the usual one and LOW."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget | int] = ()
@@ -129,7 +129,7 @@ def _choices(comparisons: dict[int, BudgetComparison], notify: Notify) -> Iterat
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Of the policies that cannot be told from the best, return the one that takes least time to compress.
+    """Return the policy that compresses fastest among those that cannot be told from the best.
 
     None, for FALLBACK, where nothing is clearly better: FALLBACK, or all of several, cannot be told from the best. The best has
     the largest mean; paired differences on the same clusters tell policies apart.

@@ -58,7 +58,7 @@ CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """What results depend on beside policy, budget and stream. seed: a number, or ``test``."""
+    """Settings that all results of a run share. seed: a number, or ``test``."""
 
     model: str = "demo"
     frames: int = 64

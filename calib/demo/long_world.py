@@ -1,7 +1,6 @@
-"""A demo camera for long streams: a few objects come once and never again, and what comes between goes on as ever.
+"""A demo camera for long streams: a few objects visit once, all others come and go as in :class:`World`.
 
-An object of a visit has a shape that nothing else in the stream has, so that a question about it has one answer however
-long ago it was. All others come and go as in :class:`World`, the same pairs again and again.
+A visitor's shape is its own, so that a question about it has one answer however long ago it was.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import numpy as np
 from edgevlm.calib.demo.world import COLORS, MAX_PRESENT, SHAPES, Thing, World
 
 GAPS = (30, 100, 300, 1_000, 3_000, 10_000, 30_000)
-"""Frames between the last that shows a visitor and the end of the stream, about."""
+"""Approximate frames between a visitor's last one and the end of the stream."""
 
-STAYS = (8, 24)  # frames that a visitor stays, at least and at the most
-AT_MOST = 5  # visitors: three shapes and eight colours are left to all others
+STAYS = (8, 24)  # fewest and most frames that a visitor stays
+AT_MOST = 5  # visitors: leaves three shapes to all others
 
 
 @dataclass(slots=True)
 class Visit:
-    """One object that is shown in frames ``[enters, leaves)``, and in no other frame."""
+    """An object that is shown only in frames ``[enters, leaves)``."""
 
     enters: int
     leaves: int
@@ -32,7 +31,7 @@ class Visit:
 
 
 class LongWorld(World):
-    """An endless stream with ``visits`` in it, in the order of their entries; no two of them at once."""
+    """An endless stream with ``visits``, in order and one at a time."""
 
     def __init__(self, seed: int | list[int], visits: Sequence[Visit]) -> None:
         super().__init__(seed)
@@ -60,15 +59,11 @@ class LongWorld(World):
         return thing.shape in self._kept or super()._remembered(thing)
 
     def _visitors(self) -> set[int]:
-        """Numbers of the visitors that are there now."""
         return {visit.thing.number for visit in self.visits if visit.thing is not None and visit.thing.left is None}
 
 
 def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
-    """Visits of a stream of ``frames``: the stream's first object, and one for each of the longest gaps that it has room for.
-
-    Raises ValueError for a stream without room for any.
-    """
+    """Plan the stream's first object and one visit for each of the longest gaps that fit. Raises ValueError if none does."""
     longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
         raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]}")

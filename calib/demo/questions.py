@@ -1,7 +1,7 @@
-"""What the demo model was taught to be asked, in plain English, and the truth about each question.
+"""The questions that the demo model was taught, in plain English, and the truth about each.
 
 A question is about now (the newest frame) or about before (the whole stream; of an endless one, what its History still
-holds). It has a truth only when that is one definite answer: nobody knows the colour of *the* square after two of them.
+holds). It has a truth only when exactly one answer is right: after two squares there is no colour of *the* square.
 """
 
 import re
@@ -46,7 +46,7 @@ def truth(question: Question, history: History) -> str | None:
 
 
 def all_questions() -> list[str]:
-    """Every phrasing that is offered, with its slots `<color>` and `<shape>` open, kind by kind."""
+    """Every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
     return [phrasing for kind in OFFERED for phrasing in KINDS[kind].phrasings]
 
 
@@ -55,7 +55,6 @@ def is_about_now(kind: str) -> bool:
 
 
 def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = None) -> Question:
-    """The question of this kind in its `phrasing`-th wording."""
     text = KINDS[kind].phrasings[phrasing]
     if color is not None:
         text = text.replace(COLOR, COLORS[color])
@@ -97,7 +96,6 @@ def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Questio
 
 
 def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator[tuple[int | None, int | None]]:
-    """Colours and shapes worth asking this kind about."""
     has_color, has_shape = KINDS[kind].has(COLOR), KINDS[kind].has(SHAPE)
     if kind in ("now_seen", "past_seen"):  # about as many no as yes, half of them nearly right
         luck = rng.random()
@@ -140,7 +138,6 @@ def _only(things: list[Thing], question: Question) -> Thing | None:
 
 
 def _of(attribute: str, names: tuple[str, ...], things: Callable[[History], list[Thing]]) -> Rule:
-    """The rule: this attribute of the only object that the question fits."""
 
     def rule(question: Question, history: History) -> str | None:
         thing = _only(things(history), question)
@@ -231,13 +228,13 @@ KINDS = {
     ),
 }
 
-OFFERED = tuple(KINDS)  # those that are asked of the shipped model: all that it has learned
+OFFERED = tuple(KINDS)  # the kinds that the shipped model has learned: all
 
 ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
 
 
 def subject(question: Question, history: History) -> Thing | None:
-    """The object whose patches hold the answer, if it is one; `before` is answered by the one that it asks about."""
+    """The object whose patches show the answer, if it is one; for `before`, the one asked about."""
     if question.kind == "left_last":
         return _left_last_thing(history)
     if question.kind.startswith("first_"):
@@ -248,7 +245,7 @@ def subject(question: Question, history: History) -> Thing | None:
 
 
 def _pattern(phrasing: str) -> re.Pattern[str]:
-    """What is asked in the present tense is about now, also where it does not say so."""
+    """A phrasing in the present tense is about now, even without the word."""
     text = (
         phrasing.rstrip("?").replace(COLOR, f"(?P<color>{'|'.join(COLORS)})").replace(SHAPE, f"(?P<shape>{'|'.join(SHAPES)})")
     )

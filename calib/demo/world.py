@@ -3,7 +3,7 @@
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells; a cell is one patch of the vision tower and holds at
 most one object, so a patch never shows two. Objects are 11-pixel sprites that drift inside their cell, now and then hop to
 another cell of their quadrant, enter and leave; at most three are present, and at most one of these events happens in a
-frame. The background stands still; that of a hard world glides by a pixel a frame and is cut to another now and then.
+frame. The background is still; that of a hard world glides by a pixel a frame and is sometimes cut to another.
 """
 
 from dataclasses import dataclass, field, replace
@@ -70,7 +70,7 @@ class Thing:
 
 @dataclass(slots=True)
 class History:
-    """What was shown up to frame `now`: all of it for WINDOW frames, after that without the objects gone for longer."""
+    """The objects shown up to frame `now`, except those that left more than WINDOW frames ago."""
 
     now: int = -1  # index of the newest frame
     things: list[Thing] = field(default_factory=list)  # in order of entry
@@ -88,7 +88,7 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Whether no object has been forgotten."""
+        """Whether no object was forgotten."""
         return self.entries == len(self.things)
 
     def snapshot(self) -> "History":
@@ -97,12 +97,12 @@ class History:
 
 
 class World:
-    """An endless stream of frames; `step` makes the next one and `history` then tells the truth about it."""
+    """An endless stream of frames; `step` makes the next one, and `history` has the truth about it."""
 
     size = SIZE  # of a frame
 
     def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
-        """`event_rate`: of its kind of world, if not given; `hard`: with a background that moves is cut, and more events."""
+        """`event_rate`: by default that of the kind of world; `hard`: with a moving background, cuts and more events."""
         self.history = History()
         self._rng = np.random.default_rng(seed)
         self._event_rate = event_rate or (HARD_EVENT_RATE if hard else EVENT_RATE)
@@ -139,11 +139,10 @@ class World:
         return self._render()
 
     def skip(self) -> None:
-        """Move the world on by a frame that nobody sees."""
+        """Move the world on by a frame that is not shown."""
         self.step()
 
     def _happen(self) -> None:
-        """At most one event."""
         if self._rng.random() < (self._event_rate if self.history.entries else 0.5):
             self._event(self.history.present)
 
@@ -156,7 +155,7 @@ class World:
         self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
     def _event(self, present: list[Thing]) -> None:
-        """One entry, departure or hop, whichever of them can happen, of those ``present``."""
+        """Draw one entry, departure or hop of those that can happen to objects in ``present``."""
         leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
         weights = np.array([0.42 * (len(self.history.present) < self._most), 0.38 * bool(leavers), 0.2 * bool(present)])
         if not weights.any():
@@ -176,11 +175,9 @@ class World:
             self._show(*self._pick(pairs))
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Colours and shapes of what may enter."""
         return [(color, shape) for color in range(len(COLORS)) for shape in range(len(SHAPES))]
 
     def _show(self, color: int, shape: int) -> Thing:
-        """A new object enters."""
         history, rng = self.history, self._rng
         thing = Thing(
             number=history.entries,
@@ -198,7 +195,6 @@ class World:
         return thing
 
     def _free_cells(self) -> list[int]:
-        """Where an object may enter."""
         return np.flatnonzero(~self.occupied).tolist()
 
     def _hop(self, thing: Thing) -> None:
