@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from edgevlm.apps.cluster.agent import NodeAgent
-from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
+from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink, listens
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.credentials import secret
@@ -22,7 +22,6 @@ from edgevlm.errors import UserError
 from edgevlm.packages import install
 from edgevlm.progress import Notify
 
-CONNECT_S = 5.0
 NAME = re.compile(r"[^a-z0-9_-]+")
 
 
@@ -65,8 +64,8 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     is_head = host == "head"
     ip = wanted.address or address_of(config.server.host, "" if is_head else host)
     address = f"{ip if is_head else host}:{ray_port or PORT}"
-    if not is_head:
-        check_answers(host, int(ray_port or PORT))
+    if not is_head and not listens(address):
+        raise UserError(f"--cluster {address}: no cluster answers there; start one with --cluster head")
     name = wanted.node or NAME.sub("-", socket.gethostname().lower()).strip("-_")[:64] or "node"
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
@@ -83,15 +82,6 @@ def redis_of(given: str) -> str:
     if not re.fullmatch(REDIS, where):
         raise UserError(f"cluster.redis: {given} holds no HOST:PORT, nor redis:// with :PASSWORD@ before them")
     return where
-
-
-def check_answers(host: str, port: int) -> None:
-    """Raise UserError where nothing listens at the head's address."""
-    try:
-        socket.create_connection((host, port), CONNECT_S).close()
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UserError(f"--cluster {host}:{port}: no cluster answers there ({why}); start one with --cluster head") from None
 
 
 def address_of(host: str, other: str) -> str:

@@ -69,7 +69,7 @@ class RayLink:
             now = time.monotonic()
             if now < self._began + BACKOFF_S:
                 raise HeadAway("Ray is started again in a moment")
-            if not self._joining.is_head and not _listens(self._joining.address):
+            if not self._joining.is_head and not listens(self._joining.address):
                 raise HeadAway(f"nothing listens at {self._joining.address}")
             self._began = self._heard = now
         try:
@@ -117,7 +117,7 @@ def answer(joining: dict[str, Any], method: str, arguments: list[Any]) -> tuple[
     global _node
     if _node is None:
         wanted = Joining(**joining)
-        if wanted.is_head and _listens(wanted.address):  # another cluster's Ray would be joined
+        if wanted.is_head and listens(wanted.address):  # another cluster's Ray would be joined
             return "ended", f"something else listens at {wanted.address}; give another port: --cluster head:PORT"
         _node = RayNode(wanted)
     return _node.answer(method, arguments)
@@ -176,7 +176,7 @@ class RayNode:
         }  # fmt: skip
         while self._head is None and not self._problem:
             try:
-                if not _listens(joining.address):  # Ray would wait for it for AWAY_S
+                if not listens(joining.address):  # Ray would wait for it for AWAY_S
                     raise ConnectionError(f"nothing listens at {joining.address}")
                 at = {"namespace": NAMESPACE, "_node_ip_address": joining.ip}
                 ray.init(joining.address, log_to_driver=False, logging_level="fatal", **at)
@@ -207,7 +207,8 @@ def _token(text: str) -> str:
     return hashlib.sha256(f"edgevlm {text}".encode()).hexdigest()
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
+    """Whether something listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), BACKOFF_S).close()
