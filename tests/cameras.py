@@ -11,13 +11,13 @@ cv2 = pytest.importorskip("cv2")
 
 
 class MjpegCamera(http.server.ThreadingHTTPServer):
-    """Serves frames whose brightness counts up, at 50 a second, until ``frames`` are sent."""
+    """Serves frames whose brightness counts up, at 50 a second, until ``frames`` are sent; then it ends, or ``hangs``."""
 
     daemon_threads = True
 
-    def __init__(self, frames):
+    def __init__(self, frames, hangs=False):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.frames = frames
+        self.frames, self.hangs, self.closing = frames, hangs, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}/live"
 
     def __enter__(self):
@@ -25,6 +25,7 @@ class MjpegCamera(http.server.ThreadingHTTPServer):
         return self
 
     def __exit__(self, *_):
+        self.closing.set()
         self.shutdown()
 
     def handle_error(self, *_):
@@ -41,6 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(jpeg))
             self.wfile.write(jpeg.tobytes() + b"\r\n")
             time.sleep(0.02)
+        if self.server.hangs:
+            self.server.closing.wait()
 
     def log_message(self, *_):
         """Quiet."""

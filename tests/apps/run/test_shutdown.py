@@ -5,14 +5,13 @@ import os
 import pty
 import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 
 import pytest
+from cameras import MjpegCamera
 
 from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.format import Snapshot
@@ -92,7 +91,7 @@ def test_in_the_midst_of_an_answer(tmp_path):
 
 def test_while_the_source_blocks_in_a_read(tmp_path):
     """A camera that sends a few pictures and then nothing, its connection open."""
-    with StuckCamera() as camera:
+    with MjpegCamera(frames=100, hangs=True) as camera:
         process = start("--camera", camera.url, "--fps", 30, "--json", "--state", tmp_path)
         for line in process.stdout:
             if json.loads(line)["frames"]:
@@ -148,43 +147,3 @@ def test_a_second_signal_does_not_wait(tmp_path):
             process.wait(wait_s)
     assert ends(process)[0] == 130
     assert kept(tmp_path) == [], "no snapshot of half a frame"
-
-
-class StuckCamera:
-    """Serves two seconds of Motion JPEG, and then nothing, until its reader goes."""
-
-    def __init__(self):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/video.mjpg"
-        self._open = []
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        import cv2
-        import numpy as np
-
-        picture = cv2.imencode(".jpg", np.full((64, 64, 3), 90, np.uint8))[1].tobytes()
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self._open.append(connection)
-            with suppress(OSError):
-                self._send(connection, picture)
-
-    def _send(self, connection, picture):
-        connection.recv(4096)
-        connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=b\r\n\r\n")
-        for _ in range(40):
-            head = f"--b\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
-            connection.sendall(head.encode() + picture + b"\r\n")
-            time.sleep(0.05)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._listener.close()
-        for connection in self._open:
-            connection.close()
