@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from edgevlm.errors import BundleError, UserError, first_problem
 from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads, JsonFile
-from edgevlm.runtime.files import look, open_file
+from edgevlm.runtime.files import look, open_file, put_back
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 
@@ -397,6 +397,7 @@ def _bad(path: Path, what: str) -> BundleError:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
+    put_back(Path(os.path.abspath(folder)))
     path, found = folder / MANIFEST, look(folder)
     if found != "folder":
         what = "no such bundle folder" if found == "nothing" else "is a file, not a bundle folder"

@@ -134,10 +134,11 @@ def atomic_directory(
     check: raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
     key: with one, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key
         yields it as it was left; :func:`journal_of` lists what is finished in it. Other leftovers are removed.
-    Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``;
-    the next call puts the old folder back.
+    Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``:
+    :func:`put_back` undoes it, here and when a bundle is loaded.
     """
     target = Path(os.path.abspath(out_dir))
+    put_back(target)
     check(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,6 @@ def atomic_directory(
         raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
     folder, kept = work / _FOLDER, False
     try:
-        check(target)  # it may have been put back
         yield folder
         os.chmod(folder, 0o777 & ~_umask())
         for path in (*folder.iterdir(), folder):
@@ -171,6 +171,21 @@ def atomic_directory(
         if not kept:
             shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
+
+
+def put_back(target: Path) -> None:
+    """Undo a replacement of ``target`` that was killed between its renames; wait for one that is under way."""
+    if os.path.lexists(target):
+        return
+    for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):
+        with suppress(OSError):
+            lock = os.open(old.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not os.path.lexists(target):
+                    os.rename(old, target)
+            finally:
+                os.close(lock)
 
 
 def journal_of(folder: Path) -> Path:
@@ -201,8 +216,6 @@ def _left_behind(target: Path, key: str | None, notify: Notify) -> tuple[Path, i
             lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if (work / _OLD).exists() and not os.path.lexists(target):
-                    os.rename(work / _OLD, target)
                 if found is None and _is_of(work, key):
                     found, lock = (work, lock), -1
                     continue

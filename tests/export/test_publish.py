@@ -83,7 +83,8 @@ def test_a_full_disk_is_one_line_and_changes_nothing(exported: Any, tmp_path: Pa
     assert leftovers(tmp_path) == []
 
 
-def test_a_bundle_whose_replacement_was_killed_is_put_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_bundle_whose_replacement_was_killed_is_put_back(tmp_path: Path, loaded: bool) -> None:
     target = tmp_path / "bundle"
     target.mkdir()
     (target / "bundle.json").write_text("old")
@@ -100,10 +101,13 @@ def test_a_bundle_whose_replacement_was_killed_is_put_back(tmp_path: Path) -> No
             (folder / "bundle.json").write_text("new")
     os.waitpid(child, 0)
     assert not target.exists()
-    with pytest.raises(UserError, match="pass --force"), atomic_directory(target):
-        pass
+    if loaded:
+        with pytest.raises(UserError, match="bundle"):
+            Bundle.load(target)
+    else:
+        with pytest.raises(UserError, match="pass --force"), atomic_directory(target):
+            pass
     assert (target / "bundle.json").read_text() == "old"
-    assert leftovers(tmp_path) == []
 
 
 def test_what_is_there_is_not_replaced_unasked(exported: Any, tmp_path: Path) -> None:

@@ -87,32 +87,6 @@ def test_snapshots_questions_and_frames_take_turns(model, tmp_path):
     assert said == []
 
 
-def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, monkeypatch):
-    said, full, write = [], threading.Event(), SnapshotDirectory.write
-    tries = []
-
-    def fails(*arguments):
-        tries.append(1)
-        if full.is_set():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(*arguments)
-
-    monkeypatch.setattr(SnapshotDirectory, "write", fails)
-    images = iter(frames(20, model))
-    with opened(model, tmp_path, said, every=0.01) as session:
-        full.set()
-        session.watch(next(images))
-        until(lambda: len(tries) > 4)
-        assert len(said) == 1
-        assert "the disk is full" in said[0]
-        for image in images:
-            session.watch(image)
-        full.clear()
-        until(lambda: len(said) == 2)
-    assert said[1].startswith("snapshots are written again")
-    assert read(snapshots(tmp_path)[0]).about["session"]["frames"] == 20
-
-
 def test_what_cannot_be_read_now_is_not_written_over(model, tmp_path, monkeypatch):
     with opened(model, tmp_path, []) as session:
         session.watch(next(frames(1, model)))
