@@ -65,16 +65,6 @@ def test_nothing_at_all(tmp_path):
         source.close()
 
 
-def test_240_a_second(tmp_path):
-    with mjpeg_camera(tmp_path) as camera:
-        camera.tell(f"pause {1 / 240}")
-        source = open_source(url(camera), None, SourceOptions(fps=20))
-        times = [source.read().time_s for _ in range(20)]
-        assert times[-1] - times[0] >= 19 / 20 - 0.05, "no more than are asked for"
-        assert source.state is State.RUNNING
-        source.close()
-
-
 @pytest.mark.parametrize("rule", ["drop-oldest", "block"])
 def test_a_slow_watcher_sees_new_frames_and_the_rest_is_counted(tmp_path, rule):
     """Under drop-oldest a frame waits in the slot no longer than one is watched; nothing piles up before it."""

@@ -1,7 +1,6 @@
 """Cameras of a machine made of files: what is found, what it says of itself, and why it cannot be used."""
 
 import errno
-import os
 import shutil
 import subprocess
 
@@ -10,7 +9,7 @@ from kernel import META, Camera, Machine
 
 from edgevlm.apps.sources import devices as v4l2
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.devices import Device, UsbConnection, device_path, devices, probe
+from edgevlm.apps.sources.devices import UsbConnection, device_path, devices, probe
 from edgevlm.errors import SourceError
 
 HEADER = """
@@ -81,12 +80,6 @@ def test_a_camera_says_its_modes(machine, ranges):
     ]  # fmt: skip
 
 
-def test_a_driver_that_lists_no_sizes(machine):
-    machine.add(0, Camera(modes={"YUYV": {}}))
-    (device,) = devices(machine.root)
-    assert [str(mode) for mode in probe(device, machine.root, machine.ioctl).described.modes] == ["YUYV"]
-
-
 @pytest.mark.parametrize(
     ("camera", "says"),
     [
@@ -122,14 +115,6 @@ def test_a_camera_is_looked_through_when_it_captures(machine):
     assert problems[0] == "gives no picture"
     machine.hold(node, 77, "zoom")
     assert "in use by zoom" in probe(devices(machine.root)[0], machine.root, machine.ioctl, see).problem
-
-
-def test_this_machines_null_device_is_no_camera():
-    if not os.access("/dev/null", os.R_OK | os.W_OK):
-        pytest.skip("/dev/null cannot be opened")
-    from pathlib import Path
-
-    assert probe(Device(Path("/dev/null"), "null", "platform")).problem == "is no Video4Linux device"
 
 
 def test_an_index_a_path_and_a_link_name_the_node(machine):

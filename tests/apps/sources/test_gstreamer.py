@@ -65,15 +65,8 @@ def test_real_pipelines():
     problem = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
     if problem:
         pytest.skip(problem)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(Path(__file__).with_name("real_gstreamer.py")),
-    ]
+    file = str(Path(__file__).with_name("real_gstreamer.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout

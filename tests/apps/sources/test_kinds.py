@@ -46,15 +46,6 @@ def test_what_is_taken_for_what(camera, kind):
     assert kind_of(camera, None)[0] == kind
 
 
-def test_a_path_is_a_file_or_a_folder(tmp_path):
-    (tmp_path / "a.mp4").touch()
-    for given in ((str(tmp_path), None), (None, str(tmp_path))):
-        assert kind_of(*given)[0] == "folder"
-    for given in ((str(tmp_path / "a.mp4"), None), (None, str(tmp_path / "a.mp4")), (None, "nowhere.mp4")):
-        assert kind_of(*given)[0] == "video"
-    assert kind_of(None, "-")[0] == "stdin"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -104,14 +95,6 @@ def test_what_is_prepared_ahead_is_what_the_session_prepares(still_folder):
         np.testing.assert_array_equal(plain, prepared)
 
 
-def test_the_demos_truth_is_that_of_the_time_asked_at():
-    lines = run("--gate", "thin:threshold=255,every=5", "--frames", 60)
-    answers = [line for line in lines if line["event"] == "answer"]
-    assert {answer["time_s"] for answer in answers} == {8.0, 16.0, 24.0}, "every 16 frames, held back or not"
-    assert all("truth" in answer for answer in answers)
-    assert (lines[-1]["frames"], lines[-1]["gated"]) == (12, 48)
-
-
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_source.py"
 COUNT = "how many objects are there now?"
 
@@ -140,14 +123,6 @@ def test_a_package_gives_a_kind_of_camera_its_name(installed):
         assert len(list(open_source(text, options=SourceOptions(fps=4)))) == frames
 
 
-def test_own_kinds_are_not_names_to_give():
-    assert kind_of("http://host/sweep", None)[0] == "network"
-    with pytest.raises(UserError, match="there is nothing there"):
-        kind_of("usb", None)
-    with pytest.raises(UserError, match="did you mean 'Sweep'"):
-        open_source(f"{EXAMPLE}:Sweeps")
-
-
 def picture(level, size=(12, 10)):
     return Image.fromarray(np.full((size[1], size[0], 3), (level, level // 2, 255 - level), np.uint8))
 
@@ -162,14 +137,6 @@ def test_pictures_come_in_natural_order_as_pillow_reads_them(tmp_path):
     assert [frame.time_s for frame in frames] == [0, 0.25, 0.5, 0.75, 1.0]
     for frame, name in zip(frames, ["IMG1.bmp", "img02.ppm", "img2.PNG", "img2b.tiff", "img10.png"], strict=True):
         np.testing.assert_array_equal(frame.image, np.asarray(Image.open(tmp_path / name)))
-
-
-def test_a_rate_of_its_own_is_sampled_from(tmp_path):
-    for number in range(10):
-        picture(number).save(tmp_path / f"{number}.png")
-    frames = list(FolderSource(tmp_path, fps=2, rate=4))
-    assert [frame.time_s for frame in frames] == [0, 0.5, 1.0, 1.5, 2.0]
-    assert [frame.image[0, 0, 0] for frame in frames] == [0, 2, 4, 6, 8]
 
 
 def test_a_jpeg_is_turned_as_its_exif_says(tmp_path):

@@ -144,13 +144,6 @@ def test_a_first_connection_that_fails_is_one_line(live, first, wait, says):
     assert "\n" not in str(caught.value)
 
 
-def test_a_camera_that_does_not_answer_is_one_line(live):
-    hangs = threading.Event()
-    with pytest.raises(SourceError, match=r"no answer within 0\.4 s \(--open-timeout\)"):
-        live(lambda: hangs.wait(120), replace(OPTIONS, open_timeout_s=0.4))
-    hangs.set()
-
-
 def test_a_camera_that_is_not_there_yet_is_waited_for(live):
     camera = Camera(SourceError("Connection refused"), SourceError("Connection refused"), Scripted().say(Grabbed()))
     source = live(camera, SourceOptions(fps=1e9, wait=True, backoff_s=(0.2, 0.2)))
@@ -217,22 +210,6 @@ def test_connections_that_hang_for_good_are_few(live):
     until(lambda: camera.dials == ADRIFT + 1)
     for connection in hangs:
         connection.say(None, None)
-
-
-def test_a_machine_without_threads_left_is_no_reason_to_end(live, monkeypatch):
-    first, failures, link = Scripted().say(Grabbed()), [RuntimeError("can't start new thread")] * 2, live_module.Link
-
-    def scarce(*arguments):
-        if failures:
-            raise failures.pop()
-        return link(*arguments)
-
-    source = live(Camera(first, Scripted().say(Grabbed())))
-    source.read()
-    monkeypatch.setattr(live_module, "Link", scarce)
-    first.say(None)
-    assert source.read() is not None
-    assert not failures
 
 
 def test_nothing_counts_before_somebody_reads():

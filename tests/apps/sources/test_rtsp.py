@@ -96,18 +96,6 @@ def test_the_picture_is_whole_from_the_first_frame_and_stamped():
         late.close()
 
 
-def test_another_resolution_in_the_same_stream():
-    with rtsp_camera() as camera:
-        source = open_source(address(camera), None, PATIENT)
-        frame_of(source)
-        camera.tell("size 480 360")
-        frame = frame_of(source, lambda frame: frame.image.shape != (240, 320, 3))
-        assert frame.image.shape == (360, 480, 3)
-        assert is_ball(frame.image)
-        assert source.reconnects == 0
-        source.close()
-
-
 @pytest.mark.parametrize(
     ("user", "path", "says"), [("u:wrong@", "", "401"), ("", "", "401"), ("u:right@", "/none", "404"), ("u:right@", "", None)]
 )
@@ -123,13 +111,3 @@ def test_a_password_is_asked_for(user, path, says):
         with pytest.raises(SourceError, match=says) as caught:
             open_source(url, None, PATIENT)
         assert not any(word in str(caught.value) for word in ("wrong@", "right", "\n"))
-
-
-def test_a_frozen_camera_is_one_line_within_the_open_timeout():
-    with rtsp_camera() as camera:
-        camera.freeze()
-        began = time.monotonic()
-        with pytest.raises(SourceError, match=r"no answer within 4 s"):
-            open_source(address(camera), None, OPTIONS)
-        camera.thaw()
-        assert time.monotonic() - began >= 4

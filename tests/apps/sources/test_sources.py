@@ -28,11 +28,6 @@ def test_sampler_keeps_the_rate_by_timestamps():
     assert len(taken) == 20
 
 
-def test_sampler_takes_every_frame_of_a_slower_source_and_skips_a_gap():
-    sampler = FrameSampler(10)
-    assert [sampler.wants(t) for t in (0, 1, 2, 50, 50.01, 50.12)] == [True, True, True, True, False, True]
-
-
 @pytest.mark.parametrize(("name", "fps"), [("bikes.mp4", 5.0), ("vtest.avi", 1.0)])
 def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
     path = clip(name)
@@ -160,16 +155,6 @@ def test_newest_frame_drops_the_oldest_and_counts():
     assert newest.read() is None
 
 
-def test_nothing_is_read_before_somebody_reads():
-    counted = Counted(3)
-    counted.go.release(3)
-    newest = ReadAhead(counted, rule="drop-oldest")
-    time.sleep(0.1)
-    assert (counted.made, newest.state) == (0, State.INITIALISING)
-    newest.close()
-    assert (newest.state, counted.state) == (State.ENDED, State.ENDED)
-
-
 def test_an_error_in_the_reader_reaches_the_consumer():
     class Failing(Source):
         name = "failing"
@@ -225,10 +210,3 @@ def test_the_increasing_times_of_a_recording_are_left_alone(steps):
     stamps = np.cumsum(steps)
     clock = RecordedClock(PERIOD)
     assert np.allclose([clock(stamp) for stamp in stamps], stamps)
-
-
-def test_what_a_recording_gets_wrong():
-    clock = RecordedClock(PERIOD)
-    stamps = [0.0, 0.1, 0.05, 0.05, 0.2, 7000.0, 7000.1, 0.3, None, 0.4]
-    mended = [0.0, 0.1, 0.101, 0.102, 0.2, 0.24, 0.34, 0.38, 0.42, 0.48]
-    assert np.allclose([clock(stamp) for stamp in stamps], mended)

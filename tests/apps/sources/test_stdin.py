@@ -98,12 +98,6 @@ def test_pictures_are_split_where_they_end():
     assert [round(float(frame.image.mean()) / 20) * 20 for frame in frames] == [40, 80, 120], "and no thumbnail"
 
 
-def test_a_rate_dates_motion_jpeg_and_sampling_goes_by_it():
-    with piped(jpeg(20) * 10) as descriptor:
-        times = [frame.time_s for frame in StdinSource(2.0, rate=4, descriptor=descriptor)]
-    assert times == [0, 0.5, 1.0, 1.5, 2.0]
-
-
 def test_a_picture_that_cannot_be_decoded_is_counted_and_passed_over():
     bad = jpeg(60).replace(b"\xff\xc0", b"\xff\xc3")
     frames, source = read_all(jpeg(20) + bad + jpeg(20))
