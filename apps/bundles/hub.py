@@ -7,7 +7,6 @@ run to the next, and checks no hash.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from edgevlm.apps.bundles.cache import locked
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, hash_file
-from edgevlm.runtime.files import look
+from edgevlm.runtime.files import atomic_write, look
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # between attempts of which none brought a byte
@@ -197,11 +196,12 @@ class Repository:
 
     def _known(self) -> str | None:
         """Return the commit of the revision that is in the cache."""
-        revision = self.name.revision
-        ref = self.home / "refs" / revision
-        commit = revision if _COMMIT.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
-        folder = self.home / "snapshots" / commit
-        return commit if commit and any((folder / name).exists() for name in ("config.json", MANIFEST)) else None
+        from huggingface_hub import try_to_load_from_cache
+
+        found = (
+            try_to_load_from_cache(self.name.repo, file, revision=self.name.revision) for file in ("config.json", MANIFEST)
+        )
+        return next((Path(path).parent.name for path in found if isinstance(path, str)), None)
 
     def _ask(self, revision: str, notify: Notify) -> tuple[str, Mapping[str, HubFile]]:
         """Return the hub's commit and files of a revision. Only files beside each other count, none in folders."""
@@ -231,9 +231,8 @@ def remember(name: HubId, folder: Path) -> None:
     if name.revision != commit:
         ref = home / "refs" / name.revision
         ref.parent.mkdir(parents=True, exist_ok=True)
-        part = ref.with_name(f".{ref.name}.{os.getpid()}")
-        part.write_text(commit)
-        part.replace(ref)
+        with atomic_write(ref) as stream:
+            stream.write(commit.encode())
 
 
 def part_of(path: Path) -> Path:
@@ -254,10 +253,9 @@ def _existing(folder: Path) -> Path:
 
 def digest(path: Path, like: str) -> str:
     """Hash a file as ``like`` was: SHA-256, or git's SHA-1 of a small one."""
-    if len(like) == 64:
-        return hash_file(path).sha256
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    from huggingface_hub.utils.sha import git_hash
+
+    return hash_file(path).sha256 if len(like) == 64 else str(git_hash(path.read_bytes()))
 
 
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:

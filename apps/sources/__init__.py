@@ -46,7 +46,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
 
 def check_source(camera: str | None, video: str | None) -> None:
-    """Raise SourceError if it is invalid, as far as can be seen without opening it."""
+    """Raise SourceError if it is invalid, as far as this shows without opening it."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)

@@ -70,13 +70,13 @@ class Scene(Protocol):
     """The truth about a made-up world at one frame."""
 
     def truth(self, question: str) -> str | None:
-        """The right answer, or None where there is not exactly one."""
+        """Return the right answer, None where there is not exactly one."""
 
     def sample(self, random: np.random.Generator) -> list[str]:
-        """Questions that have an answer at this frame: one about now and one about before, where there are any."""
+        """Draw questions that have an answer at this frame: one about now and one about before, if there are any."""
 
     def departed(self) -> list[Fact]:
-        """Where each object was that has left, the one that left last first."""
+        """Return where each object was that has left, the latest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from edgevlm.apps.sources.base import Frame, Rule, Source, State
 
 
 class Slot:
-    """Holds the frame that came and was not taken yet, so that neither side works on more than one.
+    """Holds one frame between two threads. If it is full, a new frame replaces the old (``drop-oldest``) or waits (``block``).
 
-    Rule ``drop-oldest``: a frame that comes while the slot is full replaces the one in it. Rule ``block``: it waits. A still
-    frame, which says nothing but the time, neither replaces one that is to be watched nor is missed.
+    A still frame, which only tells the time, neither replaces one that is to be watched nor counts as replaced.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -23,7 +22,7 @@ class Slot:
         self._closed = False
 
     def put(self, frame: Frame) -> bool:
-        """Offer a frame; True when it replaced one that nobody had taken. A closed slot takes none."""
+        """Offer a frame; return whether it replaced one that had not been taken. A closed slot takes none."""
         with self._changed:
             while self.rule == "block" and self._frame is not None and not self._closed:
                 self._changed.wait()
@@ -37,7 +36,7 @@ class Slot:
             return replaced
 
     def take(self, timeout_s: float) -> Frame | None:
-        """The frame that is there or comes within ``timeout_s``; None where none does, or at once when closed and empty."""
+        """Return the frame that is there or comes within ``timeout_s``, else None; at once when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
             frame, self._frame = self._frame, None
@@ -45,7 +44,7 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Take no more frames and let nobody wait; the one that is there may still be taken."""
+        """Take no more frames and end every wait; the one that is there may still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -58,9 +57,8 @@ POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 class ReadAhead(Source):
     """Reads another source in its own thread into a :class:`Slot`, from the first :meth:`read` on.
 
-    Under ``block`` each frame is decoded and prepared while the one before it is being watched, and none is lost. Under
-    ``drop-oldest`` a frame that was not taken in time is counted in ``drops`` as ``replaced``. ``paced`` holds the source to
-    its own timestamps, or to ``speed`` times their pace.
+    Each frame is decoded and prepared while the one before it is being watched. ``drops`` counts as ``replaced`` those not
+    taken in time under ``drop-oldest``. ``paced`` holds the source to ``speed`` times the pace of its timestamps.
     """
 
     def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
@@ -72,8 +70,8 @@ class ReadAhead(Source):
         self._error: BaseException | None = None
         self._closing, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
-        self._reading = False  # nothing is dropped, and no time passes, before somebody reads
-        self._starting = threading.Lock()  # the thread is started, or it is seen that it was not
+        self._reading = False  # nothing is dropped, and no time passes, before the first read
+        self._starting = threading.Lock()
 
     def _run(self) -> None:
         try:

@@ -181,7 +181,6 @@ class FfmpegConnection(Connection):
 
     @property
     def _refused(self) -> str | None:
-        """The host that the stream named and that was not reached."""
         return None if self._proxy is None else self._proxy.refused
 
     def _open(self, url: str, options: SourceOptions) -> Any:

@@ -125,7 +125,7 @@ class GstPipeline(Connection):
             problem = self._said() or f"no picture within {options.open_timeout_s:g} s"
             self.close()
             raise SourceError(f"the pipeline does not run: {problem}")
-        if (layout := self._caps().get_string("format")) not in RED_AT:
+        if (layout := self._sample.get_caps().get_structure(0).get_string("format")) not in RED_AT:
             self.close()
             raise SourceRefused(f"the pipeline's appsink gives {layout}; put videoconvert ! video/x-raw,format=RGB before it")
 
@@ -141,7 +141,7 @@ class GstPipeline(Connection):
         return Grabbed(None if stamp == self._gst.CLOCK_TIME_NONE else stamp / self._gst.SECOND)
 
     def retrieve(self) -> NDArray[np.uint8] | None:
-        caps = self._caps()
+        caps = self._sample.get_caps().get_structure(0)
         layout, height, width = caps.get_string("format"), caps.get_value("height"), caps.get_value("width")
         buffer = self._sample.get_buffer()
         mapped, data = buffer.map(self._gst.MapFlags.READ)
@@ -154,9 +154,6 @@ class GstPipeline(Connection):
 
     def close(self) -> None:
         self._pipeline.set_state(self._gst.State.NULL)
-
-    def _caps(self) -> Any:
-        return self._sample.get_caps().get_structure(0)
 
     def _find_sink(self) -> Any:
         sinks = self._pipeline.iterate_sinks()
