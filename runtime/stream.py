@@ -358,11 +358,10 @@ class Stream:
         """frames: features ``[tokens_per_frame, width]`` of each frame that the rows belong to."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
-        started = time.perf_counter()
-        seen = np.stack([frame.mean(0) for frame in frames]) if needs.features else None
-        appended = Appended(rows.seq[vision], rows.position[vision], queries, rows.frame[vision], seen)
-        self.policy.after_append(self.cache, appended)
-        self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
+        with self._timed("compress_ms"):
+            seen = np.stack([frame.mean(0) for frame in frames]) if needs.features else None
+            appended = Appended(rows.seq[vision], rows.position[vision], queries, rows.frame[vision], seen)
+            self.policy.after_append(self.cache, appended)
 
     def _append_vision(
         self, piece: Float32, seconds: Float64, ahead: int = 0, sparsely: bool = True
@@ -375,10 +374,14 @@ class Stream:
             return tokens, self._append_timed(tokens, pattern)
 
     def _append_timed(self, tokens: Embedded, pattern: FramePattern | None = None) -> StepResult:
+        with self._timed("prefill_ms"):
+            return self.append(tokens, (), pattern)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
         started = time.perf_counter()
-        result = self.append(tokens, (), pattern)
-        self.stats = self.stats.plus(prefill_ms=1e3 * (time.perf_counter() - started))
-        return result
+        yield
+        self.stats = self.stats.plus(**{part: 1e3 * (time.perf_counter() - started)})
 
     @contextmanager
     def _positions_kept(self) -> Iterator[Callable[[], None]]:
@@ -405,24 +408,21 @@ class Stream:
 
     def _reindex_when_due(self, rows: int, *, compressed: bool) -> None:
         if self.positions.due(rows, compressed):
-            started = time.perf_counter()
-            self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
-            self.policy.compacted()
-            self.stats = self.stats.plus(reindexings=1, reindex_ms=1e3 * (time.perf_counter() - started))
+            with self._timed("reindex_ms"):
+                self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
+                self.policy.compacted()
+            self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
         """The guidance texts after the memory: one causal forward that is rolled back, or projections that leave nothing."""
-        started, needs = time.perf_counter(), self.policy.needs
-        guidance = self._project(needs.guidance, self.positions.next) if needs.raw_layers else self._forward_guidance()
-        self.stats = self.stats.plus(guidance_ms=1e3 * (time.perf_counter() - started))
-        return guidance
-
-    def _forward_guidance(self) -> Guidance:
-        held, layers = self.cache.lengths, self.policy.needs.guidance_layers
-        with self.question():
-            probes = self._append_text(np.concatenate(self._guidance), ()).probes
-            keys = {layer: self.cache.dequantize("key", layer, slice(int(held[layer]), None)) for layer in layers}
-        return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
+        held, needs = self.cache.lengths, self.policy.needs
+        with self._timed("guidance_ms"):
+            if needs.raw_layers:
+                return self._project(needs.guidance, self.positions.next)
+            with self.question():
+                probes, layers = self._append_text(np.concatenate(self._guidance), ()).probes, needs.guidance_layers
+                keys = {layer: self.cache.dequantize("key", layer, slice(int(held[layer]), None)) for layer in layers}
+            return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
 
     def _project(self, texts: Sequence[str], start: int) -> Guidance:
         """Queries and keys of the texts' raw embeddings in every layer, each text at positions from ``start`` on."""
@@ -550,12 +550,10 @@ class Stream:
         result, layers = self._append_text(embeds, (len(embeds) - 1,)), self.policy.needs.question_layers
         self.looked = self._look(result)
         if layers:
-            started = time.perf_counter()
-            with self.changing():
+            with self._timed("compress_ms"), self.changing():
                 keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
                 if any(mask is not None for mask in keep):
                     self.stats = self.stats.plus(evicted=self.cache.evict(keep), compressions=1)
-            self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
 
     def classify(self, embeds: Float32) -> tuple[Float32, QuestionAttention]:

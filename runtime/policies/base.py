@@ -337,6 +337,14 @@ class SteadyTarget(Policy):
         return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
 
 
+class EvictsOnDemand(Policy):
+    """A policy that evicts as much as is asked: pieces of a quarter of |M|, as a larger one would see little of the past."""
+
+    @property
+    def max_append(self) -> int:
+        return max(self.budget // 4, self.shape.tokens_per_frame)
+
+
 def counted(kind: NDArray[np.uint8]) -> Bool:
     """Rows that count in |M|: vision and summaries."""
     among: Bool = (kind == Kind.VISION) | (kind == Kind.SUMMARY)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgevlm.runtime.policies.base import (
     Bool,
     Context,
+    EvictsOnDemand,
     Float32,
     Guide,
     Plan,
@@ -46,16 +47,11 @@ class Full(Policy):
 
 
 @dataclass
-class SlidingWindow(Policy):
+class SlidingWindow(EvictsOnDemand):
     """Evict the oldest tokens by ``seq``, exactly as many as new rows need."""
 
     name: ClassVar[str] = "sliding-window"
     paper: ClassVar[str] = "baseline (FIFO)"
-
-    @property
-    def max_append(self) -> int:
-        """A quarter of |M|: a window evicts as much as is asked, and a larger piece would see little of the past."""
-        return max(self.budget // 4, self.shape.tokens_per_frame)
 
     def score(self, cache: KVCache, layer: int) -> Float32:
         return np.zeros(cache.seq(layer).shape, np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import SeqScores
-from edgevlm.runtime.policies.base import Appended, Bool, Needs, Policy, StreamShape, newest, setting, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, EvictsOnDemand, Needs, StreamShape, newest, setting, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ ROWS = 32  # of a piece scored at a time: bounds the attention matrix that numpy
 
 
 @dataclass
-class H2O(Policy):
+class H2O(EvictsOnDemand):
     """Keep the newest tokens and those that have received the most attention from all later rows.
 
     F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
@@ -44,11 +44,6 @@ class H2O(Policy):
     @property
     def needs(self) -> Needs:
         return Needs(probe_layers=tuple(range(self.shape.layers)))
-
-    @property
-    def max_append(self) -> int:
-        """A quarter of |M|: as much is evicted as is asked, and a larger piece would be scored by its own rows most."""
-        return max(self.budget // 4, self.shape.tokens_per_frame)
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         for layer, query in appended.queries.items():

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import Int64, QueryWindow
-from edgevlm.runtime.policies.base import Appended, Bool, Context, Float32, Needs, Policy, StreamShape, newest, setting
+from edgevlm.runtime.policies.base import Appended, Bool, Context, EvictsOnDemand, Float32, Needs, StreamShape, newest, setting
 from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CrossLayer(Stateful):
 
 
 @dataclass
-class PureKV(Policy):
+class PureKV(EvictsOnDemand):
     """Keep the newest tokens and those that the newest queries attend to, weighted by value norms; score low layers only.
 
     Ours: a token that the clie layer has evicted keeps its last score there; KV heads are joined by number.
@@ -101,11 +101,6 @@ class PureKV(Policy):
     @property
     def needs_whole_frames(self) -> bool:
         return self.st_spattn
-
-    @property
-    def max_append(self) -> int:
-        """A quarter of |M|: as much is evicted as is asked, and a larger piece would see little of the past."""
-        return max(self.budget // 4, self.shape.tokens_per_frame)
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         self._cross.add(appended)

@@ -17,7 +17,6 @@ from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.hash_clusters import BITS, MIN_SLOTS, HashClusters, RowClusters, SealedMoves
 from edgevlm.runtime.retrieval.stats import Phase
 from edgevlm.runtime.retrieval.working_set import rotate
-from edgevlm.runtime.stateful import State
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -48,13 +47,9 @@ class ReSV(Retrieval):
     """
 
     planes: int = setting(BITS, "hyperplanes per KV head, N_hp", at_least=1, at_most=BITS)
-    clustering: bool = setting(True, "off: each token is a cluster of its own, as far as the index goes (Fig. 19)")
     distance: int = setting(7, "most bits by which a token may differ from its cluster; the paper's Th_hp less 1", at_least=0)
     threshold: float = setting(0.3, "fraction of a row's attention that clusters must exceed, Th_r-wics", at_least=0, below=1)
-    prefetch: Literal["ahead", "final", "off"] = setting(
-        "ahead",
-        "prefetch by the previous layer's query; final: attend to exactly that, as in the paper; off: no prefetch",
-    )
+    prefetch: bool = setting(True, "prefetch by the previous layer's query")
     retrieve: Literal["always", "question"] = setting(
         "always", "retrieve in every call; question: only for questions and answers"
     )
@@ -80,7 +75,6 @@ class ReSV(Retrieval):
         self.clusters = HashClusters(layers, heads, width, axes, int(slots), self.planes)
         self.pages = ClusterPages(layers, heads, int(slots))
         self.row_clusters = RowClusters(layers, heads, self.window_rows)
-        self._predicted: dict[int, Selection] = {}
         middle = self.working_rows // 2 if axes == 1 else self.working_rows // (2 * self.shape.tokens_per_frame)
         self._middle = np.array([self.shape.prefix + middle] + [self.shape.prefix] * (axes - 1), np.float32)
 
@@ -138,7 +132,7 @@ class ReSV(Retrieval):
             rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
             held = cache.dequantize("key", layer), positions_of(cache, layer)
             keys, positions = (np.take_along_axis(of, rows[..., None], 1) for of in held)
-            slot, moved, forced = self.clusters.join(layer, keys, positions, self.distance if self.clustering else -1)
+            slot, moved, forced = self.clusters.join(layer, keys, positions, self.distance)
             self.stats.merged += forced
             self._settle(layer, moved)
             if moved.merged:
@@ -179,28 +173,19 @@ class ReSV(Retrieval):
         self.offloaded -= rows.sum(2)
         self.stats.lost += int(rows.sum())
 
-    def begin(self, cos: Float32, sin: Float32) -> None:
-        super().begin(cos, sin)
-        self._predicted.clear()
-
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         if layer == 0:
             self.forget_lost()
-        predicted = self._predicted.pop(layer, None)
         if not self._asked(layer, phase):
             return [[]] * self.cache.kv_heads
-        selection = predicted or self.selection(layer, query)
+        selection = self.selection(layer, query)
         self.working.truncated += selection.truncated
         self.stats.count_chosen(phase, layer, selection.chosen, selection.among)
         return selection.blocks
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        if self.prefetch == "off" or not self._asked(layer, phase):
-            return
-        selection = self.selection(layer, query)
-        self.store.prefetch([number for of_head in selection.blocks for number in of_head])
-        if self.prefetch == "final":
-            self._predicted[layer] = selection
+        if self.prefetch and self._asked(layer, phase):
+            self.store.prefetch([number for of_head in self.selection(layer, query).blocks for number in of_head])
 
     def _asked(self, layer: int, phase: Phase) -> bool:
         return bool(self.offloaded[layer].any()) and not (self.retrieve == "question" and phase == "prefill")
@@ -221,10 +206,6 @@ class ReSV(Retrieval):
             blocks.append(numbers)
             truncated += left
         return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), truncated)
-
-    def restore(self, state: State) -> None:
-        super().restore(state)
-        self._predicted.clear()
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from edgevlm.runtime.policies.base import Bool, Context, Policy, newest, setting
+from edgevlm.runtime.policies.base import Bool, Context, EvictsOnDemand, newest, setting
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 
 @dataclass
-class StreamingLLM(Policy):
+class StreamingLLM(EvictsOnDemand):
     """Keep the stream's first vision tokens as attention sinks, and a window of the newest.
 
     Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay; the first vision tokens are
@@ -24,11 +24,6 @@ class StreamingLLM(Policy):
 
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
-
-    @property
-    def max_append(self) -> int:
-        """A quarter of |M|: the window gives up as much as is asked."""
-        return max(self.budget // 4, self.shape.tokens_per_frame)
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
         """The oldest rows held are the stream's first: no compression ever took them."""

@@ -36,7 +36,7 @@ class Watched:
         self.filled = Filled(LAYERS, rows, GRID, np.random.default_rng(0), dtype, axes)
         self.cache = self.filled.cache
         self.policy.open(self.cache, self.store)
-        clusters, below = self.policy.clusters, (self.policy.distance + 1) * self.policy.clustering
+        clusters, below = self.policy.clusters, self.policy.distance + 1
         self.references = [
             [ReferenceClusters(clusters.slots, clusters.planes[head], below) for head in range(HEADS)]
             for _ in range(LAYERS if beside else 0)
@@ -162,7 +162,7 @@ def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatc
     assert watched.policy.stats.merged == sum(of.merged + of.forced for layer in watched.references for of in layer) > 0
 
 
-@pytest.mark.parametrize("settings", ["planes=9,distance=2", "distance=0", "threshold=0.8", "threshold=0", "clustering=off"])
+@pytest.mark.parametrize("settings", ["planes=9,distance=2", "distance=0", "threshold=0.8", "threshold=0"])
 def test_settings_reach_the_reference(settings):
     watched = Watched(f",{settings}")
     watched.policy._working_rows = 10_000

@@ -7,7 +7,7 @@ from retrieval.test_oracle import QUESTION, TEXT_BUDGET, Shadow
 from edgevlm.runtime.session import Session
 
 
-@pytest.mark.parametrize(("limit", "prefetch"), [(2048, "off"), (300, "final")], ids=["original", "contiguous"])
+@pytest.mark.parametrize(("limit", "prefetch"), [(2048, "off"), (300, "on")], ids=["original", "contiguous"])
 def test_logits_equal_the_numpy_decoder(model, checkpoint, limit, prefetch):
     """Clusters of a head's own, through the store, before and after a re-indexing."""
     per_frame = model.bundle.vision.tokens_per_frame
