@@ -57,12 +57,12 @@ class Journal(Store):
         def write() -> None:
             values = (line.camera, line.time, line.text, json.dumps(list(line.evidence)))
             self._run(f"INSERT INTO lines ({COLUMNS}) VALUES (?, ?, ?, ?)", *values)
-            self.prune()
             self._works_again()
 
         with self._lock:
             if since in (None, self.forgotten):
                 self._attempt(write, None)
+                self._attempt(self.prune, None)
 
     def query(
         self,

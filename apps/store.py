@@ -119,11 +119,8 @@ class Store:
         try:
             for pragma in self.PRAGMAS:
                 database.execute(f"PRAGMA {pragma}")
-            for _ in range(2):  # a page that could not be read once is not damage
-                ((state,),) = database.execute("PRAGMA quick_check(1)").fetchall()
-                if state == "ok":
-                    break
-            else:
+            ((state,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+            if state != "ok":
                 raise sqlite3.DatabaseError(state)
             ((version,),) = database.execute("PRAGMA user_version").fetchall()
             if version > VERSION:
@@ -137,19 +134,22 @@ class Store:
 
     def _mended(self, work: Callable[[], T]) -> T:
         """Return what the work does; a damaged file is set aside, and the work done in a new one."""
-        try:
-            return work()
-        except sqlite3.DatabaseError as error:
-            if type(error) is not sqlite3.DatabaseError or self.path is None:  # of its subclasses none is damage
-                raise
-            if self._database is not None:
-                self._database.close()
-            self._database = None
+        for again in (True, False):  # what could not be read once is not damage
+            try:
+                return work()
+            except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError or self.path is None:  # of its subclasses none is damage
+                    raise
+                if self._database is not None:
+                    self._database.close()
+                self._database, damage = None, error
+            if again:
+                continue
             for name in ("", "-wal", "-shm", "-journal"):
                 with suppress(FileNotFoundError):
                     os.replace(f"{self.path}{name}", f"{self._damaged}{name}")
-            self._try_notify(f"{self.path}: is damaged ({error}); it is now {self._damaged.name}, and a new file is begun")
-            return work()
+            self._try_notify(f"{self.path}: is damaged ({damage}); it is now {self._damaged.name}, and a new file is begun")
+        return work()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

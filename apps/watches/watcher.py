@@ -39,31 +39,25 @@ class SeenFrame:
 
 @dataclass(slots=True)
 class Tracked:
-    """A watch on this camera.
-
-    opened: wall clock at its newest opening; closed: at its closing before a restart. judged: the stream's time up to which it
-    was told of before a restart: a recording that begins anew is not asked again. picture_changed: since it was asked.
-    """
+    """A watch on this camera."""
 
     watch: Watch
     state: WatchState
-    opened: float = 0.0
-    closed: float | None = None
-    judged: float | None = None
+    opened: float = 0.0  # wall clock at its newest opening
+    closed: float | None = None  # and at its closing before a restart
+    judged: float | None = None  # the stream's time up to which its events are known: a recording is not asked again
     paused: bool = False
-    picture_changed: bool = False
+    picture_changed: bool = False  # since it was asked
     gate: Gate = field(default_factory=lambda: Gate(GateRule("skip")))
     told: tuple[Any, ...] = ()
 
 
 class Watcher:
-    """The watches of one camera. An observer of its run loop: frames come by :meth:`watch`; a thread of its own asks.
+    """The watches of one camera, asked by a thread of its own. The run loop brings frames by :meth:`watch`.
 
-    Watches share the model with frames and questions: see :class:`edgevlm.runtime.scheduler.Scheduler`.
-
-    taught: a question in the model's own words, None for one it does not know. record: of an event and its pictures. last: the
-    newest event of a camera's watch, before this start. changed: told of each watch whose state or probability changed.
-    replays: the source begins anew at a restart, or goes back to its last snapshot: what was told is not told again.
+    taught: a question in the model's own words, None for one it does not know. last: the newest event of a camera's watch,
+    before this start. changed: gets each watch whose state or probability changed. replays: the source begins again at a
+    restart, and known events are not sent again.
     """
 
     def __init__(
@@ -123,20 +117,24 @@ class Watcher:
 
     def remove(self, name: str) -> None:
         """Ask it no more; one that is open closes."""
-        with self._lock:
-            tracked = self._tracked.pop(name, None)
-            if tracked is not None:
-                self._end(tracked)
-        self._report_changes([tracked] if tracked is not None else [])
+        self._stop(name, lambda tracked: self._tracked.pop(name))
 
     def pause(self, name: str, paused: bool) -> None:
         """Ask it no more until it goes on; one that is open closes."""
+        if paused:
+            self._stop(name, lambda tracked: setattr(tracked, "paused", True))
+        elif (known := self._tracked.get(name)) is not None:
+            known.paused = False
+            self._report_changes([known])
+
+    def _stop(self, name: str, work: Callable[[Tracked], object]) -> None:
         with self._lock:
-            if (tracked := self._tracked.get(name)) is not None:
-                tracked.paused = paused
-                if paused:
-                    self._end(tracked)
-        self._report_changes([tracked] if tracked is not None else [])
+            tracked = self._tracked.get(name)
+            if tracked is None:
+                return
+            work(tracked)
+            self._end(tracked)
+        self._report_changes([tracked])
 
     def states(self) -> dict[str, dict[str, Any]]:
         """How each watch stands, by its name."""
