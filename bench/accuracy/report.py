@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.calib.accuracy.cases import GAP_NAMES, LONGSTREAM, gap_name
+from edgevlm.calib.accuracy.cases import LONGSTREAM
 from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, VariantRun
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Estimate, difference, fraction_right
 
 NOW, BACKWARD = "now", "backward"
+GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
 UNSEEN = "unseen"  # what a long stream never showed
 QUARTERS = {f"q{quarter}": f"{BACKWARD}/q{quarter}" for quarter in (1, 2, 3, 4)}
 GAPS = {name.replace("thousands", "000s"): f"{BACKWARD}/{name}" for name in GAP_NAMES} | {"never": UNSEEN}
@@ -282,3 +283,9 @@ def _with_interval(of: Estimate | None, signed: bool = False) -> str:
         return "-"
     plus = "+" if signed else ""
     return f"{of.value:{plus}.3f} [{of.low:{plus}.2f}, {of.high:{plus}.2f}]"
+
+
+def gap_name(gap: int | None) -> str | None:
+    """``tens``, ``hundreds``, ... of frames; None for None."""
+    names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
+    return None if gap is None else names[min(len(str(gap)), len(names)) - 1]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from edgevlm.bench.accuracy.report import gap_name
 from edgevlm.bench.stream.growth import peak_rss
-from edgevlm.calib.accuracy.cases import gap_name
 from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit

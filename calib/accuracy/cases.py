@@ -134,15 +134,6 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
     return [other.number for other in among if asked.color in (None, other.color) and asked.shape in (None, other.shape)]
 
 
-def gap_name(gap: int | None) -> str | None:
-    """``tens``, ``hundreds``, ... of frames; None for None."""
-    names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
-    return None if gap is None else names[min(len(str(gap)), len(names)) - 1]
-
-
-GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
-
-
 def _about(visit: Visit, kind: str, world: LongWorld, rng: np.random.Generator) -> Drawn:
     phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
     has_color = demo.KINDS[kind].has(demo.COLOR)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import (
     LONGSTREAM,
-    SUITES,
     Case,
     CaseQuestion,
     make_case,
@@ -151,8 +150,6 @@ class Worker:
         )
         if run.allowed and record["bytes"] > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {record['bytes']} bytes and was allowed {run.allowed}")
-        if task.stream or self.settings.suite not in SUITES:
-            del record["kept"]
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
@@ -223,7 +220,7 @@ def run_case(
     """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is no budget for this policy.
 
     tokens: |M|. bytes: peak of cache and policy. appended, encoded: fractions of the tokens appended and the patches encoded.
-    results: see :func:`ask`. kept: percent of layers and heads that hold each token.
+    results: see :func:`ask`.
     """
     with _open(model, policy, tokens, reindexing, text_budget, append, encode) as session:
         peak = watch(session, policy, case.frames)
@@ -240,7 +237,6 @@ def run_case(
         "encoded": round(stats.encoded, 4),
         "tower_bytes": stats.tower_bytes,
         "results": results,
-        "kept": np.rint(100 * held.mean((0, 1))).astype(int).tolist(),
     }
 
 

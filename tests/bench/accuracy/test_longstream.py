@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.bench.accuracy.report import describe, make_report
-from edgevlm.calib.accuracy.cases import gap_name, make_case, seed_words
+from edgevlm.bench.accuracy.report import describe, gap_name, make_report
+from edgevlm.calib.accuracy.cases import make_case, seed_words
 from edgevlm.calib.accuracy.compare import Comparison
 from edgevlm.calib.accuracy.variants import VariantRun, parse_tokens
 from edgevlm.calib.accuracy.worker import CEILING, AccuracySettings

@@ -64,7 +64,6 @@ def test_answers_are_those_of_a_plain_session(demo, name):
         for question, found in zip(case.questions, result["results"], strict=True):
             assert session.ask(question.text).text.strip() == found["answer"]
             assert found["right"] == (found["answer"] == question.answer)
-    np.testing.assert_allclose(sum(result["kept"]) / 100, 64, atol=17)
     assert 0 < max(found["held"] for found in result["results"] if found["held"] is not None) <= 1
 
 
@@ -107,7 +106,7 @@ def test_features_are_encoded_once_a_stream(demo):
     shared.clear()
     run_case(model, case, create_policy("sliding-window"), 64)
     assert calls == [8] * 6
-    assert one["kept"] != other["kept"]
+    assert one["results"] != other["results"]
 
 
 def test_an_interrupt_does_not_wait_for_work_in_progress():
