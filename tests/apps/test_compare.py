@@ -78,28 +78,6 @@ def test_the_demo_is_compared_by_its_questions_and_auto_runs_the_choice(demo_bun
     assert list(demo_bundle.parent.iterdir()) == [demo_bundle], "nothing else is left"
 
 
-def test_an_int8_cache_is_compared_under_the_scales_that_are_written(exported, video, tmp_path, monkeypatch):
-    """And its layers are measured under them."""
-    bundle, counted = exported("llava", max_positions=1024, kv="int8").bundle, []
-
-    def counts(model):
-        counted.append(model.bundle.kv_scales())
-        return model
-
-    monkeypatch.setattr(command, "select_policies", lambda comparison, given: counts(given.model) and None)
-    measure = command.calibrate
-    monkeypatch.setattr(command, "calibrate", lambda model, *arguments: measure(counts(model), *arguments))
-    comparison = command.parse_comparison("uniform", "25%", None, ("what color?",), 2)
-    request = command.CalibrateRequest(str(bundle), [video], 12, tmp_path / "out", 1, comparison)
-    written, _ = command.start(request, lambda what: None, print)
-    old, new = Bundle.load(bundle).kv_scales(), Bundle.load(written).kv_scales()
-    assert not np.array_equal(old.key, new.key)
-    assert len(counted) == 2
-    for scales in counted:
-        np.testing.assert_array_equal(scales.key, new.key)
-        np.testing.assert_array_equal(scales.value, new.value)
-
-
 def test_without_settings_the_demo_runs_what_was_chosen_for_it():
     done = edgevlm("run", "--frames", 8, "--budget", 128, "--json")
     *_, summary = lines(done)

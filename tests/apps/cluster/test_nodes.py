@@ -11,8 +11,7 @@ from served import NOW, WAIT_S, eventually
 
 from edgevlm import __version__
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
-from edgevlm.apps.cluster.head import Head, HeadAway
-from edgevlm.apps.cluster.moving_events import KEPT, MovingEvents
+from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.needs import NOTHING, ModelNeeds
 from edgevlm.apps.cluster.shared import shared_at
 from edgevlm.apps.serve.config import ServeConfig
@@ -135,19 +134,6 @@ def test_a_camera_that_cannot_be_opened_says_why(cluster, monkeypatch):
     assert a.agent.problems == {"three": "it does not answer"}
 
 
-def test_an_event_that_may_be_open_is_known_whatever_else_waits_to_be_sent(tmp_path):
-    shared, notices = shared_at(str(tmp_path)), []
-    shared.begin("one", 1, None)
-    events = MovingEvents(shared, "one/epoch-1", notices.append)
-    events.add(WatchEvent("one", "first", "open", 1.0, 0.9, 1.0))
-    for number in range(2 * KEPT):
-        events.add(WatchEvent("one", "second", "open", 10.0 + number, 0.9, 10.0 + number))
-    known = MovingEvents(shared, "one/epoch-1").each()
-    assert [(each.watch, each.time) for each, _ in known[:2]] == [("first", 1.0), ("second", 9.0 + KEPT)]
-    assert len(known) == KEPT + 2
-    assert notices == ["one: more than 64 events wait to be sent: the oldest are not sent if it moves"]
-
-
 def test_a_reloaded_configuration_is_the_clusters(cluster):
     """Cameras and watches that one node's file names anew are the head's to place, and no node opens one by itself."""
     a, b = cluster.start("a", ["one"]), cluster.start("b")
@@ -167,19 +153,6 @@ def test_a_reloaded_configuration_is_the_clusters(cluster):
     assert set(cluster.settle()) == {"two"}
     assert cluster.head.view()["cameras"]["two"]["settings"]["fps"] == 3.0
     assert not a.service.watches.watches
-
-
-def test_a_reload_tries_again_what_failed_before(cluster, monkeypatch):
-    a = cluster.start("a", ["one"])
-    assert cluster.settle() == {"one": "a"}
-    change = {"cameras": {"one": {"source": "demo"}, "two": {"source": "demo"}}, "watches": [{"question": NOW, "name": "red"}]}
-    config = ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change})
-    with monkeypatch.context() as patched:
-        patched.setattr(a.agent, "call", Mock(side_effect=HeadAway("it is away")))
-        assert a.service.reload(config) == ["two: it is away", "watch red: it is away"]
-    assert a.service.reload(config) == ["two: added", "watch red: asked on all nodes"]
-    cluster.settle()
-    assert a.service.reload(config) == []
 
 
 def test_a_model_of_the_hub_is_asked_for_until_the_hub_gives_it(cluster, monkeypatch):

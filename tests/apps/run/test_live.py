@@ -1,19 +1,17 @@
 """Sources that do not wait, through the command: what is loaded first costs no frame, and what is dropped is said."""
 
 import json
-import threading
 import time
 
 import pytest
 from cameras import MjpegCamera
 from typer.testing import CliRunner
 
-import edgevlm.runtime.session as session_module
 from edgevlm.apps import launch
 from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.output import TextOutput
-from edgevlm.apps.sources import SourceOptions, open_source
+from edgevlm.apps.sources import open_source
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
@@ -57,58 +55,6 @@ def test_the_demo_at_its_own_speed_begins_when_the_model_is_there(slow_load):
     lines, _ = run("--realtime", "--seconds", 1.2, "--ask", COUNT)
     assert lines[-1]["frames"] + lines[-1]["dropped"] == 2, "at 0.5 and 1 s"
     assert [answer["time_s"] for answer in of_kind(lines, "answer")] == [1.0]
-
-
-def test_stats_come_while_it_runs_and_drops_are_counted(monkeypatch):
-    watch = Session.watch
-
-    def slowly(*arguments):
-        time.sleep(0.2)
-        watch(*arguments)
-
-    monkeypatch.setattr("edgevlm.apps.launch.Session.watch", slowly)
-    with MjpegCamera(frames=1000) as camera:
-        began = time.monotonic()
-        lines, _ = run("--camera", camera.url, "--fps", 50, "--seconds", 3)
-    during = of_kind(lines, "stats")
-    assert 1 <= len(during) <= 1 + time.monotonic() - began, "one a second"
-    assert during[-1]["source_state"] == "running"
-    assert lines[-1]["dropped"] > lines[-1]["frames"] > 0
-
-
-def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkeypatch):
-    """Each third frame takes so long that three questions come and many frames are dropped."""
-    happened, asking = [], []
-    with MjpegCamera(frames=1000) as camera, Session.open("demo", budget=256, chunk=1) as session:
-        run = RunLoop(session, open_source(camera.url, None, SourceOptions(fps=50)), TextOutput(), RunPlan(frames=9))
-        encode, generate = session.model.engine.encode, session_module.generate
-
-        def slowly(pixels):
-            happened.append("frame")
-            if happened.count("frame") % 3 == 0:
-                asking.extend(threading.Thread(target=run.ask, args=(COUNT,)) for _ in range(3))
-                for thread in asking[-3:]:
-                    thread.start()
-                while session.model.scheduler.waiting < 3:
-                    time.sleep(0.01)
-                replaced = run.source.drops["replaced"]
-                while run.source.drops["replaced"] < replaced + 4:
-                    time.sleep(0.01)
-            return encode(pixels)
-
-        def generated(*arguments):
-            reason = generate(*arguments)
-            happened.append("answer")
-            return reason
-
-        monkeypatch.setattr(session.model.engine, "encode", slowly)
-        monkeypatch.setattr(session_module, "generate", generated)
-        run.plan.end.append(COUNT)  # the last three are answered before the end
-        run()
-        for thread in asking:
-            thread.join()
-    assert happened == [*["frame"] * 3, *["answer"] * 3] * 3 + ["answer"]
-    assert run.source.drops["replaced"] > 9
 
 
 @pytest.mark.parametrize("compares", [False, True])

@@ -162,25 +162,6 @@ def test_a_cameras_clock_goes_on_while_nothing_runs(tmp_path):
     assert off < passed <= new["written"] - old["written"] + took, "a snapshot is written after its last frame"
 
 
-@pytest.mark.parametrize("damage", ["flip", "tear", "empty"])
-def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(tmp_path, damage):
-    for _ in range(3):
-        run("--frames", 5, "--state", tmp_path)
-    last, before = snapshots(tmp_path)
-    data = bytearray(last.read_bytes())
-    data[len(data) // 2] ^= 4
-    last.write_bytes({"flip": data, "tear": data[: len(data) // 3], "empty": b""}[damage])
-    code, lines, said = run("--frames", 1, "--state", tmp_path)
-    assert code == 0
-    reason = {"flip": "is damaged (the checksum of layer", "tear": "is torn (", "empty": "is no snapshot, or torn"}[damage]
-    assert f"refused: {last.name} {reason}" in said
-    assert f"resumed from {before.name}: 10 frames" in said
-    assert lines[-1]["frames"] == 11
-    left = snapshots(tmp_path)
-    assert [path.stem for path in left] == ["00000004", before.stem], "the good one is kept, the damaged one goes"
-    assert all(isinstance(found, Snapshot) for _, found in verified(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
