@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from fastapi.testclient import TestClient
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from edgevlm.apps.serve import chat, guard, http, run
-from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.serve.config import ServeConfig, ServerSettings
+from edgevlm.apps.serve.service import Service
 from edgevlm.runtime.answer import Answer
 
 
@@ -186,6 +188,14 @@ def test_names_that_are_not_this_servers_are_refused(host, status):
         asyncio.run(ask(host=host, origin="http://evil.example"))
         asyncio.run(ask(host=host, origin="null"))
         assert [message["status"] for message in sent[2::2]] == [200, 403, 403]
+
+
+def test_with_a_key_every_path_but_the_page_and_health_asks_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEY_OF_A_TEST", "k" * 32)
+    served = Service(ServeConfig(state=str(tmp_path), server=ServerSettings(key="env:KEY_OF_A_TEST")), print)
+    client = TestClient(guard.Guard(http.make_app(served), served), "http://localhost")
+    asked = ("/", "/static/app.js", "/health/live", "/metrics", "/docs", "/openapi.json", "/v1/streams")
+    assert [client.get(path).status_code for path in asked] == [200, 200, 200, 401, 401, 401, 401]
 
 
 def test_an_address_that_asks_too_often_waits_and_others_do_not(monkeypatch):

@@ -81,6 +81,14 @@ def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(recei
     assert len(receiver.got) == 1
 
 
+def test_secrets_of_an_address_are_not_told():
+    sink = Webhook("http://ann:hunter2@127.0.0.1:9/services/T0K3N")
+    with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:9 cannot be reached") as raised:
+        sink.send(EVENT, [])
+    assert "hunter2" not in str(raised.value)
+    assert "T0K3N" not in str(raised.value)
+
+
 def test_a_program_gets_the_event_on_its_stdin_without_a_shell(tmp_path, capfd):
     out = tmp_path / "out"
     code = "import sys; print('seen'); open(sys.argv[1], 'a').write(sys.stdin.read() + sys.argv[2])"
