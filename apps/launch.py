@@ -83,7 +83,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False)
             if run.shutdown.forced:
                 raise
         except OSError:
-            if not silence_what_is_gone():  # else nobody reads the error either
+            if not silence_what_is_gone():  # else the error has no reader
                 raise
 
 

@@ -10,7 +10,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Load the command line and hand over. An interrupt meanwhile ends the process as if nothing had been running."""
-    if sys.argv[1:2] != ["export"]:  # which alone multiplies whole matrices; elsewhere numpy's threads would spin between rows
+    if sys.argv[1:2] != ["export"]:  # only export multiplies whole matrices; elsewhere numpy's threads would spin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

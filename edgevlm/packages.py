@@ -22,7 +22,7 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """A block that imports other packages; raises UserError where one is not installed.
 
     what: begins the line, "exporting" or "engine onnxruntime-cpu". extra: ``edgevlm[extra]`` installs them; None where each
-    is installed by the name it is imported by; empty for packages of somebody else's.
+    is installed by the name it is imported by; empty for packages of a plugin.
     """
     try:
         yield

@@ -294,7 +294,7 @@ class NodeAgent(Hooks):
         with self._working:
             self.ask()
             self.work()
-            self.ask()  # the head is told
+            self.ask()
             return self.notes.counts.get(number, {})
 
     def forget_shared(self, number: int) -> tuple[dict[str, Forgotten], list[str]]:
@@ -329,14 +329,14 @@ class NodeAgent(Hooks):
         return {"node": self.name, "epoch": self.epochs.get(camera), "lost_s": lost}
 
     def add_watch(self, watch: Watch) -> None:
-        """Ask it on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
+        """Ask a watch on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
         with self._following:
             self._service.watches.add(watch)
             self.call("watch", watch.name, watch.model_dump(mode="json"))
             self.ask()
 
     def remove_watch(self, name: str) -> None:
-        """Ask it nowhere. Raises UserError for one that there is not, HeadAway."""
+        """Remove a watch from all nodes. Raises UserError for an unknown one, HeadAway."""
         with self._following:
             self._service.watches.remove(name)
             self.call("watch", name, None)
@@ -436,7 +436,7 @@ class NodeAgent(Hooks):
 
 
 def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:
-    """A camera as a head takes it: one that is no address, such as ``0`` or a file, is watched by this node alone."""
+    """Describe a camera for the head: only this node can watch a device or a file, such as ``0``."""
     source = secret(settings.source)
     anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)
     return {

@@ -202,7 +202,7 @@ class Director:
         return [member.node for member in self.members.values() if not member.leaving]
 
     def _place(self, now: float) -> None:
-        """Give those that nobody watches a node, if one has room for them."""
+        """Give unwatched cameras a node, if one has room for them."""
         waiting = [name for name, each in self.cameras.items() if each.node is None]
         if not waiting:
             return

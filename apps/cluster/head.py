@@ -69,9 +69,8 @@ def boot_time() -> float:
 class Head:
     """Answers the nodes; calls come one at a time. Its state outlives it, in a file below ``where``.
 
-    Of two heads over one ``where`` only the one that was started last gives out cameras: the other's :meth:`join`,
-    :meth:`ask` and changes raise UserError. All arguments and answers are what JSON has, so that any transport does. Raises
-    UserError for a file that cannot be read or written.
+    If two heads share ``where``, only the one that was started last gives out cameras: the other's :meth:`join`, :meth:`ask`
+    and changes raise UserError. All arguments and answers are JSON. Raises UserError for a file that cannot be read or written.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = boot_time) -> None:
@@ -88,7 +87,7 @@ class Head:
         self._needs = {(kind, model): need for kind, model, need in self._state.needs}
         self._director = Director(self._needs, self._save)
         self._director.restore(self._state.director, clock())
-        self._view, self._saves = self.view(), 0  # what nodes are told: the view that was saved
+        self._view, self._saves = self.view(), 0  # the view that was saved, which nodes get
 
     def join(
         self,
@@ -345,7 +344,7 @@ class Head:
             raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
 
     def _save(self) -> None:
-        """Write the file in one step, before any node is told. Raises OSError, and UserError where there is a newer head."""
+        """Write the file in one step, before any node gets it. Raises OSError, and UserError where there is a newer head."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
         self._state.director = self._director.state()

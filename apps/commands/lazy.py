@@ -73,7 +73,7 @@ def lazy_app(commands: Mapping[str, tuple[str, str]], panels: Mapping[str, str] 
 
 
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Arguments and options under their headings. No variable is named: how they are called is said once, at the end."""
+    """Write arguments and options under their headings, without their variables, which the epilog explains."""
     headings: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
         param.show_envvar = False

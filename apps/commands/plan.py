@@ -39,7 +39,7 @@ def plan(
 ) -> None:
     """Estimate memory and speed before building anything.
 
-    Of a checkpoint only its config.json is read, or downloaded; of a bundle no weights.
+    Reads, or downloads, only a checkpoint's config.json; a bundle's weights are not read.
     """
     from edgevlm.progress import progress
 

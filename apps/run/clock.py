@@ -29,7 +29,7 @@ def duration(text: str) -> float | None:
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Seconds since 1970 of a moment: so long ago, or by the clock of this machine. Raises UserError."""
+    """Seconds since 1970 of a duration ago, a local time or an RFC 3339 timestamp. Raises UserError."""
     now, text = time.time() if now is None else now, text.strip()
     if (seconds := duration(text)) is not None:
         return now - seconds
@@ -53,7 +53,7 @@ def clock_time(seconds: float, now: float | None = None) -> str:
 
 
 def split_window(text: str) -> tuple[str, dict[str, Any]]:
-    """The question, and ``since`` and ``until`` as typed, of ``/since 10m until 5m QUESTION``, or of a question alone.
+    """Split ``/since 10m until 5m QUESTION``, or a plain question, into the question and ``since`` and ``until`` as typed.
 
     Raises UserError.
     """

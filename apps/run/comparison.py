@@ -73,7 +73,7 @@ class SideBySide:
         self._resume_at = 0.0
 
     def reopen(self, session: Session, budget: str | None) -> None:
-        """Start anew beside another session of the run's own, every memory empty, the window with its budget."""
+        """Start again beside another session of the run's own; every memory is empty, and the window has its budget."""
         self.close()
         full, window = self._open_session("full", FULL_BUDGET), self._open_session("sliding-window", budget)
         self.lanes = [Lane("full KV", full), Lane(_name(session), session), Lane("sliding window", window)]

@@ -1,4 +1,4 @@
-"""The loop behind ``edgevlm run``: frames from a source into a session, answers out of it."""
+"""The loop of ``edgevlm run``: frames from a source into a session, answers out of it."""
 
 from __future__ import annotations
 

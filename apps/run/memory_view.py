@@ -14,7 +14,7 @@ from edgevlm.apps.sources import Frame
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session
 
-GROUPS = 4  # of layers, of each of which it is told what it holds
+GROUPS = 4  # of layers, shown separately
 EVERY_S = 0.5  # from one look to the next
 LOOK_S = 0.01  # of its session's turns that a look takes: next to none of its frames
 IN_MEMORY = 4 << 20  # bytes of pictures that are kept there, unless told where else
@@ -45,7 +45,7 @@ class MemoryView:
 
     @property
     def fractions(self) -> NDArray[np.float64]:
-        """Of all of a frame's tokens, ``[frames]``."""
+        """The fraction of each frame's tokens that is held, ``[frames]``."""
         return self.all_layers.mean(axis=1)
 
 

@@ -1,4 +1,4 @@
-"""How a run is told to end: signals, and a reader or terminal that goes away. No frame is cut in two by it."""
+"""The end of a run by signals, or by a reader or terminal that goes away; the frame in progress is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands above the prompt: the picture, what the memory holds, and in the demo what three memories still know."""
+"""The panel above the prompt: the picture, the memory, and in the demo what three memories still know."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Screen:
                 app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
 
     def _message(self) -> FormattedText:
-        """Panel, answer in progress, and prompt; made anew each time it is drawn."""
+        """Panel, answer in progress, and prompt; composed each time it is drawn."""
         size, buffer = self._prompt.app.output.get_size(), self._prompt.default_buffer
         lines = size.rows - BELOW - (MENU if buffer.complete_state is not None else 0)
         self._panel = self._compose(size.columns - 1, max(0, lines))
@@ -211,7 +211,7 @@ class Screen:
         return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
 
     def _clear_if_resized(self) -> None:
-        """Terminals wrap lines anew when they change their width: start from an empty screen, with the newest lines on it."""
+        """Redraw from an empty screen, with the newest lines on it: a terminal of another width has wrapped them."""
         app = self._prompt.app
         size = app.output.get_size()
         before, self._size = self._size, size

@@ -1,13 +1,21 @@
-"""The demo at a real pseudo-terminal: what is on the screen, at several sizes, and what the keys do."""
+"""The demo at a real pseudo-terminal, at several sizes; questions and commands that come on a pipe."""
 
+import json
 import os
 import re
+import subprocess
 import sys
 import time
 
 import pexpect
 import pyte
 import pytest
+
+from edgevlm.apps.run.loop import RunLoop, RunPlan
+from edgevlm.apps.run.output import TextOutput
+from edgevlm.apps.sources import SourceOptions, open_source
+from edgevlm.errors import UserError
+from edgevlm.runtime.session import Session
 
 COUNT = "how many objects are there now?"
 
@@ -178,3 +186,43 @@ def test_a_dumb_terminal_watches_to_the_end_where_nobody_can_type(tmp_path, stdi
     with Terminal(tmp_path, "--frames", "40", stdin, TERM="dumb") as terminal:
         terminal.until(r"ended · 40 frames")
         assert terminal.ends() == 0
+
+
+def piped(lines, *arguments):
+    command = [sys.executable, "-m", "edgevlm", "run", "--threads", "1", "--quiet", *map(str, arguments)]
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+
+
+def test_questions_of_a_recording_are_answered_at_its_end():
+    done = piped(f"{COUNT}\n\n/budget\n/nothing\n{COUNT}", "--frames", 20)
+    assert done.stdout.count(f"[10.0 s] {COUNT}") == 2
+    assert "tokens a layer" in done.stderr
+    assert "there is no command /nothing" in done.stderr
+
+
+def test_piped_questions_replace_those_of_the_demo():
+    done = piped(f"{COUNT}\n")
+    assert [line.partition("]")[2].split("  ")[0].strip() for line in done.stdout.splitlines()] == [COUNT]
+
+
+def test_questions_of_a_live_source_are_answered_when_they_come():
+    done = piped(f"{COUNT}\n", "--realtime", "--frames", 6, "--json")
+    (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
+    assert answer["question"] == COUNT
+    assert answer["time_s"] < 3.0, "before its end"
+
+
+def test_a_policy_that_there_is_not_changes_nothing():
+    with Session.open("demo", budget=256) as session:
+        source = open_source(None, None, SourceOptions())
+
+        def reopen(policy, budget):
+            return Session.open(session.model, policy=policy or "auto", budget=256)
+
+        run = RunLoop(session, source, TextOutput(quiet=True), RunPlan(), open_session=reopen)
+        with pytest.raises(UserError, match="there is no policy"):
+            run.reopen("nothing", None)
+        assert run.session is session
+        run.reopen("uniform", None)
+        assert run.session.policy == "uniform"
+        run.session.close()
