@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write runtime/_native.pyi from the built extension; tests/cache/test_stub.py compares the two.
+# Write runtime/_native.pyi from the built extension; tests/cache/test_builds.py compares the two.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$(mktemp -d)

@@ -1,5 +1,5 @@
 // Each inner loop of one instruction set against plain C++, on rows of every length up to a few vectors. For processors that
-// the tests do not run on: test_neon.py compiles it for aarch64 and runs it in an emulator. Prints what differs; exit code 1.
+// the tests do not run on: test_builds.py compiles it for aarch64 and runs it in an emulator. Prints what differs; exit code 1.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

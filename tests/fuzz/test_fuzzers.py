@@ -1,10 +1,20 @@
-"""Each reader of outside bytes, on what it reads and on a few mutations of that; ``readers.py`` makes millions, guided."""
+"""A few cases of each fuzzer; their commands make thousands, or millions."""
 
+import subprocess
+import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from readers import READERS, feed, mutated
+
+
+@pytest.mark.parametrize(("target", "cases"), [("manifests", 8), ("contents", 6), ("templates", 12), ("snapshots", 6)])
+def test_no_file_ends_in_a_traceback(target: str, cases: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("files.py")), target, str(cases), "7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", READERS)
