@@ -20,14 +20,13 @@ class ClusterIndex(Stateful):
     """Up to ``capacity`` clusters, allocated once, ``entry_bytes`` each.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with its own, if that is ``tau`` or
-    more, else it founds one. When there is no place, the two most similar clusters merge first, and from then on what is
-    no less similar than those were joins: ``tau`` falls to their cosine. ``merged`` counts.
+    more, else it founds one. When there is no free place, the two most similar clusters merge first, and ``tau`` falls to their
+    cosine.
 
-    A mean is a running one over ``count`` tokens, kept as int8 codes, ``[layers, capacity, width]``, with a float16 ``scale``
-    for each CODES of them. What would change it by less than half a code leaves it as it is, so it settles after a few dozen
-    tokens. runs: of the two runs of blocks that hold the cluster's newest tokens, one block a layer, the first number, the
-    newer last, -1 for none, ``[capacity, 2]``; rows: how many tokens are in each, ``[capacity, 2]``. near, nearest: the highest
-    cosine with another cluster, and which, ``[capacity]``.
+    A mean is kept as int8 codes ``[layers, capacity, width]``, with a float16 ``scale`` for each CODES of them; changes below
+    half a code are lost, so it settles after a few dozen tokens. runs ``[capacity, 2]``: the first numbers of the two runs of
+    blocks, one block a layer, with the cluster's newest tokens, the newer last, -1 for none; rows: their tokens. near, nearest
+    ``[capacity]``: the highest cosine with another cluster, and that cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest")
@@ -46,7 +45,7 @@ class ClusterIndex(Stateful):
 
     @staticmethod
     def entry_bytes(layers: int, width: int) -> int:
-        """Of one cluster in all layers."""
+        """Bytes of one cluster in all layers."""
         return layers * (width + 2 * _scales(width)) + 40
 
     def means(self, layer: int) -> Float32:
@@ -54,10 +53,7 @@ class ClusterIndex(Stateful):
         return self._dequantize(np.s_[layer, : self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Tokens ``[layers, n, width]`` join, one after another.
-
-        Returns the cluster of each, ``[n]``, and the numbers of blocks that no cluster has any more.
-        """
+        """Add tokens ``[layers, n, width]`` one by one; returns the cluster of each, ``[n]``, and blocks to drop."""
         joined, dropped = np.zeros(keys.shape[1], np.int64), list[int]()
         unit = np.zeros(self.codes.shape[1:], np.float32)  # of the means of the deepest layer
         unit[: self.clusters] = _unit(self.means(-1))
@@ -86,7 +82,7 @@ class ClusterIndex(Stateful):
         return joined, dropped
 
     def drop_run(self, number: int) -> list[int]:
-        """A block is lost; returns the numbers of those that go with it, in the other layers."""
+        """Remove the run of a lost block; returns the numbers of its blocks in all layers."""
         first = self.runs
         at = (first >= 0) & (first <= number) & (number < first + self._layers)
         gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]
@@ -100,7 +96,7 @@ class ClusterIndex(Stateful):
         return at, float(similar[at])
 
     def _merge(self, unit: Float32) -> tuple[int, int, list[int]]:
-        """Merge the two most similar; returns which stays, which is gone, and the blocks that are dropped."""
+        """Merge the two most similar clusters; returns (kept, gone, blocks to drop)."""
         one = int(self.near[: self.clusters].argmax())
         self.tau, self.merged = min(self.tau, float(self.near[one])), self.merged + 1
         one, other = sorted((one, int(self.nearest[one])))
@@ -124,7 +120,7 @@ class ClusterIndex(Stateful):
         return one, other, [first + layer for first in numbers[dropped].tolist() if first >= 0 for layer in range(self._layers)]
 
     def _update_nearest(self, at: int, unit: Float32) -> None:
-        """Bring ``near`` and ``nearest`` up to date with a cluster's new mean, its own and those of its neighbours."""
+        """Update ``near`` and ``nearest`` after a cluster's mean has changed."""
         cosine, near, nearest = self._find_nearest(at, unit), self.near[: self.clusters], self.nearest[: self.clusters]
         farther = np.flatnonzero((nearest == at) & (cosine < near)).tolist()
         nearer = cosine > near
@@ -135,7 +131,7 @@ class ClusterIndex(Stateful):
                 self._find_nearest(cluster, unit)
 
     def _find_nearest(self, at: int, unit: Float32) -> Float32:
-        """Which other cluster is nearest to this one; returns the cosines with all, ``[clusters]``."""
+        """Find the nearest other cluster; returns the cosines with all, ``[clusters]``."""
         cosine: Float32 = unit[: self.clusters] @ unit[at]
         cosine[at] = NO_COSINE
         self.nearest[at] = cosine.argmax()
@@ -143,7 +139,7 @@ class ClusterIndex(Stateful):
         return cosine
 
     def _move(self, at: int, keys: Float32, fraction: float, unit: Float32) -> bool:
-        """A mean goes ``fraction`` of the way to ``keys`` ``[layers, width]``. Whether that has changed the deepest layer's."""
+        """Move a mean by ``fraction`` towards ``keys`` ``[layers, width]``. Returns whether the deepest layer's has changed."""
         mean = self._dequantize(np.s_[:, at])
         mean += np.float32(fraction) * (keys - mean)
         parts = mean.reshape(*self.scale[:, at].shape, -1)
@@ -161,7 +157,7 @@ class ClusterIndex(Stateful):
 
 
 def _scales(width: int) -> int:
-    """Of a mean of ``width`` numbers: one where they are not a multiple of CODES."""
+    """Scales of a mean of ``width`` numbers."""
     return width // CODES if width % CODES == 0 else 1
 
 

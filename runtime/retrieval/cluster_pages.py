@@ -22,9 +22,9 @@ MAX_GAPS = 8  # a run is compacted when more than this part of it is missing: a 
 
 @dataclass(slots=True)
 class PageRun:
-    """Some rows of a cluster, PAGE_ROWS to a block and the last block what is left: numbers ``first``, ``first + 1``, ...
+    """Some rows of a cluster, PAGE_ROWS to a block, with numbers ``first``, ``first + 1``, ...
 
-    missing: of ``rows``, those of blocks that are lost. block: the rows themselves, as long as the store has none of them.
+    missing: of ``rows``, those in lost blocks. block: the rows themselves, while none of them is in the store.
     """
 
     rows: int
@@ -44,9 +44,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """Up to MAX_RUNS runs of each slot of each layer and KV head.
 
-    Where there would be more, the two closest in size become one, so that sizes stay far apart and a row is
-    rewritten a few times in its life: until its page is full, however large its cluster gets. A fetch that has room for a part
-    of a run reads no more pages than that takes, evenly spread: rows of a cluster are similar, so a part stands for all of it.
+    If there would be more, the two closest in size become one, so that a row is rewritten a few times at most: until its page
+    is full. A fetch with room for a part of a run reads only that many pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -84,10 +83,10 @@ class ClusterPages(Stateful):
         return blocks, left
 
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> dict[int, int]:
-        """Bring ``store`` to what has become of the clusters of a KV head.
+        """Update ``store`` after the clusters of a KV head have changed.
 
-        home: where the sealed cluster of each slot is now, ``[slots]``, -1 where there was none; parts: rows newly sealed, by
-        the slot where they are now. Returns, by slot, the rows that turned out to be lost.
+        home: the slot where the sealed cluster of each slot is now, ``[slots]``, -1 if there was none; parts: rows newly
+        sealed, by slot. Returns, by slot, the rows found lost.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]

@@ -19,11 +19,11 @@ NONE = -1  # the partition of a free slot, the parent of a cluster that waits fo
 
 
 class ClusterTable(Stateful):
-    """Slots for clusters, K of each layer and KV head; ``partition`` says which are taken.
+    """Slots for clusters, K of each layer and KV head; ``partition`` is -1 for free ones.
 
-    key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever.
-    parent: of a cluster that its parent could not take in before it was split, the parent's slot. seq, frame, row, col,
-    position, confirmed: the newest member's, where the representative stands.
+    key, value: means of the members' keys, un-rotated, and values (eq. 1). variance: eq. 2. size: members, ever. parent: the
+    slot of the cluster that this one waits to join. seq, frame, row, col, position, confirmed: the newest member's, which place
+    the representative.
     """
 
     state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS)
@@ -66,12 +66,12 @@ class ClusterTable(Stateful):
         self.key[at], self.variance[at], self.size[at], self.partition[at] = key, variance, size, partition
 
     def place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
-        """The representative stands where row ``newest`` of a block of one head does; several, each where its own does."""
+        """Place the representative at row ``newest`` of a block of one head; several at a time if these are arrays."""
         for name in ROW_FIELDS:
             getattr(self, name)[at] = getattr(block, name)[0, newest]
 
     def join(self, layer: int, head: int, into: int, gone: int) -> None:
-        """Join two clusters in the index, not in the store; what waited for either waits for the joint one."""
+        """Join two clusters in the index, not in the store; clusters that waited for either wait for the result."""
         pair = [into, gone]
         size, at = self.size[layer, head, pair], (layer, head, into)
         key, variance = pooled(self.key[layer, head, pair].astype(np.float64), self.variance[layer, head, pair], size)
@@ -88,7 +88,7 @@ class ClusterTable(Stateful):
         self.clear(layer, head, gone)
 
     def representatives(self, layer: int) -> list[Block]:
-        """A row for each cluster, keys rotated to its position, as the cache stores rows: a block of one for each head."""
+        """Return a row for each cluster as the cache stores rows: a block of one for each head."""
         return [self._representatives(layer, head) for head in range(self._cache.kv_heads)]
 
     def _representatives(self, layer: int, head: int) -> Block:
@@ -106,10 +106,7 @@ class ClusterTable(Stateful):
 
 
 def attention_fraction(query: Float32, key: Float32) -> Float32:
-    """What representatives ``key`` ``[k, D]`` get of the attention of rows ``query`` ``[r, D]``, float32 ``[k]``.
-
-    softmax(q K^T / sqrt(D)), over the representatives alone, and the mean over the rows.
-    """
+    """The mean attention of rows ``query`` ``[r, D]`` to representatives ``key`` ``[k, D]``, among these: float32 ``[k]``."""
     score = query @ key.T / np.float32(np.sqrt(key.shape[1]))
     score = np.exp(score - score.max(1, keepdims=True))
     of_rows: Float32 = (score / score.sum(1, keepdims=True)).mean(0)
@@ -119,12 +116,10 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
 def choose_clusters(
     table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, held: Int32, rows: int
 ) -> Int64:
-    """Slots, best first, until they hold ``rows`` offloaded rows; query: un-rotated, ``[r, D]``, of all of a KV head's group.
+    """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, of a KV head's group.
 
-    held: offloaded rows of each slot.
-
-    A partition's representative is the mean key of its rows, since a query has no picture to compare. partitions: how many
-    are looked into. Clusters of one row are left out: their representative is that row. Of equal ones the newer is the better.
+    held: offloaded rows of each slot. partitions: the most that are searched, by the mean keys of their rows. Clusters of one
+    row are skipped: their representative is that row. Of equal ones the newer is better.
     """
     where = table.partition[layer, head]
     live = np.flatnonzero(where != NONE)

@@ -1,4 +1,4 @@
-"""How Mosaic's clusters change: rows join the nearest, clusters split at once or when next fetched, and merge (Alg. 1)."""
+"""Changes of Mosaic's clusters: rows join the nearest, clusters split at once or when next fetched, and merge (Alg. 1)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FULL, OVER = 1, 2  # why the kernel stopped
 
 @dataclass(slots=True)
 class UpdateCounts:
-    """Since the session opened. splits: done, the deferred among them; deferred: rows that waited for one, alone.
+    """Counted since the session opened. deferred: rows that waited for a split. splits: deferred ones included.
 
-    merges: of two clusters of keys, for want of a slot. lost: rows that the store has lost.
+    merges: of two clusters, for want of a slot. lost: rows that the store has lost.
     """
 
     splits: int = 0
@@ -47,9 +47,9 @@ class UpdateCounts:
 
 
 class ClusterUpdater(Stateful):
-    """Keeps table, ``pages`` and store in step. ``changed`` is set whenever clusters change; the policy resets it.
+    """Keeps table, ``pages`` and store in step. ``changed`` is set when clusters change; the policy resets it.
 
-    small, large: how many times a layer's early variance the threshold is.
+    small, large: multiples of a layer's early variance, for the threshold.
     """
 
     state_fields = ("early", "pages")
@@ -75,7 +75,7 @@ class ClusterUpdater(Stateful):
         return self.early[layer].threshold(*self._times)
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
-        """Rows of all heads, in the order of the stream; partition: of each, ``[n]``, as the frames' own."""
+        """Add rows of all heads, in the order of the stream; partition: of each, ``[n]``."""
         heads = [block.head(head) for head in range(self.cache.kv_heads)]
         keys = unrotated_keys(self.cache, layer, block)
         self.early[layer].add(keys)
@@ -96,7 +96,7 @@ class ClusterUpdater(Stateful):
                 done += 1
 
     def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
-        """With no slot to split a cluster into, none does: it takes the newcomer."""
+        """Without a free slot no cluster splits: the nearest takes the newcomer."""
         table, limit = self.table, self.threshold(layer)
         may = limit is not None and table.free(layer, head) != NONE
         small, large, least = (limit.small, limit.large, MIN_SIZE) if limit and may else (0.0, 0.0, NEVER)
@@ -126,7 +126,6 @@ class ClusterUpdater(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _values(self, layer: int, head: int, block: Block) -> Float32:
-        """``[n, head_dim]``, of a block of one head."""
         return dequantize(block.value, head_of(self.cache.value_scale(layer), head))[0]
 
     def _update(self, layer: int, head: int, parts: dict[int, Block], into: int = NONE, gone: int = NONE) -> None:
@@ -137,7 +136,7 @@ class ClusterUpdater(Stateful):
         self.counts.lost += sum(self.pages.update(self.store, layer, head, home, parts).values())
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """The newcomer would take its cluster over the threshold (Alg. 1, lines 3 to 10)."""
+        """Split a cluster, or keep the newcomer apart until it is fetched (Alg. 1, lines 3 to 10)."""
         table, (layer, head, slot) = self.table, at
         if self._eager or all(map(self.store.resident, self.pages.block_ids(layer, head, self._family(layer, head, slot)))):
             self.split(layer, head, slot, row)
@@ -151,14 +150,14 @@ class ClusterUpdater(Stateful):
         self.counts.deferred += 1
 
     def waiting(self, layer: int, head: int, slot: int) -> Int64:
-        """The clusters that were kept apart until this one is fetched."""
+        """Return the clusters that were kept apart until this one is fetched."""
         return np.flatnonzero(self.table.parent[layer, head] == slot)
 
     def _family(self, layer: int, head: int, slot: int) -> list[int]:
         return [slot, *self.waiting(layer, head, slot).tolist()]
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
-        """Fetch a cluster, merge what waits for it and the newcomer, and make two of them (Alg. 1, lines 12 to 17)."""
+        """Fetch a cluster, merge those that wait for it and the newcomer, and make two of them (Alg. 1, lines 12 to 17)."""
         table, family = self.table, self._family(layer, head, slot)
         found = self.pages.take_out(self.store, layer, head, family) + ([newcomer] if newcomer else [])
         partition = int(table.partition[layer, head, slot])
@@ -182,7 +181,7 @@ class ClusterUpdater(Stateful):
                 self._update(layer, head, {at[2]: of})
 
     def _merge(self, layer: int, head: int) -> None:
-        """Free one slot in so many, where all are taken: the nearest clusters of one partition become one."""
+        """Free one slot in MERGE_FRACTION: the nearest clusters of one partition become one."""
         table, count = self.table, max(1, self.table.slots // MERGE_FRACTION)
         unit, partition = units(table.key[layer, head]), table.partition[layer, head]
         pairs = nearest_pairs(unit, partition, count) or nearest_pairs(unit, np.zeros_like(partition), 1)
@@ -191,24 +190,24 @@ class ClusterUpdater(Stateful):
             self.counts.merges += 1
 
     def _join(self, layer: int, head: int, first: int, second: int) -> None:
-        """The rows of the smaller become the larger's."""
+        """Add the rows of the smaller to the larger."""
         size = self.table.size[layer, head]
         into, gone = (first, second) if size[first] >= size[second] else (second, first)
         self.table.join(layer, head, into, gone)
         self._update(layer, head, {}, into, gone)
 
     def relabel(self, into: int, gone: int) -> None:
-        """Two partitions have become one."""
+        """Join two partitions."""
         partition = self.table.partition
         partition[partition == gone] = into
 
     def forget_lost(self) -> None:
-        """Clusters of which the store has lost all rows leave the index."""
+        """Remove clusters whose rows are all lost."""
         if numbers := self.store.lost():
             self._lost(self.pages.mark_lost(numbers))
 
     def compact(self) -> None:
-        """Runs of pages of which much is lost are numbered anew."""
+        """Renumber runs of pages that have lost many."""
         self._lost(self.pages.compact(self.store))
 
     def _lost(self, rows: Int32) -> None:
@@ -220,5 +219,5 @@ class ClusterUpdater(Stateful):
 
 
 def in_order(block: Block) -> Block:
-    """The rows of a block of one head by their place in the stream."""
+    """Sort the rows of a block of one head by their place in the stream."""
     return block[np.argsort(block.seq[0], kind="stable")]

@@ -16,9 +16,9 @@ PARTS = ("mean", "first", "end", "held", "cost")
 class FrameIndex(Stateful):
     """Per layer up to ``capacity`` entries in temporal order, allocated once, ``entry_bytes`` each.
 
-    An entry is the frames ``[first, end)``, numbered as they were added, of which ``held`` are not lost, and the mean of
-    their means, ``[width]``. cost: of merging it with the one after it, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames
-    (Ward). When a layer is full its cheapest neighbours merge, of equal ones the oldest; ``merged`` counts them, of all layers.
+    An entry is the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``. When a
+    layer is full, the neighbours with the lowest cost merge, of equal ones the oldest; ``merged`` counts them. cost: of merging
+    an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
     """
 
     state_fields = (*PARTS, "entries", "added", "merged")

@@ -23,11 +23,11 @@ SPREAD = 32  # their standard deviation: coarse numbers point as random a way as
 
 @dataclass(frozen=True, slots=True)
 class SealedMoves:
-    """Where sealed clusters of one layer have gone in a call.
+    """The new slots of sealed clusters of one layer after a call.
 
-    home: int32 ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the slot where the cluster is now that was sealed in slot s
-    before, and ``home[h, slots + s]`` the slot of what was sealed of the open cluster in slot s; -1 where there was none.
-    merged: clusters that joined another because all slots were taken.
+    home: int32 ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster sealed in slot s before, ``home[h,
+    slots + s]`` of the part sealed of the open cluster in slot s; -1 if there was none. merged: clusters that joined another
+    for want of a slot.
     """
 
     home: Int32
@@ -35,12 +35,12 @@ class SealedMoves:
 
 
 class HashClusters(Stateful):
-    """Clusters of the keys of every layer and KV head, in ``slots`` slots each, of which one is free between calls.
+    """Clusters of the keys of every layer and KV head, in ``slots`` slots each, one of them free between calls.
 
-    A cluster is open as long as tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its
-    tokens, ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set where the mean's dot with hyperplane p is above
-    0. count: tokens; 0 is a free slot. open: bool. position: the mean of its tokens', ``[..., axes]``.
-    planes: int8 ``[kv_heads, head_dim, 32]``, normal numbers rounded, the columns past ``planes`` zero.
+    A cluster is open while tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its tokens,
+    ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set if the mean's dot with hyperplane p is above 0. count:
+    tokens; 0 is a free slot. position: the mean of its tokens', ``[..., axes]``. planes: int8 ``[kv_heads, head_dim, 32]``,
+    normal numbers rounded, the columns past ``planes`` zero.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
@@ -72,30 +72,29 @@ class HashClusters(Stateful):
         return kv_heads * head_dim * BITS
 
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, SealedMoves, int]:
-        """Let tokens join the nearest open cluster within ``distance`` bits, one after another, or found one.
+        """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or found one.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``; distance -1: none joins. Of equally
-        near clusters the one of the lowest slot, and a new one takes the lowest that is free. Returns each token's slot,
-        ``[kv_heads, n]``, where sealed clusters went that had to merge, and how many tokens joined one beyond the distance,
-        half of the slots being open.
+        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``; distance -1: none joins. Of equally near
+        clusters the lowest slot wins; a new one takes the lowest free slot. Returns each token's slot ``[kv_heads, n]``, the
+        moves of sealed clusters that had to merge, and the tokens that joined beyond the distance, because half of the slots
+        were open.
         """
         slot, home, merged, forced = _native.hash_join(keys, positions, distance, *self._of(layer))
         return slot, SealedMoves(home, merged), forced
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> SealedMoves:
-        """Seal what leaves of each open cluster as a cluster of its own; what stays has a new mean.
+        """Seal the leaving rows of each open cluster as a cluster of its own; the rest has a new mean.
 
-        All arrays ``[kv_heads, n, ...]`` of the rows held; slot: each one's cluster, -1 of rows that have none.
+        All arrays ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none.
         """
         return SealedMoves(*_native.hash_seal(keys, positions, slot, leaving, *self._of(layer)))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
         """WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
 
-        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: of a cluster that a row of a query head
-        in the KV head's group chooses, the highest score it has in any of them; -1 of the others. Scores are the row's
-        softmax of ``q k / sqrt(head_dim)`` over all clusters, open ones too; a row takes them in descending order until score
-        times count adds up to more than ``fraction`` of the same over all.
+        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: the highest score of a cluster in the
+        rows that choose it, -1 for the others. Scores are the row's softmax of ``q k / sqrt(head_dim)`` over all clusters; a
+        row takes them in descending order until score times count adds up to more than ``fraction`` of the sum over all.
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
@@ -123,10 +122,7 @@ class HashClusters(Stateful):
 
 
 class RowClusters(Stateful):
-    """Which cluster each row of the window belongs to.
-
-    Up to ``rows`` rows by ``seq``, the same in every layer and head, and of each its slot in every layer and KV head.
-    """
+    """The cluster of each row of the window: up to ``rows`` rows by ``seq``, with a slot in every layer and KV head."""
 
     state_fields = ("_seq", "_slot", "_held")
 

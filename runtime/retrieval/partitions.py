@@ -1,4 +1,4 @@
-"""Mosaic's clusters by cosine: how diverse one may be (eqs. 1 to 5), how it splits, and the partitions of frames."""
+"""Mosaic's clusters by cosine: their allowed diversity (eqs. 1 to 5), their splits, and the partitions of frames."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NEVER = 2**62  # a size that no cluster reaches
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Eq. 5: the most variance that a cluster of n members may have, from ``small`` on, towards ``large`` as it grows."""
+    """Eq. 5: the largest variance of a cluster of n members, from ``small`` towards ``large`` as it grows."""
 
     small: float
     large: float
 
 
 class EarlyVariance(Stateful):
-    """The variance of the first ``rows`` rows of each of some streams, by eqs. 3 and 4, each as one cluster.
+    """The variance of the first ``rows`` rows of some streams, by eqs. 3 and 4, each as one cluster.
 
     ``mean`` float64 ``[streams, width]``, ``variance`` ``[streams]``, and ``seen`` rows of each.
     """
@@ -42,14 +42,14 @@ class EarlyVariance(Stateful):
         self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
 
     def add(self, rows: Float32) -> None:
-        """Rows ``[streams, n, width]``; those behind the first are nothing to it."""
+        """Add rows ``[streams, n, width]``; later ones than the first are ignored."""
         for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
             self.seen += 1
             self.mean += (row - self.mean) / self.seen
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def threshold(self, small: float, large: float) -> Threshold | None:
-        """So many times the variance, the mean over the streams; None until all the rows were there."""
+        """Return these multiples of the mean variance; None until all rows are there."""
         if self.seen < self.rows:
             return None
         variance = float(self.variance.mean())
@@ -57,7 +57,7 @@ class EarlyVariance(Stateful):
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Of vectors ``[..., width]``, 0 with a zero vector."""
+    """Cosine of vectors ``[..., width]``, 0 with a zero vector."""
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
@@ -77,10 +77,9 @@ def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
 
 
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
-    """Mean and variance of clusters taken as one, from ``[m, width]``, ``[m]`` and ``[m]`` alone.
+    """Mean and variance of clusters ``[m, width]``, ``[m]`` of ``size`` ``[m]`` taken as one.
 
-    The mean is exact; the variance takes each cluster's members to be as far from the new mean as from their own, and further
-    by as much as that has moved.
+    The mean is exact; the variance adds each cluster's distance from the new mean to its own.
     """
     weight = size / size.sum()
     joint = weight @ mean
@@ -88,10 +87,10 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 
 
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """K-means for two by cosine, of rows ``[n, width]``: which of them the second cluster gets, ``[n]``.
+    """K-means for two by cosine, of rows ``[n, width]``; returns the rows of the second cluster, bool ``[n]``.
 
-    It begins with the row least like the mean and the row least like that one; of equal ones the first. None are in the second
-    if all rows point one way.
+    It begins with the row least like the mean and the row least like that one. Nothing is in the second if all rows are
+    parallel.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -110,9 +109,8 @@ def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
 class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
-    A partition is not split: that would mean to fetch all rows of its frames, of every layer. The frame that would take it
-    over its threshold founds another instead. When there is no room, the two most similar become one. small,
-    large: how many times the early variance the threshold is.
+    A partition is not split, since that would fetch all rows of its frames: the frame that would exceed its threshold founds
+    another one. Without a free slot the two most similar merge. small, large: multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -134,7 +132,7 @@ class Partitions(Stateful):
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
-        """New frames, ``[n]``, and their features ``[n, width]``; returns what became one on the way: (which stays, gone)."""
+        """Add frames ``[n]`` with features ``[n, width]``; returns the merges on the way: (kept, gone)."""
         joined: list[tuple[int, int]] = []
         rows = np.ascontiguousarray(features, np.float32)
         for at, frame in enumerate(frames.tolist()):
@@ -159,7 +157,7 @@ class Partitions(Stateful):
         return at
 
     def _merge(self, joined: list[tuple[int, int]]) -> int:
-        """Merge the two most similar; returns the slot that this leaves free."""
+        """Merge the two most similar; returns the slot that this frees."""
         into, gone = nearest_pairs(units(self.mean), np.zeros(self.slots, np.int32), 1)[0]
         pair = [into, gone]
         mean, variance = pooled(self.mean[pair].astype(np.float64), self.variance[pair], self.size[pair])
@@ -172,7 +170,7 @@ class Partitions(Stateful):
 
 
 def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Up to ``count`` pairs of rows ``[n, width]`` of one label, most similar first, none twice: (lower, higher) indices."""
+    """Return up to ``count`` disjoint pairs of rows of one label, most similar first: (lower, higher) indices."""
     similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
     order = np.argsort(-similar, axis=None, kind="stable")
     pairs: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""What retrieval has done, counted by phase, layer and KV head."""
+"""Counts of retrieval by phase, layer and KV head."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class RetrievalStats:
     """``fetched`` of ``held`` rows, int64 ``[phases, layers, kv_heads]``, summed over calls; times in milliseconds by phase.
 
-    window: rows that were attended to beside those, in the same shape. chosen, among: the same of the policy's rule by itself,
-    before truncation, over all that it chooses from, the window too if it does so; 0 where a policy does not say.
-    predict_ms: choosing, of the next layer's too, and what is worked out of new rows for that. fetch_ms: from the store into
-    the arena. compute_ms: the graphs. offload_ms: rows put into the store, in all. calls: of layer 0. truncated: rows chosen
-    that the working set had no room for. merged: what joined others because the index was full. lost: offloaded rows that are
-    gone.
+    window: rows attended to beside those. chosen, among: of the policy's rule, before truncation, and all that it chooses from;
+    0 if a policy does not count them. predict_ms: choosing. fetch_ms: from the store into the arena. compute_ms: the graphs.
+    offload_ms: into the store. calls: of layer 0. truncated: chosen rows without room. merged: joins because the index was
+    full. lost: offloaded rows that are gone.
     """
 
     def __init__(self, layers: int, kv_heads: int) -> None:
@@ -34,7 +32,7 @@ class RetrievalStats:
         self.truncated = self.merged = self.lost = 0
 
     def count(self, phase: Phase, layer: int, fetched: NDArray[np.int32], held: NDArray[np.int64], window: int = 0) -> None:
-        """One call of one layer: rows fetched of those held, ``[kv_heads]`` each, beside ``window`` rows."""
+        """Count one call of one layer: rows fetched of those held, ``[kv_heads]`` each, beside ``window`` rows."""
         at = PHASES.index(phase)
         self.fetched[at, layer] += fetched
         self.held[at, layer] += held
@@ -42,7 +40,7 @@ class RetrievalStats:
         self.calls[phase] += layer == 0
 
     def count_chosen(self, phase: Phase, layer: int, chosen: NDArray[np.int64], among: NDArray[np.int64]) -> None:
-        """What the policy's rule chose in one call of one layer, in rows, ``[kv_heads]`` each."""
+        """Count the rows that the policy's rule chose in one call of one layer, ``[kv_heads]`` each."""
         self.chosen[PHASES.index(phase), layer] += chosen
         self.among[PHASES.index(phase), layer] += among
 
@@ -57,12 +55,12 @@ class RetrievalStats:
         return _fraction(self.fetched[at] + self.window[at], self.held[at] + self.window[at])
 
     def by_rule(self, phase: Phase) -> NDArray[np.float64]:
-        """``chosen`` of ``among``, ``[layers, kv_heads]``; NaN where a policy does not say."""
+        """``chosen`` of ``among``, ``[layers, kv_heads]``; NaN if a policy does not count them."""
         at = PHASES.index(phase)
         return _fraction(self.chosen[at], self.among[at])
 
     def breakdown(self, phase: Phase) -> Mapping[str, float]:
-        """What prediction, fetching and computing took, as fractions of their sum (V-Rex, Fig. 16); empty before a call."""
+        """Prediction, fetching and computing as fractions of their sum (V-Rex, Fig. 16); empty before a call."""
         parts = {"predict": self.predict_ms[phase], "fetch": self.fetch_ms[phase], "compute": self.compute_ms[phase]}
         total = sum(parts.values())
         return {name: part / total for name, part in parts.items()} if total else {}

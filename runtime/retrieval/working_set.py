@@ -1,15 +1,14 @@
 """The working set: rows from the store, in the arena's free rows, where a decoder of per-layer graphs attends to them.
 
-Of a layer's ``C`` rows in the arena, in one KV head that has r rows fetched, while S rows are being appended::
+The rows of a layer in the arena, in one KV head with r rows fetched, while S rows are being appended::
 
     [0, n)              valid rows of the cache: prefix, window, text
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-After that the new rows and as many of the working set swap, so that the cache can commit the new ones at
-``[n, n + S)``, and the working set stands behind them, ready for the next call. Rows fetched keep the positions they were
-stored with until the stream is first re-indexed; from then on they take contiguous positions, in temporal order, between the
-prefix and everything else.
+Then the new rows and as many of the working set swap, so that the cache commits the new ones at ``[n, n + S)``. Fetched rows
+keep the positions they were stored with until the stream is first re-indexed; after that they take contiguous positions, in
+temporal order, between the prefix and everything else.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ Float32 = NDArray[np.float32]
 
 
 class WorkingSet(Stateful):
-    """Up to ``rows`` rows of each layer and KV head; ``held`` ``[layers, kv_heads]`` says how many there are.
+    """Up to ``rows`` rows of each layer and KV head, ``held`` of them ``[layers, kv_heads]``.
 
-    ``always`` ``[layers, kv_heads]``: how many of those came from no block, but from the policy itself. prefix: where
-    contiguous positions begin.
+    ``always`` ``[layers, kv_heads]``: rows that came from the policy itself. prefix: where contiguous positions begin.
     """
 
     state_fields = ("contiguous",)
@@ -51,7 +49,7 @@ class WorkingSet(Stateful):
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
-        """Fetch again at the next call: the numbers of blocks stand for something else now."""
+        """Fetch again at the next call: block numbers have changed their meaning."""
         self._start[:] = -1
 
     def load(
@@ -59,8 +57,8 @@ class WorkingSet(Stateful):
     ) -> Int32:
         """Fetch blocks, ``chosen`` for each KV head, best first; returns the rows of each head, ``[kv_heads]``.
 
-        always: gives rows of a layer, one block a KV head, that come before all others; asked when something is fetched. What
-        the working set has no room for is left out: the rows of the last block that fits in part, and all after it.
+        always: returns rows of a layer, one block a KV head, that come before all others. Rows without room are dropped from
+        the end.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -77,7 +75,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """``appended`` rows stand behind the working set of each head: they swap with it."""
+        """Swap ``appended`` rows after the working set of each head with it."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
@@ -90,7 +88,7 @@ class WorkingSet(Stateful):
         self._start[layer] = start + appended
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """The rows held for a KV head: what a question saw besides the cache."""
+        """Return the rows held for a KV head, which a question saw besides the cache."""
         start, held = int(self._start[layer]), int(self.held[layer, head])
         key = self._memory[layer][0][head : head + 1, start : start + held]
         known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
@@ -124,8 +122,7 @@ class WorkingSet(Stateful):
 def contiguous(rows: Block, first: int) -> Int32:
     """Positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
 
-    On one axis the rank by ``seq``. On three (M-RoPE) what one video of just these frames would have: the frame's rank, and
-    the patch's own row and column.
+    On one axis the rank by ``seq``; on three (M-RoPE) the frame's rank, and the patch's own row and column.
     """
     axes = rows.position.shape[2]
     if axes == 1:
@@ -171,10 +168,7 @@ def unrotated_queries(query: Float32, cos: Float32, sin: Float32) -> Float32:
 
 
 def per_kv_head(query: Float32, kv_heads: int) -> Float32:
-    """The mean over a call's rows, summed over the query heads of each KV head: ``[kv_heads, head_dim]``.
-
-    Its dot product with a key is the sum over the group's heads and the mean over rows of q . k.
-    """
+    """The mean over a call's rows, summed over the query heads of each KV head: ``[kv_heads, head_dim]``."""
     heads, _, width = query.shape
     mean: Float32 = query.mean(1).reshape(kv_heads, heads // kv_heads, width).sum(1)
     return mean

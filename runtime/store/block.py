@@ -1,7 +1,4 @@
-"""A block: the rows of one cluster of one layer, contiguous, in memory and as a record of the file.
-
-docs/internals/store.md draws it.
-"""
+"""A block: the rows of one cluster of one layer, contiguous, in memory and as a record of the file."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ _MOST = 1 << 16  # heads, and numbers of one: numpy refuses shapes of more than 
 class Block:
     """n rows of one layer, of one KV head or of all: H is 1 or the model's KV heads.
 
-    Keys are rotated to ``position`` and stored as the cache stores them, int8 codes included. ``block[rows]`` are some of its
-    rows: views for a slice, copies for indices or a mask.
+    Keys are rotated to ``position`` and stored as the cache stores them. ``block[rows]``: views for a slice, else copies.
     """
 
     key: NDArray[np.number]  # [H, n, head_dim], of the cache's dtype
@@ -49,7 +45,7 @@ class Block:
 
     @property
     def parts(self) -> tuple[NDArray, ...]:
-        """Its arrays, in the order above."""
+        """The arrays, in the order above."""
         return self.key, self.value, self.seq, self.frame, self.row, self.col, self.position, self.confirmed
 
     @property
@@ -57,18 +53,18 @@ class Block:
         return sum(part.nbytes for part in self.parts)
 
     def head(self, head: int) -> Block:
-        """The rows of one KV head, as a block of one: views. A block of one head is every head's."""
+        """Return the rows of one KV head, as a block of one: views. A block of one head is the same for every head."""
         return self if len(self.seq) == 1 else Block(*[part[head : head + 1] for part in self.parts])
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Blocks of the same heads as one, in their order: a copy."""
+    """Return blocks of the same heads as one, in their order: a copy."""
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """What a record says of itself. stamp: no two records have the same. nbytes: of the record, header and padding included."""
+    """The header of a record. stamp: unique. nbytes: of the record, header and padding included."""
 
     dtype: int
     axes: int
@@ -83,7 +79,7 @@ class RecordHeader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRecord:
-    """A block in a buffer that can be written as it is once it is sealed; the block's arrays are read-only views of it."""
+    """A block in a buffer that can be written once it is sealed; the block's arrays are read-only views of it."""
 
     buffer: NDArray[np.uint8]
     block: Block
@@ -94,7 +90,7 @@ class BlockRecord:
 
     @staticmethod
     def of(block: Block) -> BlockRecord:
-        """A copy of a block. Raises ValueError for a dtype that no cache has."""
+        """Copy a block. Raises ValueError for a dtype that no cache has."""
         heads, rows, head_dim = block.key.shape
         buffer = np.empty(record_bytes(block), np.uint8)
         buffer[HEADER.size + block.nbytes :] = 0
@@ -115,12 +111,12 @@ class BlockRecord:
 
 
 def record_bytes(block: Block) -> int:
-    """Bytes of the record of a block, header and padding included."""
+    """Return the bytes of a block's record, header and padding included."""
     return -(-(HEADER.size + block.nbytes) // ALIGNMENT) * ALIGNMENT
 
 
 def header_of(data: bytes) -> RecordHeader | None:
-    """The header at the start of ``data``, or None for anything else. The checksum is not verified."""
+    """Return the header at the start of ``data``, its checksum not verified; None for anything else."""
     if len(data) < HEADER.size or data[:4] != MAGIC:
         return None
     header = RecordHeader(*HEADER.unpack_from(data)[1:])
@@ -128,7 +124,7 @@ def header_of(data: bytes) -> RecordHeader | None:
 
 
 def read_record(data: bytes, stamp: int) -> Block | None:
-    """The block in a record, read-only views of ``data``; None where it is damaged or another one."""
+    """Return the block in a record, read-only views of ``data``; None if it is damaged or another one."""
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None
@@ -141,7 +137,7 @@ def read_record(data: bytes, stamp: int) -> Block | None:
 
 
 def _views(buffer: NDArray[np.uint8], header: RecordHeader) -> Block:
-    """The arrays of a record. Widest numbers first, so that each lies where its dtype may."""
+    """Return the arrays of a record, the widest numbers first, so that each is aligned to its dtype."""
     shape, at = (header.heads, header.rows), HEADER.size
 
     def array(dtype: type[np.generic] | np.dtype, *more: int) -> NDArray:

@@ -1,7 +1,4 @@
-"""The file of a store: a header, then records. It grows in steps, and one process uses it at a time.
-
-docs/internals/store.md draws it.
-"""
+"""The file of a store: a header, then records. It grows in steps, and one process uses it at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ STEP = 16 << 20  # bytes that the file grows by
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a record lies, and the stamp that it has if it still does."""
+    """The place of a record, and the stamp that it has unless it was overwritten."""
 
     offset: int
     nbytes: int
@@ -36,12 +33,12 @@ class Extent:
 
 
 class StoreFile:
-    """A file that this process alone uses, until :meth:`close`.
+    """A file that only this process uses, until :meth:`close`.
 
-    path: made, readable by the user alone, where it is missing; ``temporary``: one without a name, gone with this process.
-    identity: whose blocks these are. limit: the most bytes. ``token``: the file's own number, which a snapshot has too.
+    path: made if it is missing, for its owner only; ``temporary``: a file without a name, gone with this process. identity: of
+    the stream whose blocks these are. limit: in bytes. ``token``: the file's own number, which a snapshot has too.
 
-    Raises UserError, one line, where it cannot be made or read, is not a store or one of another stream, or is in use.
+    Raises UserError, one line, if it cannot be made or read, is not a store or another stream's, or is in use.
     """
 
     def __init__(self, path: str | Path, identity: str, limit: int) -> None:
@@ -101,7 +98,7 @@ class StoreFile:
             rest, offset = rest[done:], offset + done
 
     def _grow(self, end: int) -> None:
-        """By a step, or by what is needed where the disk has no more."""
+        """Grow by a step, or by as much as is needed if the disk has no more."""
         step = min(-(-end // STEP) * STEP, self.limit)
         try:
             os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
@@ -111,7 +108,7 @@ class StoreFile:
             self.nbytes = end
 
     def read(self, extent: Extent) -> bytes:
-        """A record, or its start; less than that where the file ends or cannot be read."""
+        """Return a record; less of it if the file ends or cannot be read."""
         data = b""
         with suppress(OSError):
             while (left := extent.nbytes - len(data)) and (part := os.pread(self._handle, left, extent.offset + len(data))):
@@ -119,7 +116,7 @@ class StoreFile:
         return data
 
     def sync(self) -> None:
-        """See what was written onto the disk. Raises OSError."""
+        """Flush to the disk. Raises OSError."""
         os.fdatasync(self._handle)
 
     def close(self) -> None:
@@ -135,12 +132,11 @@ def _header(token: int, owner: bytes) -> bytes:
 
 
 def _opened(path: Path) -> int:
-    """Readable by its owner alone: it is what a camera has seen."""
     return os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
 
 
 def _nameless() -> int:
-    """In TMPDIR, else where temporary files outlive a start and so lie on a disk, else where Python puts them."""
+    """Make it in TMPDIR, else in /var/tmp, which is a disk, else where Python puts temporary files."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir())
     with suppress(OSError):  # not every file system has files without names
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What a store keeps in host memory: blocks used lately, and rows that the file does not have yet."""
+"""The blocks that a store keeps in host memory: those used recently, and rows that are not in the file yet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgevlm.runtime.store.block import Block, BlockRecord, joined, record_bytes
 
 @dataclass(slots=True)
 class Resident:
-    """What is here of one block: all its rows, or None; and, in order, the records that the file does not have yet."""
+    """The part of one block in memory: all its rows, or None; and, in order, the records that are not in the file yet."""
 
     rows: Block | None = None
     unwritten: list[BlockRecord] = field(default_factory=list)
 
     @property
     def evictable(self) -> bool:
-        """Whether ``rows`` takes memory of its own, and can be had again from the file and ``unwritten``."""
+        """Whether ``rows`` takes memory of its own, and can be restored from the file and ``unwritten``."""
         return self.rows is not None and all(record.block is not self.rows for record in self.unwritten)
 
     @property
@@ -32,9 +32,9 @@ class Resident:
 
 
 class HostMemory:
-    """Blocks by number, in the order of their use. used: bytes of all; unwritten: of what the file does not have.
+    """Blocks by number, in the order of their use. used: bytes of all; unwritten: bytes that are not in the file.
 
-    limit: the bytes that it is meant to hold; who adds makes room first.
+    limit: in bytes; callers make room before they add.
     """
 
     def __init__(self, limit: int) -> None:
@@ -45,11 +45,11 @@ class HostMemory:
         self._unwritten: OrderedDict[int, None] = OrderedDict()  # of blocks with unwritten records, the same way
 
     def find(self, number: int) -> Resident:
-        """What is here of a block; an empty one for nothing."""
+        """Return what is held of a block; an empty one for nothing."""
         return self._resident.get(number) or Resident()
 
     def use(self, number: int) -> Block | None:
-        """All rows of a block, if they are here; it is then the one used last."""
+        """Return all rows of a block if they are here, and mark it as used."""
         rows = self.find(number).rows
         if rows is not None:
             for order in (self._evictable, self._unwritten):
@@ -66,7 +66,7 @@ class HostMemory:
         self._set(number, Resident(rows, [*held.unwritten, record]))
 
     def cache(self, number: int, block: Block) -> None:
-        """All rows of a block, read from the file, if there is room for them or eviction makes it."""
+        """Keep all rows of a block that were read from the file, if eviction makes room for them."""
         needed = record_bytes(block)
         while self.used + needed > self.limit:
             if not self.evict():
@@ -74,7 +74,7 @@ class HostMemory:
         self._set(number, Resident(block, self.find(number).unwritten))
 
     def written(self, number: int, record: BlockRecord) -> bool:
-        """A record is in the file now. Returns whether it was the block's last."""
+        """Note that a record is in the file. Returns whether it was the block's last."""
         held = self.find(number)
         if record not in held.unwritten:
             return False
@@ -83,13 +83,13 @@ class HostMemory:
         return not rest
 
     def replace(self, number: int, count: int, record: BlockRecord) -> None:
-        """One record instead of those in the file and the first ``count`` unwritten ones."""
+        """Replace the records in the file and the first ``count`` unwritten ones by one."""
         held = self.find(number)
         rows = record.block if held.rows is not None and count == len(held.unwritten) else held.rows
         self._set(number, Resident(rows, [record, *held.unwritten[count:]]))
 
     def renumber(self, number: int, new: int) -> None:
-        """A block has another number; it is then the one used least lately."""
+        """Give a block another number and mark it as the least recently used."""
         held = self.find(number)
         self.drop(number)
         self._set(new, held)
@@ -101,24 +101,24 @@ class HostMemory:
         self._set(number, Resident())
 
     def evict(self) -> bool:
-        """Forget the rows, used least lately, that can be had again. Returns whether there were any."""
+        """Drop the least recently used rows that can be restored. Returns whether there were any."""
         number = next(iter(self._evictable), None)
         if number is not None:
             self._set(number, Resident(None, self._resident[number].unwritten))
         return number is not None
 
     def unwritten_blocks(self) -> Iterator[int]:
-        """Blocks with rows that the file does not have, the one used least lately first."""
+        """Blocks with rows that are not in the file, least recently used first."""
         return iter(self._unwritten)
 
     def resident_blocks(self) -> Iterator[int]:
-        """Blocks of which all rows are here, the one used least lately first, unwritten ones last."""
+        """Blocks with all rows here, least recently used first, unwritten ones last."""
         return (
             number for order in (self._evictable, self._unwritten) for number in order if self.find(number).rows is not None
         )
 
     def _set(self, number: int, held: Resident) -> None:
-        """What is held of a block, now the one used last."""
+        """Set what is held of a block, and mark it as used."""
         if (before := self._resident.pop(number, None)) is not None:
             self.used -= before.nbytes
             self.unwritten -= before.unwritten_bytes

@@ -1,4 +1,4 @@
-"""Which records each block has, and where records go in the file: round and round, over the oldest."""
+"""The records of each block, and their places in the file: round and round, over the oldest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RecordTable:
         return self._end == len(self._rows)
 
     def keep(self, records: NDArray[np.int64]) -> None:
-        """Of these ids alone, rising; their ids are now 0, 1, and so on. There is room for as many more."""
+        """Keep only these ids, rising; they become 0, 1, and so on. Makes room for as many more."""
         rows = np.zeros(max(MIN_ROWS, 2 * len(records)), _RECORD)
         rows[: len(records)] = self._rows[records - self._before]
         self._rows, self._before, self._begin, self._end = rows, 0, 0, len(records)
@@ -51,7 +51,7 @@ class RecordTable:
         return self._before + self._end - 1
 
     def oldest(self, age: int = 0) -> tuple[int, int, int] | None:
-        """(id, number, offset) of the oldest, or of the one ``age`` records younger; None where there is none."""
+        """Return (id, number, offset) of the oldest, or of the one ``age`` records younger; None if there is none."""
         at = self._begin + age
         if at >= self._end:
             return None
@@ -75,7 +75,7 @@ class RecordTable:
 
 
 class BlockTable:
-    """Which records each block has, by number. Numbers come in rising order and leave in any."""
+    """The records of each block, by number. Numbers come in rising order and leave in any."""
 
     def __init__(self) -> None:
         self._number = np.zeros(MIN_ROWS, np.int64)
@@ -101,7 +101,7 @@ class BlockTable:
         self._count[self._find(number)] = _REMOVED
 
     def records_of(self, number: int) -> tuple[int, ...]:
-        """Ids of a block's records, in the order of its rows. The block must be there."""
+        """Return the ids of a block's records, in the order of its rows. The block must be there."""
         at = self._find(number)
         return tuple(self._records_of[at, : self._count[at]].tolist())
 
@@ -111,11 +111,11 @@ class BlockTable:
         self._count[at] += 1
 
     def clear(self, number: int) -> None:
-        """The block's records are no longer its own."""
+        """Take a block's records from it."""
         self._count[self._find(number)] = 0
 
     def renumber_records(self, records: NDArray[np.int64]) -> None:
-        """The ids of all records, rising, have become 0, 1, and so on."""
+        """Rename the ids of all records, rising, to 0, 1, and so on."""
         self._records_of[: self._used] = records.searchsorted(self._records_of[: self._used])
 
     def ids(self) -> NDArray[np.int64]:
@@ -139,10 +139,10 @@ class BlockTable:
 
 
 class Ring:
-    """The blocks that there are, and the records that they have.
+    """The blocks, and their records in the file.
 
-    Records lie one behind the other from START; one that does not fit before ``limit`` goes to START again. ``head`` is where
-    the next one goes: what lies before it was written in this round, what lies behind it in the last.
+    Records follow each other from START; one that does not fit before ``limit`` goes to START again. ``head`` is the place
+    of the next: records before it were written in this round, those after it in the last.
     """
 
     def __init__(self, limit: int) -> None:
@@ -154,22 +154,19 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Of the tables."""
+        """Bytes of the tables."""
         return self.blocks.nbytes + self._records.nbytes
 
     def extents(self, number: int) -> list[Extent]:
-        """A block's records, in the order of its rows."""
+        """Return a block's records, in the order of its rows."""
         return [self._records.extent(record) for record in self.blocks.records_of(number)]
 
     def has_slack(self, nbytes: int, waiting: int) -> bool:
-        """Whether blocks that a record of ``nbytes`` would overwrite can be written again first. waiting: bytes unwritten.
-
-        A round of the ring then writes each block once, and skips records that no block has any more.
-        """
+        """Whether blocks that a record of ``nbytes`` would overwrite can be written again first. waiting: bytes unwritten."""
         return self.live + waiting <= CROWDED * self._limit and nbytes <= (1 - CROWDED) * self._limit
 
     def ahead(self, nbytes: int) -> list[int]:
-        """Blocks that a record of ``nbytes`` would be put over, or leave behind at the ring's end."""
+        """Return the blocks that a record of ``nbytes`` would overwrite, or leave behind at the ring's end."""
         wraps = self.head + nbytes > self._limit
         spans = [(self.head, self._limit), (START, START + nbytes)] if wraps else [(self.head, self.head + nbytes)]
         found: dict[int, None] = {}
@@ -183,7 +180,7 @@ class Ring:
         return list(found)
 
     def renumber(self, number: int, new: int) -> None:
-        """A block that is there has another number, larger than all there were; its records lie where they lay."""
+        """Give a block a new number, larger than all others; its records stay where they are."""
         records = self.blocks.records_of(number)
         self.blocks.remove(number)
         self.blocks.add(new)
@@ -192,19 +189,19 @@ class Ring:
             self.blocks.extend(new, record)
 
     def remove(self, number: int) -> None:
-        """A block is gone. It must be there."""
+        """Remove a block, which must be there."""
         self.clear(number)
         self.blocks.remove(number)
 
     def clear(self, number: int) -> None:
-        """A block's records are no longer its own."""
+        """Take a block's records from it."""
         self.live -= sum(extent.nbytes for extent in self.extents(number))
         self.blocks.clear(number)
 
     def place(self, nbytes: int) -> tuple[Extent, list[int]] | None:
-        """Make room at the head for a record; None for one that is larger than the ring.
+        """Make room at the head; None for a record larger than the ring.
 
-        Returns where to write it, and the blocks that it overwrites, or that the ring leaves behind at its end: they are lost.
+        Returns the extent to write to, and the blocks that are lost: overwritten, or left behind at the ring's end.
         """
         if nbytes > self._limit - START:
             return None
@@ -244,10 +241,9 @@ class Ring:
         return {"head": np.array(self.head), "numbers": self.blocks.ids()} | self._records.arrays(self.blocks.records())
 
     def restore(self, state: Mapping[str, NDArray], file: StoreFile | None) -> list[int]:
-        """Go on from :meth:`state`; returns the numbers of blocks that the file no longer has all of.
+        """Restore :meth:`state`; returns the numbers of blocks that are no longer whole in the file.
 
-        Records that a process wrote after that state are ignored, and overwritten in time. Raises KeyError or ValueError for
-        what is no state.
+        Records written after that state are ignored. Raises KeyError or ValueError for an invalid state.
         """
         numbers = [int(number) for number in state["numbers"]]
         records = zip(*(state[name].tolist() for name in ("number", "offset", "nbytes", "stamp")), strict=True)
@@ -274,7 +270,7 @@ class Ring:
 
 
 def _overwritten(file: StoreFile, head: int, found: list[tuple[int, Extent]]) -> set[int]:
-    """Numbers of blocks with a record overwritten since ``head`` was the head. found: numbers and records, oldest first.
+    """Return the blocks with a record overwritten since ``head`` was the head. found: numbers and records, oldest first.
 
     Records are overwritten oldest first, from the head to the file's end and from its start to the head: in either part the
     first that still has its stamp ends the search.

@@ -1,7 +1,4 @@
-"""A store of blocks in host memory and one file: written through, read ahead, both within their bytes.
-
-docs/internals/store.md has the rules.
-"""
+"""A store of blocks in host memory and one file: written through, read ahead, both within their bytes."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ MIN_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """file_bytes: of the file at most; 0 for host memory alone. host_bytes: of blocks in host memory at most.
-
-    Raises UserError for less than a store can work with.
-    """
+    """Limits in bytes; file_bytes 0: host memory only. Raises UserError for less than a store can work with."""
 
     file_bytes: int = 8_000_000_000
     host_bytes: int = 256_000_000
@@ -52,12 +46,12 @@ class StoreUse:
 
 
 class Store:
-    """Blocks by number, in host memory and in one file; a block is lost once it lies in neither.
+    """Blocks by number, in host memory and in one file; a block is lost once it is in neither.
 
-    Any thread may call any method, but :meth:`restore` and :meth:`close` alone; threads of its own write and read ahead.
-    path: the file, made where it is missing; ``temporary`` for one without a name; None for host memory alone. identity: of the
-    stream; another one's file is refused. notify: is told, from any thread, what the user should know; the logger ``edgevlm``
-    unless given. patience_s: how long one write may keep the caller waiting. retry_s: between tries while the disk fails.
+    Any thread may call any method except :meth:`restore` and :meth:`close`. path: the file, made if missing; ``temporary``: one
+    without a name; None: host memory only. identity: of the stream. notify: called from any thread with messages for
+    the user; by default the logger ``edgevlm``. patience_s: the longest that one write may keep the caller waiting. retry_s:
+    between tries while the disk fails.
 
     Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
     """
@@ -95,7 +89,7 @@ class Store:
 
     @property
     def host_limit(self) -> int:
-        """Bytes of blocks that it keeps in host memory at most."""
+        """The most bytes of blocks in host memory."""
         return self._tables.memory.limit
 
     @property
@@ -110,11 +104,11 @@ class Store:
 
     @property
     def index_bytes(self) -> int:
-        """Of the tables that say where blocks lie; they grow with the blocks that there are."""
+        """Bytes of the tables, which grow with the blocks."""
         return self._tables.ring.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block; returns its number: from 0 up, one after another. Never raises for a disk that fails."""
+        """Keep a copy of a block; returns its number, counted from 0. Never raises for a disk that fails."""
         tables, record = self._tables, BlockRecord.of(block)
         with tables.changed:
             self._evict_for(record.nbytes)
@@ -126,7 +120,7 @@ class Store:
         return number
 
     def append(self, number: int, block: Block) -> bool:
-        """Add rows behind those of a block already there; False when that is lost, and nothing is kept."""
+        """Add rows to a block; False if it is lost, and nothing is kept."""
         tables, record = self._tables, BlockRecord.of(block)
         with tables.changed:
             self._evict_for(record.nbytes)
@@ -143,10 +137,7 @@ class Store:
         return there
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Give these blocks new numbers, one after another and in this order, without touching their rows; returns those.
-
-        What is lost gets none. The next block put has the number after them.
-        """
+        """Give these blocks the next free numbers, in this order; returns those. Lost blocks get none."""
         with self._tables.changed:
             first = self._next
             for number in map(int, numbers):
@@ -157,14 +148,14 @@ class Store:
             return range(first, self._next)
 
     def resident(self, number: int) -> bool:
-        """Whether all of a block is in host memory: :meth:`get` of it, now, reads no file. False for one that is lost."""
+        """Whether all of a block is in host memory, so that :meth:`get` reads no file. False for a lost one."""
         number = int(number)
         with self._tables.lock:
             held = self._tables.memory.find(number)
             return held.rows is not None or (bool(held.unwritten) and not self._tables.ring.extents(number))
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        """Begin to read these from the file, as far as half of the host memory holds them."""
+        """Begin to read these from the file, up to half of the host memory."""
         tables = self._tables
         with tables.changed:
             for number in map(int, numbers):
@@ -175,7 +166,7 @@ class Store:
                     self._readers.prefetch(number, nbytes)
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
-        """The blocks, each as it was put, appended rows last; None for one that is lost."""
+        """Return the blocks, each as it was put, appended rows last; None for a lost one."""
         tables, asked = self._tables, list(map(int, numbers))
         with tables.changed:
             found = {number: tables.memory.use(number) for number in asked}
@@ -191,7 +182,7 @@ class Store:
         return [found[number] for number in asked]
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """These will not be asked for again."""
+        """Delete blocks."""
         tables = self._tables
         with tables.changed:
             for number in map(int, numbers):
@@ -201,18 +192,18 @@ class Store:
                     self._readers.forget(number)
 
     def lost(self) -> list[int]:
-        """Numbers of blocks found lost since the last call, dropped ones not among them."""
+        """Return the numbers of blocks found lost since the last call, without dropped ones."""
         with self._tables.changed:
             lost, self._tables.found_lost = self._tables.found_lost, []
         return lost
 
     def sync(self) -> None:
-        """Bring everything put until now onto the disk, so that a state outlives a power cut. From any thread."""
+        """Flush everything put until now to the disk, so that a state survives a power cut. From any thread."""
         if self._writer is not None:
             self._writer.sync()
 
     def state(self) -> Mapping[str, NDArray]:
-        """What a snapshot needs to find the blocks again. Rows that the disk did not take are in it by name alone."""
+        """Return the arrays with which a snapshot finds the blocks again. Rows that the disk did not take are only named."""
         tables = self._tables
         with tables.changed:
             while self._writer is not None and self._writer.wait():
@@ -229,11 +220,10 @@ class Store:
         return {**state, **records, **numbers}
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Go on from :meth:`state`: numbers mean what they meant then; what the store no longer has is lost.
+        """Restore :meth:`state`: numbers mean what they meant then; blocks that the store no longer has are lost.
 
-        Blocks that were in host memory are read again: what policies do depends on it (:meth:`resident`).
-
-        Raises KeyError or ValueError for what is no state.
+        Blocks that were in host memory are read again: policies depend on it (:meth:`resident`). Raises KeyError or ValueError
+        for an invalid state.
         """
         tables = self._tables
         with tables.changed:
@@ -251,7 +241,7 @@ class Store:
             self.get([number])
 
     def close(self) -> None:
-        """Write what is left and let go of the file. Closing it again does nothing."""
+        """Write what is left and release the file. May be called again."""
         ended = self._readers.close(self._patience_s)
         if self._writer is not None:
             ended = self._writer.close() and ended
@@ -260,7 +250,7 @@ class Store:
             self._file.close()
 
     def _evict_for(self, nbytes: int) -> None:
-        """Evict what the file has too, wait for the writer, then lose what was used least lately, until ``nbytes`` more fit."""
+        """Evict blocks that the file has, wait for the writer, then lose the least recently used, until ``nbytes`` more fit."""
         tables, memory = self._tables, self._tables.memory
         while self._writer is not None and memory.unwritten + nbytes > memory.limit // 2 and self._writer.wait():
             pass

@@ -17,7 +17,7 @@ from edgevlm.runtime.store.ring import Ring
 class StoreStats:
     """Counted since the store was opened.
 
-    hits, bytes_host: of what ``get`` found in host memory. wait_ms: that it waited for what it did not find there.
+    hits, bytes_host: of ``get`` in host memory. wait_ms: of ``get`` for blocks that were not there.
     """
 
     hits: int = 0
@@ -31,9 +31,9 @@ class StoreStats:
 
 
 class StoreTables:
-    """Where the rows of each block are. ``changed``, over the lock, is for the writer and those who wait for it.
+    """The places of each block's rows. ``changed``, over the lock, is for the writer and threads that wait for it.
 
-    file: None for host memory alone. Methods but :meth:`rows` and :meth:`send_messages` are called with the lock held.
+    file: None for host memory only. The lock is held for all methods but :meth:`rows` and :meth:`send_messages`.
     """
 
     def __init__(self, file: StoreFile | None, host_bytes: int, notify: Notify) -> None:
@@ -54,7 +54,7 @@ class StoreTables:
         return self.file.name if self.file is not None else "the store"
 
     def lose(self, number: int, *, damaged: bool = False) -> None:
-        """A block is gone."""
+        """Remove a block that is lost."""
         if number in self.ring.blocks:
             self.ring.remove(number)
         self.forget(number)
@@ -65,12 +65,12 @@ class StoreTables:
             self.queue_once("damaged", f"{self.name}: a cluster in it is damaged; it is dropped, and so will others be")
 
     def forget(self, number: int) -> None:
-        """A block that the ring no longer has leaves host memory too."""
+        """Remove from host memory a block that the ring no longer has."""
         self.memory.drop(number)
         self.to_write.pop(number, None)
 
     def rename(self, number: int, new: int) -> None:
-        """A block that is there has another number, larger than all there were."""
+        """Give a block a new number, larger than all others."""
         self.ring.renumber(number, new)
         self.memory.renumber(number, new)
         if number in self.to_write:
@@ -78,9 +78,9 @@ class StoreTables:
             self.to_write[new] = None
 
     def rows(self, number: int) -> tuple[Block, int] | None:
-        """All rows of a block, and how many unwritten records they have in them; None for one that is lost.
+        """Return all rows of a block, and the number of its unwritten records; None for a lost one.
 
-        For any thread, without the lock. Where the file has something else than it should, the block is lost.
+        For any thread, without the lock. A block whose record in the file is damaged is lost.
         """
         while True:
             with self.lock:
@@ -113,7 +113,7 @@ class StoreTables:
             self.queue_message(message)
 
     def send_messages(self) -> None:
-        """Pass the messages on; for any thread, without the lock."""
+        """Send the messages; for any thread, without the lock."""
         while self._messages:
             with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is no reason to stop
                 self.notify(self._messages.pop(0))

@@ -1,4 +1,4 @@
-"""The threads of a store: one writes blocks to its file, others read them before, or beside who asks for them."""
+"""The threads of a store: one writes blocks to its file, others read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETRY_S = 30.0  # from one try to the next while the disk fails
 
 
 class Readers:
-    """Blocks asked for are read before blocks to prefetch. Methods are called with the lock held, but get and close.
+    """Reads blocks asked for before blocks to prefetch. The lock is held for all methods but get and close.
 
     nbytes: of records to prefetch that are not read yet.
     """
@@ -47,14 +47,14 @@ class Readers:
             self._work.notify()
 
     def forget(self, number: int) -> None:
-        """Discard what is being read of a block: it has more rows now, or is gone."""
+        """Discard the read of a block that has changed or is gone."""
         if self._reading.pop(number, None) is not None and number in self._wanted:
             self._asked.append(number)  # another thread waits for it
             self._work.notify()
         self.nbytes -= self._prefetch.pop(number, 0)
 
     def get(self, numbers: Sequence[int]) -> dict[int, Block | None]:
-        """Blocks, each named once; None for one that is lost. Reads them too, and waits for those that a thread is reading."""
+        """Return blocks, each named once; None for a lost one. Reads too, and waits for those that a thread is reading."""
         with self._getting:
             with self._tables.lock:
                 self._wanted, self._found = frozenset(numbers), {}
@@ -73,7 +73,7 @@ class Readers:
                 self._read(number, token)
 
     def close(self, patience_s: float) -> bool:
-        """Without the lock. Returns whether all have ended: one waits for a disk that does not answer."""
+        """Without the lock. Returns whether all threads have ended: one may wait for a disk that does not answer."""
         with self._tables.lock:
             self._closing = True
             self._work.notify_all()
@@ -122,7 +122,7 @@ class Readers:
 class Writer:
     """Writes the blocks in ``tables.to_write``, oldest first, and tries again every ``retry_s`` while that fails.
 
-    failing: the disk refused the last block, or has not answered for ``patience_s``; nobody waits for it then.
+    failing: the disk refused the last block, or has not answered for ``patience_s``; then nothing waits for it.
     """
 
     def __init__(self, tables: StoreTables, file: StoreFile, patience_s: float, retry_s: float) -> None:
@@ -135,7 +135,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> bool:
-        """Wait, with the lock held, until a block has been handled; False where waiting is no use."""
+        """Wait, with the lock held, until a block has been handled; False if waiting is useless."""
         if self.failing or not self._tables.to_write:
             return False
         before = self._handled
@@ -144,7 +144,7 @@ class Writer:
         return not self.failing
 
     def sync(self) -> None:
-        """Bring everything put until now onto the disk, as far as it can be. Without the lock."""
+        """Flush everything put until now to the disk, as far as possible. Without the lock."""
         with self._tables.changed:
             for _ in range(len(self._tables.to_write)):  # what comes meanwhile is not waited for
                 if not self.wait():
@@ -157,7 +157,7 @@ class Writer:
         self._tables.send_messages()
 
     def close(self) -> bool:
-        """Write what is left, if the disk takes it, and end. Returns whether the thread has ended: a write may not return."""
+        """Write what is left, if the disk takes it, and end. Returns whether the thread has ended."""
         with self._tables.changed:
             while self.wait():
                 pass
@@ -187,10 +187,10 @@ class Writer:
         return bool(self._tables.to_write) and (not self.failing or time.monotonic() >= self._retry_at)
 
     def _write(self, number: int) -> None:
-        """Write the oldest record of a block, or join all when its records would be too many. Raises OSError.
+        """Write the oldest record of a block, or join all if there would be too many. Raises OSError.
 
-        Blocks that the head comes to are written again behind it, as long as the file has slack: a block is lost for its age
-        only where those in use nearly fill the file.
+        Blocks at the head are written again after it while the file has slack, so that old blocks are lost only when it is
+        nearly full.
         """
         tables, ring = self._tables, self._tables.ring
         with tables.changed:
