@@ -30,7 +30,6 @@ from edgevlm.runtime.opening import AUTO, FALLBACK
 from edgevlm.runtime.opening import describe as describe_choice
 from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
-from edgevlm.runtime.settings import parse_budget
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
 QUESTIONS = (  # HERMES's Tab. 9, for any model
@@ -94,9 +93,7 @@ def parse_comparison(
     labels = evicting() if policies == "all" else [variant.label for variant in parse_variants([policies])]
     if not labels or any(label in (AUTO, ORACLE) or "@" in label for label in labels):
         raise UserError(f"--policies {policies}: name policies that have a budget, separated by commas, or all, or none")
-    parts = filter(None, (part.strip() for part in (budget or "").split(",")))
-    budgets = [parse_budgets(part)[0] if part.endswith("%") else parse_budget(part) for part in parts]
-    return ComparisonRequest(labels, budgets, measure, ask, streams)
+    return ComparisonRequest(labels, parse_budgets(budget) if budget else (), measure, ask, streams)
 
 
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from edgevlm.bench.accuracy.report import describe, make_report
 from edgevlm.bench.schemas import bench_line
-from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
+from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.pools import HERE, Pool
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
-from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_tokens, parse_variants, split
+from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_variants, split
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
@@ -41,7 +41,7 @@ def run_demo_suite(
 ) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
     check(settings)
-    budgets = parse_tokens(budget) if settings.suite == LONGSTREAM else parse_budgets(budget)
+    budgets = parse_budgets(budget)
     variants = parse_variants(policies)
     against = reference(against, variants)
     appends, encodes = (list(dict.fromkeys(split(ways))) for ways in (append, encode))

@@ -52,7 +52,7 @@ class ComparisonRequest:
     """The comparison as typed. budgets: fractions of a clip, or tokens; by default the usual one and LOW."""
 
     policies: Sequence[str]
-    budgets: Sequence[Budget | int] = ()
+    budgets: Sequence[Budget] = ()
     measure: str | None = None
     ask: tuple[str, ...] = ()
     streams: int = 24
@@ -164,12 +164,12 @@ def usual_budget(model: Model) -> int:
 
 def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: int) -> list[int]:
     """|M| of each budget, rising. One that holds a whole clip tells nothing: raises UserError if typed, else leaves it out."""
-    wanted = request.budgets or [usual_budget(given.model), *parse_budgets(LOW)]
-    tokens = sorted({budget if isinstance(budget, int) else budget.tokens(clip_tokens) for budget in wanted})
+    wanted = request.budgets or [Budget("", count=usual_budget(given.model)), *parse_budgets(LOW)]
+    tokens = sorted({budget.tokens(clip_tokens) for budget in wanted})
     least = 1 if request.budgets else given.model.bundle.vision.tokens_per_frame
     left = [budget for budget in tokens if least <= budget < clip_tokens]
     if request.budgets and left != tokens:
-        typed = ",".join(str(budget) if isinstance(budget, int) else budget.text for budget in request.budgets)
+        typed = ",".join(budget.text for budget in request.budgets)
         raise UserError(f"--budget {typed}: must lie within a clip's {clip_tokens} tokens; give less, like {LOW}")
     if not left:
         raise UserError(
@@ -190,7 +190,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
     found = compare(
         settings,
         parse_variants([",".join(request.policies)]),
-        [Budget(str(budget), budget / stream_tokens) for budget in budgets],
+        [Budget(str(budget), count=budget) for budget in budgets],
         request.streams,
         out=journal,
         resume=True,
@@ -221,7 +221,7 @@ def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
     """Compare by divergence from full KV's next tokens, on as many frames of each clip as the shortest has."""
     meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
     longest, limit = meter.longest()
-    tokens = [budget for budget in request.budgets if isinstance(budget, int)] or [usual_budget(given.model)]
+    tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]
     wanted = given.frames or 2 * max(tokens) // meter.per_frame
     if wanted > longest:
         given.notify(f"full KV can hold {longest} frames ({limit}): that many of a clip are compared, not {wanted}")

@@ -12,7 +12,7 @@ from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
-from edgevlm.runtime.settings import ALL, AUTO, CHANGED, parse_append, parse_encode
+from edgevlm.runtime.settings import ALL, AUTO, CHANGED, parse_append, parse_budget, parse_encode
 
 Record = dict[str, Any]  # a journal's line
 
@@ -176,25 +176,20 @@ def split(text: str) -> list[str]:
     return names
 
 
-def parse_tokens(text: str) -> list[Budget]:
-    """Parse ``256,512``, vision tokens per layer. Raises UserError."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) for part in parts):
-        raise UserError(f"--budget {text}: give vision tokens per layer, like 256,512; a long stream has no whole to share")
-    return [Budget(part, count=int(part)) for part in dict.fromkeys(parts)]
-
-
 def parse_budgets(text: str) -> list[Budget]:
-    """Parse ``50%,12.5%``, fractions above 0 and up to 100 %. Raises UserError."""
+    """Parse ``12.5%,50%`` of a stream, or ``512,6k`` tokens per layer. Raises UserError."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
+        if not part.endswith("%"):
+            budgets[part] = Budget(part, count=parse_budget(part))
+            continue
         try:
             fraction = float(part.removesuffix("%")) / 100
         except ValueError:
             fraction = 0.0
-        if not part.endswith("%") or not 0 < fraction <= 1:
-            raise UserError(f"--budget {part}: give percentages of the stream's vision tokens, like 12.5% or 50%,6.25%")
+        if not 0 < fraction <= 1:
+            raise UserError(f"--budget {part}: give a part of the stream's vision tokens, like 12.5%")
         budgets[part] = Budget(part, fraction)
-    if not budgets:
-        raise UserError("--budget is empty: give percentages of the stream's vision tokens, like 12.5%")
+    if not all(budget.tokens(1 << 30) for budget in budgets.values()) or not budgets:
+        raise UserError(f"--budget {text}: give parts of the stream like 12.5%, or vision tokens per layer like 512")
     return list(budgets.values())

@@ -89,7 +89,7 @@ def test_what_changed_is_a_row_beside_whole_frames():
         (["--key-file", "key"], "is for --cluster HOST; leave it out"),
         (["--resume"], "name it with --out FILE"),
         (["--policy", "unifrom"], "did you mean 'uniform'"),
-        (["--budget", "512"], "like 12.5%"),
+        (["--budget", "many"], "like 512 or 6k"),
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--encode", "chnaged", "--out", "never.jsonl"], "did you mean 'changed'"),
         (["--suite", "text-facts", "--encode", "changed"], "shows text; leave it out"),
