@@ -23,7 +23,7 @@ from edgevlm.runtime.snapshots.storage import LOCK, is_address
 from edgevlm.runtime.time_window import TimeWindow
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
-SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
+SWITCHED = "switched-"  # begins folders that earlier releases left beside a camera's snapshots
 SLACK_S = 1.0  # frames wait to be watched
 Forgotten = dict[str, int]  # how many of what
 
@@ -101,7 +101,7 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
     if (folder / LOCK).exists():
         yield folder, folder.name
     for path in sorted(folder.glob("*")):
-        if not path.name.startswith(SWITCHED) and any((path / name).exists() for name in (LOCK, Thumbnails.FILE)):
+        if any((path / name).exists() for name in (LOCK, Thumbnails.FILE)):
             yield path, path.name
 
 

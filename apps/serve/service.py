@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret, state_key
-from edgevlm.apps.forget import SWITCHED, Forgotten, Span, cameras, forget_camera
+from edgevlm.apps.forget import Forgotten, Span, cameras, forget_camera
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
@@ -167,17 +166,13 @@ class Service:
                 check_source(address, None)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
-            folder = self.hooks.camera_folder(self, name)
-            for switched in folder.glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
-                shutil.rmtree(switched, ignore_errors=True)
-            return self._open(name, wanted, folder, hosts, paused)
+            return self._open(name, wanted, self.hooks.camera_folder(self, name), hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
 
-        A paused one stays paused.
-        The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before, or is removed
-        where its camera cannot be opened again; FieldError for a policy that clients may not name.
+        That memory is not on the disk; the snapshots of before stay for the restart. Raises UserError, and the stream goes on
+        from those, or is removed where its camera cannot be opened again; FieldError for a policy that clients may not name.
         """
         check_client_policy(policy)
         with self._lock:
@@ -186,25 +181,16 @@ class Service:
             wanted = before.settings.model_copy(update=change)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
-            home = self.hooks.camera_folder(self, name)
-            try:
-                folder = Path(mkdtemp(prefix=SWITCHED, dir=home))
-            except OSError as error:
-                raise UserError(f"{home}: no folder can be made there ({error.strerror})") from None
             before.close()
             try:
-                stream = self._open(name, wanted, folder, before.hosts, before.paused)
+                return self._open(name, wanted, None, before.hosts, before.paused)
             except BaseException as error:
-                shutil.rmtree(folder, ignore_errors=True)
                 try:
                     self._open(name, before.settings, before.folder, before.hosts, before.paused)
                 except UserError as again:
                     self.remove(name)
                     raise UserError(f"{error}; nor could {name} be opened again as it was ({again}): add it again") from None
                 raise
-            if before.folder.name.startswith(SWITCHED):
-                shutil.rmtree(before.folder, ignore_errors=True)
-            return stream
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what was seen then by a camera, or by all, removed ones too; by camera, how many of what.
@@ -246,10 +232,10 @@ class Service:
         before = self.stream(name)
         count = len(before.observer.thumbnails.taken())
         before.close()
-        for folder in {before.folder, self.hooks.camera_folder(self, name)}:
-            shutil.rmtree(folder, ignore_errors=True)
-            if folder.exists():
-                raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
+        folder = self.hooks.camera_folder(self, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
         if (address := self.hooks.camera_address(self, name)) is not None:
             forget_camera(address, Span(), self._state_key)
         self._open(name, before.settings, before.folder, before.hosts, before.paused)
@@ -325,8 +311,7 @@ class Service:
         for name, settings in config.cameras.items():
             running, wanted = self.streams.get(name), config.camera(settings)
             configured = before.camera(before.cameras[name]) if name in before.cameras else None
-            switched = running is not None and running.folder.name.startswith(SWITCHED)
-            if running is not None and wanted == (configured if switched else running.settings):
+            if running is not None and wanted == (configured if running.folder is None else running.settings):
                 continue
             try:
                 if running is not None:
@@ -506,14 +491,14 @@ class Service:
         }  # fmt: skip
 
     def _open(
-        self, name: str, settings: CameraSettings, folder: Path, hosts: AllowedHosts | None, paused: bool = False
+        self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool = False
     ) -> CameraStream:
         """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
         options = stream_options(replace(self._options, hosts=hosts), settings)
         model, config = self._model(settings.model or "demo"), self.config
         stream = CameraStream(
             name, settings, model, options, folder, config, self._notify, self.watches,
-            None if folder.name.startswith(SWITCHED) else self.hooks.camera_address(self, name), self._state_key,
+            None if folder is None else self.hooks.camera_address(self, name), self._state_key,
         )  # fmt: skip
         if self.journal is not None:
             stream.journal = JournalWriter(stream, self.journal, config.journal)

@@ -140,7 +140,7 @@ class CameraStream:
         settings: CameraSettings,
         model: Model,
         options: SourceOptions,
-        folder: Path,
+        folder: Path | None,
         config: ServeConfig,
         notify: Notify,
         watches: Watches,
@@ -149,7 +149,8 @@ class CameraStream:
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
-        folder: of its pictures, and of its snapshots unless ``snapshots`` is their address. key: encrypts them.
+        folder: of its pictures, and of its snapshots unless ``snapshots`` is their address; None keeps nothing on the disk.
+        key: encrypts snapshots.
         """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
         self.events, self._notify = Broadcast(), notify
@@ -169,7 +170,8 @@ class CameraStream:
         self._writer: SnapshotWriter | None = None
         every, kept = config.state_every, config.thumbnails
         try:
-            self._writer = SnapshotWriter(snapshots or folder, every, self.notice, mask_credentials(self._source.name), key)
+            if (where := snapshots or folder) is not None:
+                self._writer = SnapshotWriter(where, every, self.notice, mask_credentials(self._source.name), key)
             self.session = self._open_session(config.server.max_pictures)
             thumbnails = Thumbnails(folder, self.notice, every=every, cap=kept.megabytes << 20, days=kept.days)
         except BaseException:
@@ -180,7 +182,7 @@ class CameraStream:
         self.observer = MemoryWatch(self.session, thumbnails)
         self._since = 0.0
         self._jpeg = math.nan, b""  # time and picture of the newest frame that was asked for
-        if self._writer.resumed is not None:
+        if self._writer is not None and self._writer.resumed is not None:
             time_s, written = self._writer.resumed.about["session"]["time_s"], self._writer.resumed.about["written"]
             self.observer.offset = written - time_s
             self._go_on_from(time_s, time.time() - written)

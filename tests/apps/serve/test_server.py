@@ -195,7 +195,6 @@ def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_
         assert server.end() == 0
     with serving(folder, "--fps", "8", speed=4) as server:
         assert server.watched("demo", 7)["policy"] == "infinipot-v", "a restart goes on with what is configured"
-        assert not list(folder.glob("**/switched-*"))
 
 
 def test_edgevlm_ask_asks_it(demo, tmp_path):
