@@ -27,6 +27,7 @@ from edgevlm.runtime.policies.base import (
     setting,
     tokens_of,
 )  # fmt: skip
+from edgevlm.runtime.stateful import State
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -94,6 +95,10 @@ class Hermes(Policy):
         self._k, self._omega = numbers(self.k or k, 2, "k"), numbers(self.omega or omega, 2, "omega")
         self._budgets = _layer_budgets(budget, [self._weights[self.kind_of(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
+
+    def restore(self, state: State) -> None:
+        """Restore a snapshot, of an earlier version too, which held the last turn."""
+        super().restore({name: array for name, array in state.items() if name != "last_turn"})
 
     @property
     def basis(self) -> str:
