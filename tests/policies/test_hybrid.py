@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, Filled
-from policies.reference_cluster_index import Alike
+from policies.reference_retrieval import Alike
 from policies.test_rekv import GRID, LAYERS, P, asked, opened
 from stored import PlainStore
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, Filled, turned
-from policies.reference_rekv import Frames
+from policies.reference_retrieval import Frames
 from stored import PlainStore
 
 from edgevlm.errors import UserError

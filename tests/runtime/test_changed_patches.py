@@ -138,20 +138,6 @@ def test_what_moves_is_encoded_where_it_was_and_is(sigma):
     assert share(encoded) < 0.15
 
 
-def test_slow_drift_is_compared_with_what_was_encoded():
-    """A patch that fades by half a level a frame, and the rest does not."""
-
-    def fading(number):
-        picture = still(number)
-        picture[:, 28:42, 28:42] = 200 - number / 2
-        return picture
-
-    encoded = watched(fading, 60)[1:]
-    often = encoded[:, 2, 2].sum()
-    assert 3 <= often <= 6, "each time that it has faded by the threshold"
-    assert encoded[:, 8, 8].sum() == 0
-
-
 def test_a_scene_cut_encodes_the_whole_frame_and_goes_on_from_it():
     other = scene(3)[:, : SIZE[0], : SIZE[1]]
     encoded = watched(lambda number: still(number) if number < 10 else other, 20)

@@ -189,18 +189,6 @@ def transformers_keys(text, layer, rows, place):
     return turned.transpose(0, 1)
 
 
-def test_sparse_prefill_is_for_frames_with_nothing_between_them(model, family):
-    if family.startswith("qwen2"):
-        with opened(model, "purekv:st_spattn=on") as session:
-            for index, image in enumerate(frames(40, model)):
-                session.watch(image, index / 2)
-                assert (session.cache.lengths <= session._stream.prefix + 200).all()
-            assert session.stats.memory.compressions > 3
-        return
-    with pytest.raises(UserError, match=f"purekv cannot prefill sparsely here: {family} has text between its frames"):
-        opened(model, "purekv:st_spattn=on")
-
-
 def test_a_question_cannot_bring_a_video_of_its_own(model):
     place = model.tokenizer.id_to_token(model.bundle.chat.placeholder_id)
     with opened(model, "uniform") as session, pytest.raises(UserError, match="cannot hold"):

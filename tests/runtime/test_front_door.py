@@ -50,13 +50,6 @@ def test_what_is_no_policy_is_one_line():
         assert "\n" not in str(refused.value)
 
 
-def test_a_budget_as_on_the_command_line():
-    with Session.open("demo", budget="0.5k") as session:
-        assert session.budget == 500
-    with pytest.raises(UserError, match="budget 'half': give a number of tokens, like 512 or 6k"):
-        Session.open("demo", budget="half")
-
-
 def test_bgr_frames_by_a_switch():
     image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
     with Session.open("demo", budget=64) as rgb, Session.open(rgb.model, budget=64, bgr=True) as bgr:

@@ -78,24 +78,6 @@ def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says)
         assert session.stats.frames == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"budget": 512.5}, "budget: Input should be a valid integer"),
-        ({"budget": True}, "budget: Input should be a valid integer"),
-        ({"chunk": 2.0}, "chunk: Input should be a valid integer"),
-        ({"chunk": 10**9}, "a chunk of frames .* GB and .* GB are free; give a lower --chunk"),
-        ({"reindexing": "eagr"}, "reindexing: Input should be .lazy. or .eager."),
-        ({"policcy": "full"}, "did you mean .policy."),
-        ({"system": "caf\udce9"}, "is no character"),
-    ],
-)
-def test_what_cannot_open(model, settings, says):
-    with pytest.raises(UserError, match=says) as caught:
-        opened(model, **settings)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", "hermes:layer_weights=0.3/1/1.2"])
 @pytest.mark.parametrize("budget", [-5, 0, 1])
 def test_the_budget_that_is_advised_is_the_smallest_that_works(model, policy, budget):

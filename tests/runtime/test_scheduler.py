@@ -255,28 +255,6 @@ def test_a_stream_that_is_being_changed_refuses_other_threads(model):
         assert session.stats.frames == 1
 
 
-def test_stats_are_a_value_and_read_without_waiting(model):
-    with opened(model) as session:
-        images = list(frames(24, model))
-        for image in images[:12]:
-            session.watch(image)
-        saved, shown = session.stats, repr(session.stats)
-        for image in images[12:]:
-            session.watch(image)
-        session.ask(QUESTION, max_tokens=3).wait(WAIT_S)
-        assert repr(saved) == shown
-        assert session.stats.memory.compressions > saved.memory.compressions
-        assert session.stats.frames == 24
-        with pytest.raises(AttributeError):
-            saved.memory.evicted = 0
-        begun, go = threading.Event(), threading.Event()
-        busy = model.scheduler.submit("other", lambda: (begun.set(), go.wait(WAIT_S)))
-        assert begun.wait(WAIT_S)
-        assert session.stats.frames == 24, "while the thread is at work elsewhere"
-        go.set()
-        busy.result(WAIT_S)
-
-
 def test_an_interrupt_while_a_frame_is_taken_in_cuts_nothing_in_two(model, monkeypatch):
     """The caller stops waiting; the frame is taken in whole, or not at all."""
     images = list(frames(4, model))
@@ -320,25 +298,6 @@ def interrupt_when(true, call):
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         call()
-
-
-def test_a_question_taken_back_before_its_turn_costs_nothing(model):
-    with opened(model) as session:
-        for image in frames(3, model):
-            session.watch(image)
-        begun, go = threading.Event(), threading.Event()
-        busy = model.scheduler.submit("other", lambda: (begun.set(), go.wait(WAIT_S)))
-        assert begun.wait(WAIT_S)
-        answer, asked = session.ask(QUESTION), session._memory.progress.asked
-        assert model.scheduler.waiting == 1
-        answer.cancel()
-        assert answer.wait(0), "its end has come, though another session is at work"
-        assert (answer.finish_reason, answer.text, model.scheduler.waiting) == ("cancelled", "", 0)
-        assert session.cancel() == []
-        go.set()
-        busy.result(WAIT_S)
-        session.flush()
-        assert session._memory.progress.asked == asked
 
 
 def test_an_answer_prints_as_its_text_and_is_read_as_often_as_wanted(model):
