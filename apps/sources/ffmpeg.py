@@ -36,7 +36,7 @@ LISTED = {  # what a stream of each scheme may open itself, of FFmpeg's protocol
 ALIKE = {"rtsps": "rtsp", "rtmps": "rtmp", "rtmpt": "rtmp", "rtmpts": "rtmp", "rtmpe": "rtmp", "rtmpte": "rtmp"}
 NETWORK_FORMATS = f"{CONTAINERS},hls,rtsp,rtp"  # lists are those of HLS alone
 PICTURES = (b"\xff\xd8", b"\x89PNG")  # as they begin
-LARGEST = 64 << 20  # bytes of one picture: more is not a picture
+LARGEST = 16 << 20  # bytes of one picture: more is not a picture, and each thread's allocator may keep them
 
 
 def load_av() -> Any:
