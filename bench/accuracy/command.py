@@ -5,18 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from edgevlm.bench.accuracy.report import describe, make_report
-from edgevlm.bench.schemas import bench_line
+from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN, make_report
+from edgevlm.bench.output import Table
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.pools import HERE, Pool
-from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_variants, split
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.errors import UserError
@@ -38,8 +34,8 @@ def run_demo_suite(
     resume: bool = False,
     pool: Pool = HERE,
     as_json: bool = False,
-) -> str:
-    """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
+) -> None:
+    """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""
     check(settings)
     budgets = parse_budgets(budget)
     variants = parse_variants(policies)
@@ -47,26 +43,16 @@ def run_demo_suite(
     appends, encodes = (list(dict.fromkeys(split(ways))) for ways in (append, encode))
     for way, look in product(appends, encodes):
         Variant(ORACLE).under(way, look)
-    with progress("loading the model") as step, resume_hint(out), model_folder(settings) as folder:
-        settings = replace(settings, model=folder)
+    with progress("loading the model") as step, resume_hint(out):
         comparison = compare(
             settings, variants, budgets, streams, out=out, resume=resume, pool=pool, progress=step, append=appends,
             encode=encodes,
         )  # fmt: skip
     report = make_report(comparison, against)
-    return _json_lines(list(report.lines())) if as_json else describe(report)
-
-
-@contextmanager
-def model_folder(settings: AccuracySettings) -> Iterator[str]:
-    """The model's name; of text-facts the bundle that its GGUF file is made, for as long as the context lasts."""
-    if settings.suite != TEXT_FACTS:
-        yield settings.model
-        return
-    from edgevlm.bench.accuracy.text_bundle import text_bundle
-
-    with TemporaryDirectory(prefix="edgevlm-text-") as folder:
-        yield str(text_bundle(Path(settings.model), Path(folder)))
+    table = Table(as_json)
+    for line in report.lines():
+        if as_json or line.get("kind", NOW).partition("/")[0] in (NOW, BACKWARD, UNSEEN) or "left_out" in line:
+            table.print(line)
 
 
 def check(settings: AccuracySettings) -> None:
@@ -75,8 +61,6 @@ def check(settings: AccuracySettings) -> None:
         seed_words(settings.seed)
     except ValueError:
         raise UserError(f"--seed {settings.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
-    if settings.suite == TEXT_FACTS and not settings.model.endswith(".gguf"):
-        raise UserError(f"--suite {TEXT_FACTS} asks a language model's --model FILE.gguf")
 
 
 def reference(against: str | None, variants: list[Variant]) -> str:
@@ -85,10 +69,6 @@ def reference(against: str | None, variants: list[Variant]) -> str:
     if against is not None and against not in labels:
         raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
     return against or next((label for label in labels if label == USUAL), labels[0] if labels else USUAL)
-
-
-def _json_lines(lines: list[dict[str, Any]]) -> str:
-    return "\n".join(map(bench_line, lines))
 
 
 @contextmanager

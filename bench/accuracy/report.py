@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,6 @@ from edgevlm.calib.intervals import Estimate, difference, fraction_right
 NOW, BACKWARD = "now", "backward"
 GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
 UNSEEN = "unseen"  # what a long stream never showed
-QUARTERS = {f"q{quarter}": f"{BACKWARD}/q{quarter}" for quarter in (1, 2, 3, 4)}
-GAPS = {name.replace("thousands", "000s"): f"{BACKWARD}/{name}" for name in GAP_NAMES} | {"never": UNSEEN}
-CEILINGS = {False: "full KV", True: "the oracle at 1,024 tokens"}  # which kinds enter is decided by; long streams or not
 
 FRACTIONS = ("appended", "encoded")  # of a frame's tokens and patches
 
@@ -103,7 +100,7 @@ def make_report(comparison: Comparison, against: str) -> AccuracyReport:
     ``against``.
     """
     kinds = comparison.kinds()
-    entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
+    entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
     groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
     backward = _groups(entered, is_long=False)[BACKWARD]
     runs, oracles = _without_lesser_oracles(comparison, backward)
@@ -218,71 +215,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _round(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
-
-
-def describe(report: AccuracyReport) -> str:
-    """The report for people: a table a budget; below them what was left out and skipped."""
-    settings, rows = report.comparison.settings, report.rows
-    streams, is_long = len(next(iter(report.comparison.records.values()))), settings.suite == LONGSTREAM
-    ages = "frames since the answer was last shown" if is_long else "the quarter that last showed the answer, q1 to q4"
-    by_kind = ", ".join(
-        f"{row.kind} {row.accuracy.value:.3f}"
-        for row in rows
-        if row.run == report.comparison.runs[0] and "/" not in row.kind and row.kind not in (NOW, BACKWARD, UNSEEN)
-    )
-    lines = [
-        f"{settings.suite}: {streams} streams of {settings.frames} frames, seed {settings.seed}; fraction right [95 %, by "
-        f"stream]; before by {ages}",
-        "",
-        f"{CEILINGS[is_long]} by kind: {by_kind}",
-    ]
-    width = max((len(row.policy) for row in rows), default=0) + 2
-    for budget in dict.fromkeys(row.budget for row in rows):
-        of_budget = [row for row in rows if row.budget == budget]
-        lines += ["", *_budget_table(budget, of_budget, report.against, width, GAPS if is_long else QUARTERS)]
-    for kind, of in report.left_out.items():
-        lines.append(f"left out: {kind}, {CEILINGS[is_long]} has {_with_interval(of)} of it")
-    return "\n".join([*lines, *_skipped(report.comparison)])
-
-
-def _skipped(comparison: Comparison) -> list[str]:
-    return [f"skipped: {skip.label} at {skip.budget}: {skip.reason}" for skip in comparison.skipped]
-
-
-def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, ages: Mapping[str, str]) -> Iterator[str]:
-    fractions = [fraction for fraction in FRACTIONS if any(row.times[fraction] < 1 for row in rows)]
-    heads = (
-        f"{'tokens':>7}{''.join(f'{fraction:>9}' for fraction in fractions)}  {'now':<19}{'before':<19}{f'- {against}':<22}"
-        + "".join(f"{name:>9}" for name in ages)
-    )
-    yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
-    for policy in dict.fromkeys(row.policy for row in rows):
-        of = {row.kind: row for row in rows if row.policy == policy}
-        if BACKWARD not in of:
-            continue
-        main = of[BACKWARD]
-        by_age = "".join(_fraction(of.get(kind), 9) for kind in ages.values())
-        times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>12.1f}{main.times['moved'] / 1e6:>9.2f}"
-        yield (
-            f"{policy:<{width}}{main.tokens:>7}{''.join(_number(main.times[fraction], 9) for fraction in fractions)}"
-            f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
-            f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
-        )
-
-
-def _fraction(row: ReportRow | None, width: int) -> str:
-    return _number(row.accuracy.value if row else None, width)
-
-
-def _number(value: float | None, width: int) -> str:
-    return f"{'-' if value is None else f'{value:.2f}':>{width}}"
-
-
-def _with_interval(of: Estimate | None, signed: bool = False) -> str:
-    if of is None:
-        return "-"
-    plus = "+" if signed else ""
-    return f"{of.value:{plus}.3f} [{of.low:{plus}.2f}, {of.high:{plus}.2f}]"
 
 
 def gap_name(gap: int | None) -> str | None:

@@ -16,9 +16,8 @@ from edgevlm.progress import to_stderr
 if TYPE_CHECKING:
     from edgevlm.calib.accuracy.pools import Processes, RayTasks
 
-TEXT_FACTS = "text-facts"
-DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
-BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
+DEMO = ("streamqa", "streamqa-hard", "longstream")
+BUDGETS = {"longstream": "256,512", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
@@ -28,7 +27,6 @@ Suites of the demo world, and their usual budgets:
   streamqa       ask after the last frame ({BUDGETS["demo"]})
   streamqa-hard  the same; scenes move, are cut, and more happens
   longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
-  text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.
@@ -57,7 +55,7 @@ def accuracy(
     encode: Annotated[
         str, option("all,changed[:interval=K]", "Encode all of each frame, or what changed.", panel=WORLD)
     ] = "all",
-    model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
+    model: Annotated[str, option("demo|BUNDLE|ORG/NAME", "Ask this model.")] = "demo",
     out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
     workers: Annotated[
@@ -92,7 +90,7 @@ def accuracy(
 
         judge = judge_of(judge_url, judge_model)
         job = job_of(suite, data, model, policies, budget, fps, out, resume, pool)
-        typer.echo(run_published(job, judge, as_json))
+        run_published(job, judge, as_json)
         return
     from edgevlm.apps.bundles.resolve import resolve_model
     from edgevlm.bench.accuracy.command import run_demo_suite
@@ -100,11 +98,9 @@ def accuracy(
     from edgevlm.progress import progress
 
     with progress("reading the model") as step:
-        folder = model if suite == TEXT_FACTS else resolve_model(model, step, to_stderr)
+        folder = resolve_model(model, step, to_stderr)
     settings = AccuracySettings(folder, frames, seed, suite)
-    if suite == TEXT_FACTS and encode != "all":
-        raise UserError(f"--encode: is not for --suite {suite}, which shows text; leave it out")
-    typer.echo(run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, as_json))
+    run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, as_json)
 
 
 def _pool(workers: int | None, cluster: str | None, key_file: Path | None) -> Processes | RayTasks:

@@ -14,8 +14,6 @@ from edgevlm.apps.commands.cli_options import Json, flag, option
 from edgevlm.errors import UserError
 from edgevlm.progress import to_stderr
 
-EPILOG = "Charts need edgevlm[report]."
-
 Baseline = Annotated[str | None, option("FILE[#ID]", "Compare with this earlier run.")]
 FailOver = Annotated[str, option("N%", "Exit with status 1 where slower by more.")]
 Force = Annotated[bool, flag("--force", "Compare runs of different machines.")]
@@ -69,7 +67,7 @@ def all_benches(
 
 def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
-    out: Annotated[Path | None, option("FILE.html", "Write a page of charts and tables.")] = None,
+    out: Annotated[Path | None, option("FILE.html", "Write a page of tables.")] = None,
     extract: Annotated[Path | None, option("FILE.html", "Print the JSON lines inside a page.")] = None,
     baseline: Baseline = None,
     fail_over: FailOver = "20%",
@@ -80,7 +78,7 @@ def report(
 
     With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
     --fail-over and not by chance: beyond the spreads, or at least twice as slow where a line has none. The page holds its own
-    JSON. Charts need edgevlm[report].
+    JSON.
     """
     from edgevlm.bench.results.compare import compare, parse_margin
     from edgevlm.bench.results.journal import last_run, read_runs

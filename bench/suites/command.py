@@ -6,12 +6,11 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.sources.base import SLOWEST_FPS
 from edgevlm.bench.accuracy.command import resume_hint
-from edgevlm.bench.schemas import bench_line
+from edgevlm.bench.output import Line, Table
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import GUIDE
 from edgevlm.bench.suites.fields import shown
@@ -24,22 +23,23 @@ from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
 from edgevlm.runtime.settings import parse_budget
 
-WIDE = 10  # characters of a head that still goes on top of a table
 NAMED = 5  # of a list that is longer, on the report for people
 
 
-Line = dict[str, Any]
-
-
-def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> str:
-    """Run to the end; the report as text or JSON lines. Raises UserError."""
+def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> None:
+    """Run to the end and print the report. Raises UserError."""
     if judge is not None and job.out is None:
         to_stderr("note: without --out the judge's verdicts are kept nowhere")
     with progress("loading the model") as step, resume_hint(job.out):
         results = evaluate(job, step, step.print, judge)
+    table, count = Table(as_json), counts(results)
+    for line in lines(results):
+        printable = {name: shown(value) if isinstance(value, str) else value for name, value in line.items()}
+        table.print(line if as_json else printable)
     if as_json:
-        return "\n".join(map(bench_line, lines(results)))
-    return describe(results)
+        table.print({"bench": "accuracy", "suite": job.suite, **count})
+    else:
+        print("\n".join(_left_out(count)))
 
 
 def job_of(
@@ -93,7 +93,7 @@ def _scored(record: Record) -> ScoredAnswer:
 
 
 def lines(results: SuiteResults) -> Iterator[Line]:
-    """JSON lines: a column of a policy at a budget each, what was skipped, and last what was counted."""
+    """A column of a policy at a budget each, then what was skipped."""
     head = {"bench": "accuracy", "suite": results.job.suite}
     for run in results.runs:
         most = max(record.get("bytes", 0) for record in results.records[run])
@@ -107,7 +107,6 @@ def lines(results: SuiteResults) -> Iterator[Line]:
             }  # fmt: skip
     for skip in results.skipped:
         yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
-    yield {**head, **counts(results)}
 
 
 def counts(results: SuiteResults) -> Line:
@@ -124,48 +123,6 @@ def counts(results: SuiteResults) -> Line:
         "beyond_end": [{"record": r["record"], "video": r["video"], "late_s": r["late_s"]} for r in first if r["late_s"]],
         "unanswered": [{name: r[name] for name in ("record", "policy", "budget", "video", "error")} for r in errors],
     }
-
-
-def describe(results: SuiteResults) -> str:
-    """The report for people: fractions in percent, ratings from 0 to 5."""
-    suite, count = suite_of(results.job.suite), counts(results)
-    lines = [
-        f"{suite.title}: {count['asked']} questions on {count['videos']} videos at {results.job.fps:g} frames a second; "
-        "percent right, [95 %, by video]"
-    ]
-    if results.runs:
-        lines += ["", *_table(results)]
-    lines += [f"skipped: {skip.label} at {skip.budget}: {skip.reason}" for skip in results.skipped]
-    return "\n".join([*lines, *_left_out(count)])
-
-
-def _table(results: SuiteResults) -> Iterator[str]:
-    """Policies down, columns across; columns with long names below, a line each."""
-    rows = {run: columns_of(results, run) for run in results.runs}
-    heads = list(dict.fromkeys(column.head for columns in rows.values() for column in columns))
-    across, below = [h for h in heads if len(h) <= WIDE], [h for h in heads if len(h) > WIDE]
-    names = {run: f"{run.label} {run.budget}" for run in results.runs}
-    width = max(len("policy, budget"), *map(len, names.values())) + 2
-    widths = {head: max(len(head), 5) + 2 for head in across}
-    yield f"{'policy, budget':<{width}}{'tokens':>7}" + "".join(f"{shown(head):>{widths[head]}}" for head in across)
-    for run, columns in rows.items():
-        by_head = {column.head: column for column in columns}
-        shown_cells = "".join(f"{_value(by_head.get(head)):>{widths[head]}}" for head in across)
-        yield f"{names[run]:<{width}}{run.tokens or '-':>7}{shown_cells}{_interval(columns, across)}"
-    if below:
-        wide = max(map(len, names.values())) + 2
-        longest = max(map(len, below))
-        yield ""
-        yield " " * longest + "".join(f"{name:>{wide}}" for name in names.values())
-        for head in below:
-            found = [next((column for column in columns if column.head == head), None) for columns in rows.values()]
-            yield f"{shown(head):<{longest}}" + "".join(f"{_value(column):>{wide}}" for column in found)
-
-
-def _interval(columns: list[Column], heads: list[str]) -> str:
-    """Of the last column of the table, where it is a fraction and no mean."""
-    of = next((column.estimate for column in columns if heads and column.head == heads[-1]), None)
-    return f"  [{100 * of.low:.1f}, {100 * of.high:.1f}]" if of else ""
 
 
 def _left_out(count: Line) -> Iterator[str]:

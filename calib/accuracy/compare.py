@@ -12,7 +12,6 @@ from typing import Any
 from edgevlm import __version__
 from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.pools import HERE, Pool
-from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
 from edgevlm.calib.intervals import Estimate, fraction_right
@@ -34,11 +33,6 @@ class Comparison:
     runs: list[VariantRun]
     skipped: list[SkippedRun]
     records: dict[VariantRun, list[Record]]
-
-    @property
-    def enters(self) -> float:
-        """The least accuracy of the ceiling on a kind for it to count; kinds of text always count."""
-        return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
         """The ceiling's accuracy on each kind of question."""
@@ -79,7 +73,7 @@ def compare(
         found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
-            rows = product(expand(variants, settings.suite), append, encode)
+            rows = product(expand(variants), append, encode)
             found += worker.runs([row.under(*ways) for row, *ways in rows], budget)
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
@@ -95,9 +89,9 @@ def compare(
     return Comparison(settings, runs, skipped, records)
 
 
-def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` by all oracles, of which the report names the best; on text they hardly differ, so by one."""
-    oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
+def expand(variants: Sequence[Variant]) -> list[Variant]:
+    """Replace ``oracle`` by all oracles, of which the report names the best."""
+    oracles = [Variant(f"{ORACLE}/{name}") for name in ORACLES]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
 
@@ -113,5 +107,5 @@ def of_kinds(kinds: Collection[str]) -> Pick:
 
 def correct_answers(comparison: Comparison, run: VariantRun) -> list[list[bool]]:
     """Whether each answer of a run is right, a list a stream, for the kinds that count."""
-    entered = {kind for kind, of in comparison.kinds().items() if of.value >= comparison.enters}
+    entered = {kind for kind, of in comparison.kinds().items() if of.value >= ENTERS}
     return clusters(comparison.records[run], of_kinds(entered))

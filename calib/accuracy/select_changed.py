@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgevlm.calib.accuracy.compare import clusters, compare, correct_answers, of_kinds
+from edgevlm.calib.accuracy.compare import ENTERS, clusters, compare, correct_answers, of_kinds
 from edgevlm.calib.accuracy.variants import FULL, Record
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.demo.questions import is_about_now
@@ -76,7 +76,7 @@ def append_by_questions(
         found = compare(
             settings, [], [], STREAMS * streams, out=journal, resume=True, model=model, progress=progress, append=ways
         )
-        before = of_kinds({kind for kind, of in found.kinds().items() if of.value >= found.enters and not is_about_now(kind)})
+        before = of_kinds({kind for kind, of in found.kinds().items() if of.value >= ENTERS and not is_about_now(kind)})
         return [clusters(found.records[run], before) for run in found.runs], [found.records[run] for run in found.runs]
 
     (full, *right), (_, *records) = measured(*map(AppendChanged, TAUS))

