@@ -36,7 +36,7 @@ LISTED = {  # what a stream of each scheme may open itself, of FFmpeg's protocol
 ALIKE = {"rtsps": "rtsp", "rtmps": "rtmp", "rtmpt": "rtmp", "rtmpts": "rtmp", "rtmpe": "rtmp", "rtmpte": "rtmp"}
 NETWORK_FORMATS = f"{CONTAINERS},hls,rtsp,rtp"  # lists are those of HLS alone
 PICTURES = (b"\xff\xd8", b"\x89PNG")  # as they begin
-LARGEST = 16 << 20  # bytes of one picture: more is not a picture, and each thread's allocator may keep them
+LARGEST, MORE = 16 << 20, 1 << 20  # bytes of a first picture; and beside four times the one before: more is not a picture
 
 
 def load_av() -> Any:
@@ -57,13 +57,13 @@ class Feed:
     """
 
     def __init__(self, read: Callable[[int], bytes], largest: float = math.inf, timeout_s: float = math.inf) -> None:
-        self._read, self._largest, self._timeout_s = read, largest, timeout_s
+        self._read, self.largest, self._timeout_s = read, largest, timeout_s
         self.problem: str | None = None
         self.renew()
 
     def renew(self) -> None:
         """Begin a picture: the deadline holds for all of it, however slowly its bytes arrive."""
-        self._deadline, self._left = time.monotonic() + self._timeout_s, self._largest
+        self._deadline, self._left = time.monotonic() + self._timeout_s, self.largest
 
     def read(self, count: int) -> bytes:
         late = time.monotonic() > self._deadline
@@ -77,7 +77,7 @@ class Feed:
         if late:
             self.problem = f"no picture for {self._timeout_s:g} s"
         elif self._left <= 0:
-            self.problem = f"no picture within {self._largest / 2**20:g} MB"
+            self.problem = f"no picture within {self.largest / 2**20:g} MB"
         self._left -= len(block)
         return block
 
@@ -114,6 +114,7 @@ class MultipartConnection(Connection):
             self.problem = self._feed.problem or self.problem
             return None
         self._data = bytes(packet)
+        self._feed.largest = min(LARGEST, MORE + 4 * packet.size)
         return Grabbed(corrupt=packet.is_corrupt or not self._data.startswith(PICTURES))
 
     def retrieve(self) -> NDArray[np.uint8] | None:
