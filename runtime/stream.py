@@ -655,18 +655,14 @@ class LayerByLayer:
         pattern: FramePattern | None = None,
     ) -> StepResult:
         """Append rows as the protocol has it; they are causal among themselves and see the working set before them."""
-        policy, compute_ms, probes = self._policy, self._policy.stats.compute_ms, {}
-        started = time.perf_counter()
+        policy, probes = self._policy, {}
         policy.begin(cos, sin)
         query: Float32 | None = self._layers.begin(embeds, cos, sin, logit_rows)
-        compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
         for layer, past in enumerate(past_len):
             assert query is not None  # but for the last layer's, there is a next
             if layer in self._probes:
                 probes[layer] = query.copy()
             fetched = policy.attend(layer, query, self.phase)
-            started = time.perf_counter()
             query = self._layers.attend(layer, (past + fetched).astype(np.int32))
             policy.working.settle(layer, len(embeds))
-            compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
         return StepResult(self._layers.logits(), probes)

@@ -15,7 +15,7 @@ from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.cluster_table import ClusterTable, Int64, choose_clusters
 from edgevlm.runtime.retrieval.cluster_updater import ClusterUpdater
 from edgevlm.runtime.retrieval.partitions import Partitions
-from edgevlm.runtime.retrieval.stats import Phase
+from edgevlm.runtime.retrieval.working_set import Phase
 from edgevlm.runtime.stateful import State
 from edgevlm.runtime.store import Block, Store
 

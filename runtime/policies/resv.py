@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,25 +11,14 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, setting
-from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, row_bytes
+from edgevlm.runtime.policies.retrieval import Int32, Retrieval, block_of, row_bytes
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.hash_clusters import BITS, MIN_SLOTS, HashClusters, RowClusters, SealedMoves
-from edgevlm.runtime.retrieval.stats import Phase
-from edgevlm.runtime.retrieval.working_set import rotate
+from edgevlm.runtime.retrieval.working_set import Phase, rotate
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Of one layer. blocks: for each KV head, best first; chosen, among, truncated: rows, see RetrievalStats."""
-
-    blocks: list[list[int]]
-    chosen: Int64  # [kv_heads]
-    among: Int64  # [kv_heads]
-    truncated: int
 
 
 @dataclass
@@ -80,13 +68,11 @@ class ReSV(Retrieval):
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
-        started = time.perf_counter()
         self.forget_lost()
         self._remove_lost(self.pages.compact(self.store))
         held = np.sort(cache.seq(0)[0])
         self.row_clusters.keep(held[np.isin(held, self.row_clusters.seq, assume_unique=True)])
         self._join(cache)
-        self.stats.predict_ms["prefill"] += 1e3 * (time.perf_counter() - started)
 
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
         if layer == 0:
@@ -133,7 +119,7 @@ class ReSV(Retrieval):
             held = cache.dequantize("key", layer), positions_of(cache, layer)
             keys, positions = (np.take_along_axis(of, rows[..., None], 1) for of in held)
             slot, moved, forced = self.clusters.join(layer, keys, positions, self.distance)
-            self.stats.merged += forced
+            self.merges += forced
             self._settle(layer, moved)
             if moved.merged:
                 self.working.forget()
@@ -150,7 +136,7 @@ class ReSV(Retrieval):
 
         new: rows that were sealed, those of one cluster side by side, and where each of them is now, ``[kv_heads, m]``.
         """
-        self.stats.merged += moved.merged
+        self.merges += moved.merged
         for head, of_old in enumerate(moved.home[:, : self.clusters.slots]):
             parts: dict[int, Block] = {}
             if new is not None and home is not None:
@@ -161,7 +147,7 @@ class ReSV(Retrieval):
                 for slot, rows in self.pages.update(self.store, layer, head, of_old, parts).items():
                     self.clusters.count[layer, head, slot] -= rows
                     self.offloaded[layer, head] -= rows
-                    self.stats.lost += rows
+                    self.lost += rows
 
     def forget_lost(self) -> None:
         if numbers := self.store.lost():
@@ -171,32 +157,30 @@ class ReSV(Retrieval):
         """Rows of each cluster that are lost, ``[layers, kv_heads, slots]``."""
         self.clusters.count -= rows
         self.offloaded -= rows.sum(2)
-        self.stats.lost += int(rows.sum())
+        self.lost += int(rows.sum())
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         if layer == 0:
             self.forget_lost()
         if not self._asked(layer, phase):
             return [[]] * self.cache.kv_heads
-        selection = self.selection(layer, query)
-        self.working.truncated += selection.truncated
-        self.stats.count_chosen(phase, layer, selection.chosen, selection.among)
-        return selection.blocks
+        blocks, truncated = self.selection(layer, query)
+        self.working.truncated += truncated
+        return blocks
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
         if self.prefetch and self._asked(layer, phase):
-            self.store.prefetch([number for of_head in self.selection(layer, query).blocks for number in of_head])
+            self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def _asked(self, layer: int, phase: Phase) -> bool:
         return bool(self.offloaded[layer].any()) and not (self.retrieve == "question" and phase == "prefill")
 
-    def selection(self, layer: int, query: Float32) -> Selection:
-        """What rows ``[heads, S, head_dim]`` choose of a layer: WiCSum, and no more than reaches the working set's end."""
-        best, count, opened = (
-            self.clusters.choose(layer, query, self.threshold),
-            self.clusters.count[layer],
-            self.clusters.open[layer],
-        )
+    def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
+        """The blocks that rows ``[heads, S, head_dim]`` choose of a layer by WiCSum, best first, for each KV head.
+
+        No more than fit in the working set; with the number of rows that this leaves out.
+        """
+        best, opened = self.clusters.choose(layer, query, self.threshold), self.clusters.open[layer]
         blocks, truncated = [], 0
         for head, of_head in enumerate(best):
             slots = np.flatnonzero((of_head >= 0) & ~opened[head])
@@ -205,7 +189,7 @@ class ReSV(Retrieval):
             )
             blocks.append(numbers)
             truncated += left
-        return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), truncated)
+        return blocks, truncated
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:

@@ -6,7 +6,6 @@ window of the newest tokens, which is always attended to; a working set that blo
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cache import row_bytes as metadata_bytes
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
-from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
-from edgevlm.runtime.retrieval.working_set import WorkingSet, unrotated_queries
+from edgevlm.runtime.retrieval.working_set import Phase, WorkingSet, unrotated_queries
 from edgevlm.runtime.stateful import State, add_prefix, strip_prefix
 from edgevlm.runtime.store import Block, Store
 
@@ -43,7 +41,7 @@ class Retrieval(Policy, ABC):
     index: float = setting(0.125, "fraction of |M|, in bytes, for the index; the rest is the working set", above=0, below=1)
 
     state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
-    _scratch_fields: ClassVar[tuple[str, ...]] = ("_tables", "stats")
+    _scratch_fields: ClassVar[tuple[str, ...]] = ("_tables",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +65,7 @@ class Retrieval(Policy, ABC):
         """Fix the memory that rows leave and come back to, before the first of them."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
-        self.stats = RetrievalStats(cache.layers, cache.kv_heads)
+        self.merges = self.lost = 0  # clusters that joined another for want of a slot, and rows that the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
         self._tables: tuple[Float32, Float32] | None = None  # of the call at hand
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
@@ -95,7 +93,7 @@ class Retrieval(Policy, ABC):
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
         """Offload rows that leave the window to the store first."""
-        plan, started = self.arena.before_append(cache, rows, guide), time.perf_counter()
+        plan = self.arena.before_append(cache, rows, guide)
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
             if keep is not None and (leaving := ~keep & ((kind == Kind.VISION) | (kind == Kind.TEXT))).any():
@@ -103,7 +101,6 @@ class Retrieval(Policy, ABC):
                 self.offloaded[layer] += leaving.sum(1)
         if plan is not None:
             self.working.forget()
-            self.stats.offload_ms += 1e3 * (time.perf_counter() - started)
         return plan
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
@@ -145,25 +142,15 @@ class Retrieval(Policy, ABC):
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
         """Choose and fetch; returns how many rows of the working set each KV head attends to, ``[kv_heads]``."""
-        started = time.perf_counter()
-        chosen = self.choose(layer, query, phase)
-        between = time.perf_counter()
-        counts = self.working.load(layer, chosen, self.always)
-        self.stats.predict_ms[phase] += 1e3 * (between - started)
-        self.stats.fetch_ms[phase] += 1e3 * (time.perf_counter() - between)
-        window = min(int(self.cache.lengths[layer]) - self.shape.prefix, self.window_rows)
-        self.stats.count(phase, layer, counts - self.working.always[layer], self.offloaded[layer], window)
-        self.stats.truncated = self.working.truncated
+        counts = self.working.load(layer, self.choose(layer, query, phase), self.always)
         if layer + 1 < self.shape.layers:
-            started = time.perf_counter()
             self.look_ahead(layer + 1, query, phase)
-            self.stats.predict_ms[phase] += 1e3 * (time.perf_counter() - started)
         return counts
 
     @property
     def merged(self) -> int:
-        """What joined another entry of the index because that was full."""
-        return self.stats.merged
+        """Entries of the index that joined another because it was full."""
+        return self.merges
 
     @abstractmethod
     def forget_lost(self) -> None:

@@ -14,6 +14,7 @@ temporal order, between the prefix and everything else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from edgevlm.runtime.evidence import SeenRows
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
+
+Phase = Literal["prefill", "question", "answer"]
+"""The rows of a call: frames, a question's text, or one token of an answer."""
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]

@@ -159,7 +159,7 @@ def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatc
         watched.check()
         fetched += sum(watched.check_choice(layer, watched.query(seed=turn, scale=6)) for layer in range(LAYERS))
     assert fetched > 100
-    assert watched.policy.stats.merged == sum(of.merged + of.forced for layer in watched.references for of in layer) > 0
+    assert watched.policy.merges == sum(of.merged + of.forced for layer in watched.references for of in layer) > 0
 
 
 @pytest.mark.parametrize("settings", ["planes=9,distance=2", "distance=0", "threshold=0.8", "threshold=0"])
@@ -199,7 +199,7 @@ def test_blocks_that_are_lost_leave_the_index():
     after = policy.choose(0, query, "question")
     assert gone
     assert not set(gone) & set(chain.from_iterable(after))
-    assert below.sum() - policy.offloaded.sum() == policy.stats.lost == rows
+    assert below.sum() - policy.offloaded.sum() == policy.lost == rows
     assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.offloaded).all()
     watched.frames(20)
     assert (policy.clusters.count >= 0).all()
@@ -212,11 +212,11 @@ def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
     watched = Watched(",index=0.25", budget=2 * BUDGET, beside=False)
     watched.frames(60)
     policy = watched.policy
-    assert policy.stats.merged > 0
+    assert policy.merges > 0
     kept = sorted(watched.store._blocks)
     watched.store.drop(kept[::2])
     watched.frames(30)
-    assert policy.stats.lost > 0
+    assert policy.lost > 0
     watched.store.lose(kept[::2])
     policy.choose(0, watched.query(), "question")
     for layer, head in np.ndindex(LAYERS, HEADS):

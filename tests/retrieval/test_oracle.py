@@ -129,11 +129,9 @@ def test_logits_of_resv_equal_the_numpy_decoder(model, checkpoint, limit, prefet
             session.watch(image)
         answer = session.ask(QUESTION, max_tokens=8)
         answer.wait()
-        stats = session._stream.policy.stats
+        lost = session._stream.policy.lost
         assert (session.stats.memory.reindexings > 0) == (limit == 300)
     assert len(shadow.errors) > 3
     assert shadow.ragged > 10, "heads looked at different numbers of rows"
     assert max(shadow.errors) < 1e-3
-    for phase in ("prefill", "question", "answer"):
-        assert 0 < stats.ratio(phase).mean() < 1
-    assert stats.lost == 0
+    assert lost == 0

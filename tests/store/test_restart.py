@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from stored import block, same, until
 
-from edgevlm.runtime.store.file import START
-
 MB = 1 << 20
 
 
@@ -43,78 +41,6 @@ def test_all_is_there_and_numbers_go_on(opened, said):
     assert there(again, [3, 5, 33]) == [3, 5, 33]
     assert again.stats.lost == 0
     assert said == []
-
-
-def test_what_was_written_after_the_state_is_forgotten_and_its_room_used_again(opened):
-    store = opened()
-    fill(store, range(20))
-    state = store.state()
-    fill(store, range(100, 110))
-    store.close()
-    again = opened()
-    again.restore(state)
-    assert there(again, range(20)) == list(range(20))
-    assert again.get([20, 25]) == [None, None]
-    again.put(block(20))
-    again.sync()
-    assert again._tables.ring.extents(20)[0].offset == START + 20 * 70_656
-    assert there(again, [20]) == [20]
-    assert again.stats.lost == 0
-
-
-@pytest.mark.parametrize("more", [1, 5, 30, 58, 59, 70, 150])
-def test_what_was_overwritten_after_the_state_is_known_at_once(opened, said, more):
-    store = opened()
-    fill(store, range(80))  # 21 to 79 are in the file
-    state = store.state()
-    fill(store, range(100, 100 + more))
-    store.close()
-    again = opened()
-    again.restore(state)
-    lost = again.lost()
-    assert lost == list(range(21, min(21 + more, 80)))
-    assert again.stats.lost == len(lost)
-    assert there(again, range(21, 80)) == list(range(21 + len(lost), 80))
-    assert again.stats.damaged == 0, "nothing had to be read to find that out"
-    assert sum("clusters are lost" in line for line in said) == 1
-
-
-def test_old_records_of_blocks_long_dropped_are_not_taken_for_new_ones(opened):
-    """Four records more are put over four blocks, which are written again over others, and so on to where dropped ones lay."""
-    store = opened()
-    fill(store, range(80))
-    store.sync()
-    store.drop(range(30, 60))
-    state = store.state()
-    fill(store, range(100, 104))
-    store.close()
-    again = opened()
-    again.restore(state)
-    assert again.lost() == list(range(21, 30))
-    assert there(again, range(30, 80)) == list(range(60, 80))
-
-
-def test_a_file_that_may_be_smaller_or_larger_than_it_was(opened):
-    store = opened()
-    fill(store, range(80))
-    state = store.state()
-    store.close()
-    small = opened(file_bytes=2 * MB)
-    small.restore(state)
-    assert small.file_bytes == 2 * MB
-    kept = there(small, range(21, 80))
-    assert kept == sorted(set(range(21, 80)) - set(small.lost()))
-    assert len(kept) == (2 * MB - START) // 70_656
-    fill(small, range(80, 90))
-    state = small.state()
-    small.close()
-    large = opened(file_bytes=8 * MB)
-    large.restore(state)
-    before = there(large, range(21, 90))
-    assert before[-10:] == list(range(80, 90))
-    fill(large, range(90, 150))
-    large.sync()
-    assert there(large, range(90, 150)) == list(range(90, 150))
 
 
 def test_the_state_of_another_file_or_of_none_finds_nothing(opened, tmp_path, said):
