@@ -200,14 +200,6 @@ class OnnxRuntimeCpu:
             settle_weights(self.bundle.path)
         return OnnxRuntimeLayers(self._per_layer, spec, buffers, self._calls)
 
-    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
-        """Queries and keys of raw embeddings in every layer; see the protocol."""
-        spec = self.bundle.decoder
-        names = [f"{part}{layer}" for part in ("query", "key") for layer in range(spec.layers)]
-        found = self._session("projections").run(names, {"inputs_embeds": embeds[None], "cos": cos[None], "sin": sin[None]})
-        by_head = [np.ascontiguousarray(x.reshape(len(embeds), -1, spec.head_dim).transpose(1, 0, 2)) for x in found]
-        return by_head[: spec.layers], by_head[spec.layers :]
-
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
         """The tower bound to one stream's tower cache; its graph is opened when first asked for."""
         spec = changed_spec(self.bundle, buffer)

@@ -16,8 +16,7 @@ What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edg
 has the inputs and outputs of those for TensorRT.
 
 Graphs of one builder (:mod:`edgevlm.export.layers`) and one weights file: ``full``; ``st-spattn`` for the prefill of frames,
-in which the layers from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and
-``projections``, which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else. A
+in which the layers from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more. A
 bundle of another KV precision has ``full`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
 ``per-layer0`` to ``per-layer{L}`` are ``full`` split between the layers' projections and their attention
 (:class:`PerLayerGraphs`).
@@ -33,7 +32,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile
-from edgevlm.export.layers import DecoderGraph, PerLayerGraphs, Projections
+from edgevlm.export.layers import DecoderGraph, PerLayerGraphs
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
@@ -45,7 +44,6 @@ from edgevlm.runtime.kv import KVType
 GRAPHS = {  # variant -> file; of per-layer{l} decoder-per-layer-{l}.onnx
     "full": "decoder.onnx",
     "st-spattn": "decoder-st-spattn.onnx",
-    "projections": "decoder-projections.onnx",
     "fp32-kv": "decoder-fp32-kv.onnx",
 }
 WEIGHTS = "decoder.weights"
@@ -133,7 +131,6 @@ def _variants(
     made: dict[str, DecoderGraph] = {"full": DecoderGraph(graph("full"), shape, profile, kv=kv)}
     if sparse_from is not None and "st-spattn" in profile.variants:
         made["st-spattn"] = DecoderGraph(graph("st-spattn"), shape, profile, sparse_from, kv)
-    made["projections"] = Projections(graph("projections"), shape, profile)
     if kv != "fp32" and "fp32-kv" in profile.variants:
         made["fp32-kv"] = DecoderGraph(graph("fp32-kv"), shape, profile)
     return made

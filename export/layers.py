@@ -132,23 +132,6 @@ class DecoderGraph:
 
 
 @dataclass(slots=True)
-class Projections(DecoderGraph):
-    """What every layer would make of the call's raw embeddings: ``query{l}``, and ``key{l}`` ``[1, S, Hkv D]``, rotated."""
-
-    def start(self) -> None:
-        self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
-        self.operators.tables()
-
-    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
-        _, key, _, _ = self.project(layer, w, "inputs_embeds", None)
-        self.graph.node("Identity", [key], [f"key{layer}"])
-        self.graph.output(f"key{layer}", TensorProto.FLOAT, [1, "S", self.shape.kv_size])
-
-    def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
-        """It has none."""
-
-
-@dataclass(slots=True)
 class PerLayerGraphs:
     """The L + 1 graphs of a decoder that is driven layer by layer, under construction beside the others.
 

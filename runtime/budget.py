@@ -52,11 +52,6 @@ class TextBudget:
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
 
-def frames_ahead(model: Model, chunk: int) -> int:
-    """The most rows that a chunk of ``chunk`` frames appends."""
-    return -(-chunk // model.bundle.vision.group) * model.rows_per_frame
-
-
 def present_rows(model: Model) -> int:
     """Rows of the newest frame that a question appends, where only what changed enters the memory.
 
@@ -71,12 +66,10 @@ def default_budget(model: Model, policy: Policy, most: int) -> int:
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame
 
 
-def check_budget(
-    policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, ahead: int = 0, frame: int | None = None
-) -> None:
+def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, frame: int | None = None) -> None:
     """Raise UserError for a budget that cannot work, before anything is allocated.
 
-    ahead: rows that are appended before a compression. frame: rows of a frame with the text around it, if any.
+    frame: rows of a frame with the text around it, if any.
     """
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.working_rows
@@ -85,12 +78,11 @@ def check_budget(
         in_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
         enough = _enough(policy, least)
         raise UserError(f"a budget of {budget} tokens{in_layer} is less than {what} {least}; give --budget {enough} or more")
-    if prefix + largest + ahead + text_rows > limit:
-        most = (limit - prefix - ahead - text_rows) * budget // largest
-        chunk = f", a chunk of {ahead}" if ahead else ""
+    if prefix + largest + text_rows > limit:
+        most = (limit - prefix - text_rows) * budget // largest
         raise UserError(
             f"a budget of {budget} tokens passes the model's limit of {limit} positions "
-            f"(prefix {prefix}, text budget {text_rows}{chunk}); policy {policy.name} can have {max(most, 0)} at most"
+            f"(prefix {prefix}, text budget {text_rows}); policy {policy.name} can have {max(most, 0)} at most"
         )
 
 

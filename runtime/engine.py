@@ -202,14 +202,6 @@ class Engine(Protocol):
         """
         ...
 
-    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
-        """Rotated queries and keys of raw embeddings in every layer: each layer's input norm and projections, nothing else.
-
-        embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]``. Returns one ``[heads, S, head_dim]`` and one ``[kv_heads, S,
-        head_dim]`` a layer. Raises UserError for a bundle without the ``projections`` graph.
-        """
-        ...
-
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache; bindings persist until it is dropped.
 

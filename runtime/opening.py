@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, present_rows
+from edgevlm.runtime.budget import TextBudget, default_budget, present_rows
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Choice, Choices
 from edgevlm.runtime.changes import ChangedEncoder
@@ -70,9 +70,8 @@ def open_stream(
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = model.encode(chat.prefix), text.rows(model), settings.budget, ""
     if budget is None:
-        ahead = frames_ahead(model, settings.chunk) if policy.appends_first else 0
-        ahead += present_rows(model) if _append(settings, model, policy) is not None else 0
-        budget = default_budget(model, policy, model.bundle.limit - len(prefix) - rows - ahead)
+        present = present_rows(model) if _append(settings, model, policy) is not None else 0
+        budget = default_budget(model, policy, model.bundle.limit - len(prefix) - rows - present)
     assert isinstance(budget, int), "settings are checked"
     if settings.policy == AUTO:
         policy, why = chosen_policy(model.bundle, budget)

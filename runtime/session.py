@@ -407,10 +407,8 @@ class Session:
                 ids = ids[prefix:]
             reason = generate(request, ids, self.model, stream, chunk, prefix)
             self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
-            if reason != "cancelled":
-                stream.policy.answered(answer.question, answer.so_far)
-                if request.conversation is not None:
-                    conversations.add(request.conversation, (answer.question, answer.so_far))
+            if reason != "cancelled" and request.conversation is not None:
+                conversations.add(request.conversation, (answer.question, answer.so_far))
             return reason
         finally:
             progress.asked += 1

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, UserError
-from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead, present_rows
+from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, present_rows
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import References, unit_features
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult, arrays_of
@@ -62,8 +62,7 @@ class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
     capacity of every layer = prefix + |M| + text budget; at no moment does a layer hold more than prefix + |M| rows of memory.
-    A policy that ``appends_first`` has a chunk of frames more in both. capture_bytes: of a second buffer for ``snapshots``,
-    which must fit beside the cache; it is not made here.
+    capture_bytes: of a second buffer for ``snapshots``, which must fit beside the cache; it is not made here.
 
     append: only the tokens that changed enter the memory. The newest frame is then the *present*: held outside the memory, seen
     whole by every question, in rows set aside beside the question's; what changed in it is appended when the next one comes.
@@ -99,16 +98,13 @@ class Stream:
         self._changing = threading.RLock()
         self.present: Present | None = None
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
-        self._guidance = [] if needs.raw_layers else [model.embed(text) for text in needs.guidance]
+        self._guidance = [model.embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
         text_rows += present_rows(model) if append is not None else 0
         self.chunk = -(-chunk // vision.group) * vision.group
-        ahead = frames_ahead(model, chunk) if policy.appends_first else 0
-        check_budget(policy, budget, model.bundle, text_rows, len(prefix), ahead, self.rows_per_frame)
+        check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
         self.inv_freq = model.bundle.inv_freq
-        if needs.raw_layers:
-            self._project(needs.guidance, 0)  # a bundle that cannot is refused now
-        wanted = [len(prefix) + policy.working_rows + ahead + text_rows + int(rows) for rows in policy.layer_budgets]
+        wanted = [len(prefix) + policy.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
         capacities = [engine.capacity(rows) for rows in wanted]
@@ -126,7 +122,7 @@ class Stream:
         self.sparse = engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
         self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
         self._layers: LayerDecoder | None = None  # for such questions, bound by the first
-        rule: Reindexing = "eager" if policy.appends_first else reindexing
+        rule: Reindexing = reindexing
         if not policy.bounded:
             rule = "lazy" if needs.question_layers else "never"
         self.positions = Positions(model.bundle.limit, text_rows, rule, self.framing.layout)
@@ -241,8 +237,6 @@ class Stream:
                 self.frames += count
                 self._inform_policy(tokens.at(first), result, piece)
                 done += count
-                if self.policy.appends_first:
-                    self._compress_for(0)
             return done
 
     def _queue(self, features: Float32, seconds: Float64) -> list[QueuedFrame]:
@@ -322,10 +316,8 @@ class Stream:
 
         Frame 0 goes in by itself, densely, if later ones see it for good.
         """
-        left, group = len(features) + coming, self.model.bundle.vision.group
-        if self.policy.appends_first:
-            return min(self.chunk // group, left)
-        budgets, kept = self.policy.layer_budgets, self.rows_per_frame if self.policy.keeps_first_frame else 0
+        left, budgets = len(features) + coming, self.policy.layer_budgets
+        kept = self.rows_per_frame if self.policy.keeps_first_frame else 0
         if kept and not self.frames:
             return min(1, left)
         freed = min(self.policy.max_append, int(budgets.min()) - kept)
@@ -334,8 +326,6 @@ class Stream:
     @property
     def _free(self) -> int:
         """Rows of frames that can be appended without a compression."""
-        if self.policy.appends_first:
-            return self.chunk // self.model.bundle.vision.group * self.rows_per_frame
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
@@ -349,10 +339,7 @@ class Stream:
                 f"the {self.policy.name} cache is full: {self.budget} tokens hold {held} frames; "
                 "give a larger --budget, or a policy that compresses"
             )
-        if self.policy.appends_first:
-            self._reindex_when_due(rows, compressed=False)
-        else:
-            self._compress_for(rows)
+        self._compress_for(rows)
 
     def _inform_policy(self, rows: Rows, result: StepResult, frames: Sequence[Float32] | Float32) -> None:
         """frames: features ``[tokens_per_frame, width]`` of each frame that the rows belong to."""
@@ -404,36 +391,19 @@ class Stream:
                 self.positions.next = max(self.positions.next, int(new.rows.position.max()) + 1)
             took = 1e3 * (time.perf_counter() - started) - (self.stats.guidance_ms - guided)
             self.stats = self.stats.plus(evicted=evicted, compressions=1, compress_ms=took)
-        self._reindex_when_due(rows, compressed=plan is not None)
-
-    def _reindex_when_due(self, rows: int, *, compressed: bool) -> None:
-        if self.positions.due(rows, compressed):
+        if self.positions.due(rows, plan is not None):
             with self._timed("reindex_ms"):
                 self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
                 self.policy.compacted()
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """The guidance texts after the memory: one causal forward that is rolled back, or projections that leave nothing."""
-        held, needs = self.cache.lengths, self.policy.needs
-        with self._timed("guidance_ms"):
-            if needs.raw_layers:
-                return self._project(needs.guidance, self.positions.next)
-            with self.question():
-                probes, layers = self._append_text(np.concatenate(self._guidance), ()).probes, needs.guidance_layers
-                keys = {layer: self.cache.dequantize("key", layer, slice(int(held[layer]), None)) for layer in layers}
-            return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
-
-    def _project(self, texts: Sequence[str], start: int) -> Guidance:
-        """Queries and keys of the texts' raw embeddings in every layer, each text at positions from ``start`` on."""
-        rows = [self.model.embed(text) for text in texts]
-        tables = [rope_tables(np.arange(start, start + len(of), dtype=np.int32), self.inv_freq) for of in rows]
-        found = [self.model.engine.project(of, *table) for of, table in zip(rows, tables, strict=True)]
-        queries, keys = (
-            {layer: np.concatenate([each[part][layer] for each in found], 1) for layer in self.policy.needs.raw_layers}
-            for part in (0, 1)
-        )
-        return Guidance(queries, keys, tuple(map(len, rows)))
+        """The guidance texts after the memory: one causal forward that is rolled back."""
+        held, layers = self.cache.lengths, self.policy.needs.guidance_layers
+        with self._timed("guidance_ms"), self.question():
+            probes = self._append_text(np.concatenate(self._guidance), ()).probes
+            keys = {layer: self.cache.dequantize("key", layer, slice(int(held[layer]), None)) for layer in layers}
+        return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
 
     @contextmanager
     def question(

@@ -21,7 +21,7 @@ from edgevlm.calib.accuracy.variants import SkippedRun, Variant, VariantRun, equ
 from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
-from edgevlm.runtime.budget import TextBudget, frames_ahead
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
@@ -299,7 +299,7 @@ class VideoWorker:
 
     def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
         """Each variant at ``tokens`` or at the most that takes no more bytes than a sliding window of as many."""
-        per_token, least = bytes_per_token(self.model.bundle), frames_ahead(self.model, 1)
+        per_token, least = bytes_per_token(self.model.bundle), self.model.rows_per_frame
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
@@ -310,7 +310,7 @@ class VideoWorker:
         session, policy = self._open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
         with session:
-            for number in range(tokens // frames_ahead(self.model, 1) + 2 * CHUNK if tokens else 0):
+            for number in range(tokens // self.model.rows_per_frame + 2 * CHUNK if tokens else 0):
                 noise = np.random.default_rng(number % CHUNK).integers(0, 256, (64, 64, 3), np.uint8)
                 session.watch(noise)
                 if (number + 1) % CHUNK == 0:

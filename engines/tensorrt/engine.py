@@ -42,7 +42,6 @@ class TensorRT:
         self._embedding = Embedding(bundle)
         self._decoder = self._load(bundle.decoder.graphs["full"])
         self._vision = self._calls(bundle.vision.graph)
-        self._projections: EngineCalls | None = None
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
@@ -104,35 +103,13 @@ class TensorRT:
             )
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
-    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
-        """Queries and keys of raw embeddings in every layer; see the protocol."""
-        spec = self.bundle.decoder
-        with self._workspace.lock:
-            if self._projections is None:
-                self._projections = self._calls(graph_of(self.bundle, "projections"))
-        heads = {"query": spec.heads, "key": spec.kv_heads}
-        parts: dict[str, list[list[Float32]]] = {part: [[] for _ in range(spec.layers)] for part in heads}
-        for piece in pieces(len(embeds), self._projections.most("inputs_embeds")[1]):
-            inputs = {"inputs_embeds": embeds[piece][None], "cos": cos[piece][None], "sin": sin[piece][None]}
-            rows = len(embeds[piece])
-            names: dict[str, Dims] = {
-                f"{part}{layer}": (1, rows, heads[part] * spec.head_dim) for part in heads for layer in range(spec.layers)
-            }
-            found = self._run(self._projections, inputs, names)
-            for part, of_layer in parts.items():
-                for layer, pieces_of in enumerate(of_layer):
-                    by_head = found[f"{part}{layer}"].reshape(rows, heads[part], spec.head_dim)
-                    pieces_of.append(by_head.transpose(1, 0, 2))
-        query, key = ([np.concatenate(pieces_of, 1) for pieces_of in parts[part]] for part in ("query", "key"))
-        return query, key
-
     def release_memory(self, short: bool) -> None:
         """While memory is short, free after each call the device memory for its frames or rows; the next takes it again."""
         self._workspace.short = short
 
     def close(self) -> None:
         """Let go of the engines; decoders already bound keep what they need until they are dropped."""
-        for name in ("_vision", "_projections", "_decoder", "_embedding"):
+        for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)
 
     def _run(self, calls: EngineCalls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:

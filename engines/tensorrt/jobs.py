@@ -75,14 +75,6 @@ def vision_calls(bundle: Bundle) -> list[CallShapes]:
     return [CallShapes("frames", {"pixel_values": frames})]
 
 
-def projection_calls(bundle: Bundle) -> list[CallShapes]:
-    """Of the ``projections`` graph: a guidance text's rows."""
-    spec, most = bundle.decoder, _shapes(bundle).question
-    rows, half = (1, min(USUAL_QUESTION, most), most), spec.head_dim // 2
-    widths = {"inputs_embeds": spec.hidden, "cos": half, "sin": half}
-    return [CallShapes("texts", {name: _range(rows, _rows_of(width)) for name, width in widths.items()})]
-
-
 def fixed_dimensions(bundle: Bundle, capacity: int) -> dict[str, int]:
     """Symbolic dimensions that a build of the ``full`` graph gives a number: the rows of each layer's memory."""
     return {f"C{layer}": capacity for layer in range(bundle.decoder.layers)}
@@ -139,17 +131,14 @@ class BuildJob:
 
 
 def jobs_of(bundle: Bundle, settings: BuildSettings) -> list[BuildJob]:
-    """The tower, the decoder and, where there is one, the graph of projections. Raises BundleError for an invalid file."""
+    """The tower and the decoder. Raises BundleError for an invalid file."""
     spec = bundle.decoder
     probes = frozenset() if settings.probes else frozenset(f"query{layer}" for layer in range(spec.layers))
     sizes = fixed_dimensions(bundle, settings.capacity)
-    jobs = [
+    return [
         _job(bundle, bundle.vision.graph, vision_calls(bundle)),
         _job(bundle, spec.graphs["full"], decoder_calls(bundle, settings.capacity), sizes, probes),
     ]
-    if "projections" in spec.graphs:
-        jobs.append(_job(bundle, spec.graphs["projections"], projection_calls(bundle)))
-    return jobs
 
 
 def _job(

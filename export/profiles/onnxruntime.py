@@ -45,5 +45,5 @@ class Fused:
         return self.graph.fused("RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], **attributes)
 
 
-VARIANTS = ("full", "st-spattn", "projections", "fp32-kv", "per-layer")
+VARIANTS = ("full", "st-spattn", "fp32-kv", "per-layer")
 PROFILE = Profile(ONNXRUNTIME, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, VARIANTS)

@@ -215,7 +215,7 @@ class InPlace(Columns):
         return g.node("LessOrEqual", [f"columns{layer}", by_row], [f"layer{layer}.mask"])
 
 
-VARIANTS = ("full", "projections")
+VARIANTS = ("full",)
 PROFILES = {
     TENSORRT_10_3: Profile(TENSORRT_10_3, 20, 10, Primitive, Beside, KV_TYPES, VARIANTS),
     TENSORRT_10_15: Profile(TENSORRT_10_15, 24, 12, Primitive, InPlace, KV_TYPES, VARIANTS),

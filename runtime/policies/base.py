@@ -31,17 +31,14 @@ class Needs:
     """What a policy asks of the session beyond the cache.
 
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
-    for before a compression, and guidance_layers, which that forward reports on. raw_layers: instead of a forward, layers that
-    project the raw embeddings of each text by itself as they are; the texts are asked for anew each time and may change.
-    question_layers: layers whose queries of a question's rows it wants, to compress under the question. variant: the decoder
-    graph to prefill with; ``per-layer``, to be asked in every layer what is attended to. features: whether it wants what the
-    tower saw of each frame.
+    for before a compression, and guidance_layers, which that forward reports on. question_layers: layers whose queries of a
+    question's rows it wants, to compress under the question. variant: the decoder graph to prefill with; ``per-layer``, to be
+    asked in every layer what is attended to. features: whether it wants what the tower saw of each frame.
     """
 
     probe_layers: tuple[int, ...] = ()
     guidance: tuple[str, ...] = ()
     guidance_layers: tuple[int, ...] = ()
-    raw_layers: tuple[int, ...] = ()
     question_layers: tuple[int, ...] = ()
     variant: str = "full"
     features: bool = False
@@ -201,15 +198,6 @@ class Policy(Stateful):
         """Called when positions have been made dense: those below the prefix and ``working_rows`` more are left free."""
 
     @property
-    def appends_first(self) -> bool:
-        """Whether a chunk is appended whole before the memory is compressed, as HERMES's program does.
-
-        Its arena holds a chunk more, :meth:`before_append` is asked for 0 rows after each append, and every compression
-        re-indexes.
-        """
-        return False
-
-    @property
     def needs_whole_frames(self) -> bool:
         """Whether frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
         return False
@@ -287,9 +275,6 @@ class Policy(Stateful):
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         """Called when vision rows have been committed, with the queries of ``needs.probe_layers``."""
-
-    def answered(self, question: str, answer: str) -> None:
-        """Called when a question has been answered, whichever conversation it belongs to."""
 
     def under_question(self, cache: KVCache, queries: Mapping[int, Float32]) -> list[Bool | None]:
         """Say what stays under a question, whose rows are the last in the cache: per layer a mask ``[kv_heads, n_l]``, or None.

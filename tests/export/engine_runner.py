@@ -39,14 +39,6 @@ class EngineRunner:
         features: Float32 = opened(self.bundle.file(self.bundle.vision.graph)).run(["features"], {"pixel_values": pixels})[0]
         return features
 
-    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> list[Float32]:
-        """Each layer's queries, then each layer's keys."""
-        session = opened(self.bundle.file(self.bundle.decoder.graphs["projections"]))
-        layers = range(self.bundle.decoder.layers)
-        names = [f"{part}{layer}" for part in ("query", "key") for layer in layers]
-        found: list[Float32] = session.run(names, {"inputs_embeds": embeds[None], "cos": cos[None], "sin": sin[None]})
-        return found
-
     def step(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> StepResult:
         """As a bound decoder's, with the queries of every layer; counts the rows."""
         spec, rows = self.bundle.decoder, len(embeds)

@@ -19,7 +19,7 @@ from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 from edgevlm.runtime.model import Model
 
 FILES = [
-    *("bundle.json", "closing.npy", "decoder-projections.onnx", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),
+    *("bundle.json", "closing.npy", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),
     *("embedding.npy", "tokenizer.json", "vision-changed.onnx", "vision.onnx", "vision.weights"),
     *(f"decoder-per-layer-{index}.onnx" for index in range(4)),
 ]

@@ -86,15 +86,10 @@ def test_a_decoder_is_that_of_onnx_runtime(exported: Any, family: str, profile: 
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("family", SHAPES)
-def test_projections_and_the_tower_are_those_of_onnx_runtime(exported: Any, family: str, profile: str) -> None:
+def test_the_tower_is_that_of_onnx_runtime(exported: Any, family: str, profile: str) -> None:
     theirs = Runner(exported(family, **SHAPES[family]).bundle, 8)
     ours = EngineRunner(exported(family, **SHAPES[family], profile=profile).bundle, 8)
     random = np.random.default_rng(0)
-    embeds = random.standard_normal((5, theirs.bundle.decoder.hidden)).astype(np.float32)
-    tables = theirs.tables(np.array([7, 8, 9, 10, 900], np.int32))
-    expected = [rows for part in theirs.engine.project(embeds, *tables) for rows in part]
-    for mine, other in zip(ours.project(embeds, *tables), expected, strict=True):
-        assert np.abs(mine[0] - other.transpose(1, 0, 2).reshape(5, -1)).max() < 1e-4
     vision = theirs.bundle.vision
     pixels = random.standard_normal((3 * vision.group, 3, *vision.size)).astype(np.float32)
     features = theirs.engine.encode(pixels)

@@ -1,13 +1,15 @@
 """HERMES and InfiniPot-V as their authors' programs have them: our policies with the programs' choices in place of ours."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from reference_decoder import ReferenceDecoder
 
 from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies import Needs, setting
+from edgevlm.runtime.policies import Guidance, Needs, setting
 from edgevlm.runtime.policies.hermes import Hermes, guidance_attention, normalised, recency, summary_of
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
@@ -16,31 +18,40 @@ ADDED = 1e-6  # to the range of a min-max
 
 @dataclass
 class OfficialHermes(Hermes):
-    """Appends, then compresses, with memory for another chunk, and re-indexes each time.
+    """Appends, then compresses, with memory for another ``ahead`` rows; open its session with a budget of these more, eager.
 
-    Prompts, with the last question and answer, are raw embeddings projected in each layer. Layers meet by rank; a deep layer's
-    summary is another one at each compression, after the newest token and evictable. Depths are the paper's.
+    The prompts of a compression, with the last question and answer, are raw embeddings that ``project`` projects in each layer.
+    Layers meet by rank; a deep layer's summary is another one at each compression, after the newest token and evictable. Depths
+    are the paper's.
     """
 
+    ahead: int = 0
+    project = None  # texts -> Guidance
+    last_turn = ""
     name = "hermes-official"
-    state_fields = ("_merged", "_last_turn")
 
     def attach(self, budget, shape):
-        super().attach(budget, replace(shape, calibration=None))
-        self._last_turn = ""
+        self._compressing = False
+        super().attach(budget - self.ahead, replace(shape, calibration=None))
+
+    @property
+    def layer_budgets(self):
+        return super().layer_budgets + (0 if self._compressing else self.ahead)
 
     @property
     def needs(self):
-        layers = tuple(range(self._middle_from, self.shape.layers))
-        texts = filter(str.strip, prompts(self.global_prompt, self.local_prompt, self._last_turn))
-        return Needs(guidance=tuple(texts) if layers else (), raw_layers=layers)
+        return Needs(guidance=self.guidance if self._compressing else ())
 
     @property
-    def appends_first(self):
-        return True
+    def guidance(self):
+        return tuple(filter(str.strip, prompts(self.global_prompt, self.local_prompt, self.last_turn)))
 
-    def answered(self, question, answer):
-        self._last_turn = f"Question: {question} Answer: {answer}"
+    def before_append(self, cache, rows, guide):
+        self._compressing = True
+        try:
+            return super().before_append(cache, 0, lambda: self.project(self.guidance))
+        finally:
+            self._compressing = False
 
     def competing(self, cache, layer):
         return np.isin(cache.kind(layer)[0], (Kind.VISION, Kind.SUMMARY))
@@ -76,6 +87,25 @@ class OfficialHermes(Hermes):
         held = cache.key(layer), seq, cache.key_scale(layer)
         attended = normalised(guidance_attention(queries, keys, *held, causal=False)[among], ADDED)
         return attended if depth == 2 else (1 - omega) * attended + omega * recent
+
+
+def projected(checkpoint, stream):
+    """Make ``project``: each text's embeddings through every layer's norm and projections, rotated to the
+    positions after the memory."""
+    decoder = ReferenceDecoder(checkpoint)
+
+    def project(texts):
+        ids, start = [stream.model.encode(text) for text in texts], stream.positions.next
+        places, embeds = [start + np.arange(len(of)) for of in ids], [decoder.embed(of) for of in ids]
+        found = {"q": {}, "k": {}}
+        for part, layer in itertools.product(found, range(decoder.layers)):
+            normed = [decoder._norm(rows, f"layers.{layer}.input_layernorm") for rows in embeds]
+            heads = [decoder._heads(layer, part, rows) for rows in normed]
+            turned = [[decoder._rotate(head, at) for head in of] for of, at in zip(heads, places, strict=True)]
+            found[part][layer] = np.concatenate(turned, 1).astype(np.float32)
+        return Guidance(found["q"], found["k"], tuple(map(len, ids)))
+
+    return project
 
 
 def prompts(global_prompt, local_prompt, last_turn):
