@@ -287,18 +287,18 @@ class Session:
 
     def _append_chunk(self) -> None:
         if self._chunk.taken:
-            self._append_pieces(to_the_end=True)
+            self._append_pieces(complete=False)
             self._chunk.clear()
             self._memory.progress.chunks += 1
 
-    def _append_pieces(self, *, to_the_end: bool) -> None:
-        """Append all that the chunk holds, or its complete pieces, which go in as they would at the chunk's end."""
+    def _append_pieces(self, *, complete: bool = True) -> None:
+        """Append all that the chunk holds, or only ``complete`` pieces, which go in as they would at the chunk's end."""
         chunk = self._chunk
         if not chunk.taken:
             return
         try:
-            complete, coming = not to_the_end, 0 if to_the_end else chunk.coming(complete=True)
             features, seconds = chunk.encode(complete=complete), chunk.seconds(complete=complete)
+            coming = chunk.coming(complete=True) if complete else 0
             chunk.appended(self._stream.append_frames(features, coming, seconds))
         except BaseException:
             chunk.clear()
@@ -340,8 +340,7 @@ class Session:
     ) -> Answer:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
-        The memory afterwards is what it was before, but under a policy that compresses under questions (``snapkv-guided``).
-        A chunk that the stream's end leaves partial is another exception: docs/guide/asking.md, "What a question changes".
+        The memory afterwards is what it was before; docs/guide/asking.md has the one exception, "What a question changes".
         conversation: the turns to go on from and to add this one to. history: turns of the caller's own in its place,
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
@@ -365,8 +364,6 @@ class Session:
         self.check(question)
         if len(pictures) > budget.pictures:
             raise UserError(f"a question can show {budget.pictures} pictures here, not {len(pictures)}")
-        if pictures and self._stream.policy.needs.question_layers:
-            raise UserError(f"{self.policy} compresses under questions, which then show no pictures")
         if choices:
             logits_processor = OneOf(self.model, choices)
         if isinstance(logits_processor, OneOf):
@@ -398,7 +395,7 @@ class Session:
         answer.queued_ms = 1e3 * (time.perf_counter() - request.asked_at)
         try:
             answer.time_s = progress.time_s
-            self._append_pieces(to_the_end=bool(stream.policy.needs.question_layers))
+            self._append_pieces()
             prefix, text_only = None, not (progress.frames or request.pictures or request.window)
             ids = conversations.prompt(request.conversation, answer.question, request.history, text_only=text_only)
             if text_only:
@@ -443,7 +440,7 @@ class Session:
         model, (stream, chunk, _, progress, _) = self.model, self._memory
         found: list[Classified] = []
         began = time.perf_counter()
-        self._append_pieces(to_the_end=False)
+        self._append_pieces()
         pending, seconds = (chunk.encode(), chunk.seconds()) if chunk.taken else (None, None)
         with stream.question(pending, chunk.coming(), seconds):
             for ids, choices in asked:

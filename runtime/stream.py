@@ -111,7 +111,7 @@ class Stream:
         store_bytes = store.host_limit if store is not None else 0
         self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, engine.kv_device, store_bytes)
         self.evidence_heads = model.bundle.evidence_heads()
-        asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers, self.evidence_heads.layer}
+        asked = {*needs.probe_layers, *needs.guidance_layers, self.evidence_heads.layer}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self._by_layer: LayerByLayer | None = None
         if isinstance(policy, Retrieval):
@@ -122,9 +122,7 @@ class Stream:
         self.sparse = engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
         self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
         self._layers: LayerDecoder | None = None  # for such questions, bound by the first
-        rule: Reindexing = reindexing
-        if not policy.bounded:
-            rule = "lazy" if needs.question_layers else "never"
+        rule: Reindexing = reindexing if policy.bounded else "never"
         self.positions = Positions(model.bundle.limit, text_rows, rule, self.framing.layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
@@ -469,7 +467,7 @@ class Stream:
 
     @contextmanager
     def _taken_out(self) -> Iterator[None]:
-        mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted
+        mark, position, seq = self.cache.mark(), self.positions.mark(), self._seq
         try:
             yield
         finally:
@@ -477,10 +475,7 @@ class Stream:
                 if self._narrowed is not None:
                     self._narrowed.restore()
                     self._narrowed = None
-                if self.stats.evicted == evicted:
-                    self.cache.rollback(mark)
-                else:
-                    self.cache.evict([self.cache.seq(layer) < seq for layer in range(self.cache.layers)])
+                self.cache.rollback(mark)
                 self.positions.restore(position)
                 self._seq = seq
 
@@ -488,8 +483,6 @@ class Stream:
         """Raise UserError where questions cannot be about a window of time."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
-        if self.policy.needs.question_layers:
-            raise UserError(f"{self.policy.name} compresses the memory under each question; ask without since and until")
         if self.model.engine.kv_device != "host":
             advice = "ask without since and until, or run on --engine onnxruntime-cpu"
             raise UserError(f"windows of time need the cache in the host's memory; {advice}")
@@ -513,24 +506,13 @@ class Stream:
         return narrowed
 
     def append_question(self, embeds: Float32) -> Float32:
-        """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.
-
-        Returns the last row's logits, ``[vocabulary]``, from before that. What was evicted does not come back.
-        """
-        result, layers = self._append_text(embeds, (len(embeds) - 1,)), self.policy.needs.question_layers
+        """Append a question's rows ``[S, hidden]``, note where the last one looks, and return its logits, ``[vocabulary]``."""
+        result = self._append_text(embeds, (len(embeds) - 1,))
         self.looked = self._look(result)
-        if layers:
-            with self._timed("compress_ms"), self.changing():
-                keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
-                if any(mask is not None for mask in keep):
-                    self.stats = self.stats.plus(evicted=self.cache.evict(keep), compressions=1)
         return result.logits[0]
 
     def classify(self, embeds: Float32) -> tuple[Float32, QuestionAttention]:
-        """Return the logits ``[vocabulary]`` after a question's rows ``[S, hidden]``, and where its last one looks.
-
-        The rows are taken out again, and no policy compresses under them.
-        """
+        """Return what :meth:`append_question` does, and where the last row looks; the rows are taken out again."""
         with self._taken_out():
             result = self._append_text(embeds, (len(embeds) - 1,))
             return result.logits[0], self._look(result)
@@ -567,7 +549,7 @@ class Stream:
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
         """Append text rows ``[S, hidden]``; return the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
         probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
-        return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}}
+        return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers}}
 
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: int = Kind.TEXT) -> StepResult:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""

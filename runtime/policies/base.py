@@ -31,15 +31,13 @@ class Needs:
     """What a policy asks of the session beyond the cache.
 
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
-    for before a compression, and guidance_layers, which that forward reports on. question_layers: layers whose queries of a
-    question's rows it wants, to compress under the question. variant: the decoder graph to prefill with; ``per-layer``, to be
-    asked in every layer what is attended to. features: whether it wants what the tower saw of each frame.
+    for before a compression, and guidance_layers, which that forward reports on. variant: the decoder graph to prefill with;
+    ``per-layer``, to be asked in every layer what is attended to. features: whether it wants what the tower saw of each frame.
     """
 
     probe_layers: tuple[int, ...] = ()
     guidance: tuple[str, ...] = ()
     guidance_layers: tuple[int, ...] = ()
-    question_layers: tuple[int, ...] = ()
     variant: str = "full"
     features: bool = False
 
@@ -275,14 +273,6 @@ class Policy(Stateful):
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         """Called when vision rows have been committed, with the queries of ``needs.probe_layers``."""
-
-    def under_question(self, cache: KVCache, queries: Mapping[int, Float32]) -> list[Bool | None]:
-        """Say what stays under a question, whose rows are the last in the cache: per layer a mask ``[kv_heads, n_l]``, or None.
-
-        Asked only of policies with ``needs.question_layers``. queries: of the question's rows in each of those, rotated,
-        ``[heads, rows, head_dim]``. All rows of the question stay.
-        """
-        return [None] * self.shape.layers
 
     @property
     def keeps_first_frame(self) -> bool:

@@ -1,4 +1,4 @@
-"""SnapKV, arXiv 2404.14469: the newest rows observe which past tokens matter; or, offline, the rows of a question."""
+"""SnapKV, arXiv 2404.14469: the newest rows observe which past tokens matter."""
 
 from __future__ import annotations
 
@@ -19,18 +19,13 @@ from edgevlm.runtime.policies.base import (
     Needs,
     Policy,
     StreamShape,
-    frame_text,
     newest,
     setting,
     tokens_of,
-    without_lone_text,
 )  # fmt: skip
-from edgevlm.runtime.policies.baselines import Full
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
-
-KERNEL, POOL = "width of the pool in tokens, odd", "pool by max or avg; missing neighbours are left out"
 
 
 @dataclass
@@ -45,8 +40,8 @@ class SnapKV(Policy):
     """
 
     window: int = setting(32, "newest rows that observe and stay", at_least=1)
-    kernel: int = setting(7, KERNEL, at_least=1)
-    pool: Literal["max", "avg"] = setting("max", POOL)
+    kernel: int = setting(7, "width of the pool in tokens, odd", at_least=1)
+    pool: Literal["max", "avg"] = setting("max", "pool by max or avg; missing neighbours are left out")
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "snapkv"
@@ -55,7 +50,8 @@ class SnapKV(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_kernel(self.kernel)
+        if self.kernel % 2 == 0:
+            raise ValueError("kernel must be odd")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
@@ -83,58 +79,6 @@ class SnapKV(Policy):
         query, query_seq = self._queries.at(cache, layer)
         score = kernels.attention_mass(query, query_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
         return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel, self.pool), seq, ~keep, target - self.window)
-
-
-@dataclass
-class SnapKVGuided(Full):
-    """Keep everything until a question comes, then only what it attends to most. The budget is a capacity.
-
-    u_t = sum over the question's last rows i of softmax(q_i K^T / sqrt(D))_t, pooled as in snapkv; each KV head keeps its own
-    top |C| (InfiniPot-V, App. D.1, eq. 1, and the contrast of its App. C).
-
-    Ours: here a question changes the memory. A second one sees what the first left, and the frames since.
-    """
-
-    target: float = setting(0.25, "|C| / |M|: what a question leaves", above=0, at_most=1)
-    window: int = setting(32, "last rows of the question, which observe", at_least=1)
-    kernel: int = setting(7, KERNEL, at_least=1)
-    pool: Literal["max", "avg"] = setting("max", POOL)
-
-    name: ClassVar[str] = "snapkv-guided"
-    paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_kernel(self.kernel)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(question_layers=tuple(range(self.shape.layers)))
-
-    @property
-    def compress_to(self) -> int:
-        return tokens_of(self.target, self.budget)
-
-    def under_question(self, cache: KVCache, queries: Mapping[int, Float32]) -> list[Bool | None]:
-        return [self._kept(cache, layer, queries[layer]) for layer in range(self.shape.layers)]
-
-    def _kept(self, cache: KVCache, layer: int, query: Float32) -> Bool | None:
-        """Rows of a layer to keep, ``[kv_heads, n]``: prefix, question, and |C| others. query: ``[heads, rows, head_dim]``."""
-        seq, memory = cache.seq(layer), int(cache.lengths[layer]) - query.shape[1]
-        if memory - self.shape.prefix <= self.compress_to:
-            return None
-        asked, asked_seq = query[:, -self.window :], seq[0, memory:][-self.window :]
-        mass = kernels.attention_mass(asked, asked_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
-        keep = self.protected(cache, layer)
-        keep[:, memory:] = True
-        count = max(0, self.compress_to - int(frame_text(cache, layer)[0].sum()))
-        chosen = kernels.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, count)
-        return without_lone_text(cache, layer, keep | chosen)
-
-
-def _check_kernel(kernel: int) -> None:
-    if kernel % 2 == 0:
-        raise ValueError("kernel must be odd")
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: str) -> Float32:

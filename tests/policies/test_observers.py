@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies import reference_attention as reference
 from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play
-from policies.references import BOTH, Accumulated, snapkv_of, vision
+from policies.references import Accumulated, snapkv_of
 
-from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.attention import QueryWindow, SeqScores
 
@@ -144,27 +142,3 @@ def test_scores_are_joined_by_seq(seed):
         asked = np.tile(random.permutation(10 * step + 20), (2, 1))
         assert scores.get(asked).tolist() == [[k.get(int(s), 0.0) for s in asked[0]] for k in known]
         assert scores.state_bytes == 2 * 40 * (8 + 8)
-
-
-@pytest.mark.parametrize("storage", STORAGE, ids=str)
-@pytest.mark.parametrize(("target", "pool"), [(1, "max"), (5, "avg"), (17, "max")])
-def test_selection_under_a_question(target, pool, storage):
-    """The question's rows observe from inside the cache and stay; only memory is chosen from, and each head has its own."""
-    filled = Filled(2, 60, (2, 3), np.random.default_rng(5), *storage)
-    policy = create_policy(f"snapkv-guided:window=4,target={target / 50},pool={pool}")
-    policy.attach(50, StreamShape(2, 6, PREFIX))
-    for _ in range(7):
-        filled.frame()
-    content = np.random.default_rng(6).normal(size=(2, HEADS, 6, DIM))
-    asked = filled.append(Kind.TEXT, 6, [-1] * 6, [0] * 6, [0] * 6, content)
-    masks = policy.under_question(filled.cache, asked.queries)
-    for layer, mask in enumerate(masks):
-        for h, head in enumerate(filled.heads(layer, (*BOTH, Kind.TEXT))):
-            given_ = reference.mass(head, h, filled.bare[layer], asked.seq.tolist()[-4:])
-            past = {seq: given_[seq] for seq in vision(filled, layer)[h]}
-            expected = reference.best(reference.pooled(past, 7, pool), target)
-            assert len(expected) == target
-            kept = filled.cache.seq(layer)[h][mask[h]]
-            assert sorted(kept) == [0, 1, 2, *sorted(expected), *asked.seq.tolist()]
-    filled.cache.evict(masks)
-    assert policy.under_question(filled.cache, asked.queries) == [None, None], "no more than |C| are held"

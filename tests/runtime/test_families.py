@@ -64,17 +64,15 @@ def test_every_policy_keeps_within_its_cap(model, policy):
     with opened(model, policy) as session:
         stream = session._stream
         caps = stream.prefix + stream.policy.layer_budgets
-        for index, image in enumerate(frames(50 if policy != "snapkv-guided" else 4 * model.bundle.vision.group, model)):
+        for index, image in enumerate(frames(50, model)):
             session.watch(image, index / 2)
             assert (session.cache.lengths <= caps).all()
-        if policy != "snapkv-guided":
-            assert session.stats.memory.compressions > 3
-            session.flush()
-            before = held(session)
+        assert session.stats.memory.compressions > 3
+        session.flush()
+        before = held(session)
         answer = session.ask(QUESTION, max_tokens=8)
         answer.wait()
-        if policy != "snapkv-guided":
-            assert held(session) == before
+        assert held(session) == before
         for layer in range(session.cache.layers):
             check_text(session.cache, layer)
 

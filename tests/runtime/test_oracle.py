@@ -18,19 +18,12 @@ class Shadow:
         self.stream, self.reindexed = stream, 0
         self.choices, self.errors = [], []
         self.step, self.before_append = stream.decoder.step, stream.policy.before_append
-        self.under_question = stream.policy.under_question
         stream.decoder.step, stream.policy.before_append = self._step, self._before_append
-        stream.policy.under_question = self._under_question
 
     def _before_append(self, cache, rows, guide):
         plan = self.before_append(cache, rows, guide)
         self.keep(cache, plan.keep if plan else [])
         return plan
-
-    def _under_question(self, cache, queries):
-        keep = self.under_question(cache, queries)
-        self.keep(cache, keep)
-        return keep
 
     def keep(self, cache, masks):
         for layer, mask in enumerate(masks):
@@ -38,12 +31,6 @@ class Shadow:
                 kept = cache.seq(layer)[head][mask[head]]
                 rows_of = self.decoder.cache[layer][head]
                 rows_of.keep(np.flatnonzero(np.isin(rows_of.seq, kept)))
-
-    def forget(self, seq):
-        """A question is over: its rows, from ``seq`` on, go and give their places back."""
-        for rows_of in (head for layer in self.decoder.cache for head in layer):
-            rows_of.keep(np.flatnonzero(rows_of.seq < seq))
-        self.decoder.count = seq
 
     def _step(self, embeds, cos, sin, past_len, logit_rows=(-1,)):
         if self.stream.stats.reindexings > self.reindexed:
@@ -93,30 +80,4 @@ def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reinde
     stop = [] if answer.finish_reason == "length" else [shadow.choices[-1]]
     assert shadow.choices == answer.token_ids + stop, "the numpy decoder chose the same token at every step"
     assert not stop or stop[0] in model.bundle.chat.stop_ids
-    assert max(shadow.errors) < 1e-2
-
-
-def test_answers_under_a_guided_memory_equal_the_numpy_decoder(model, checkpoint):
-    """The first token as of the whole memory, the others of what is left, and the second question of that."""
-    per_frame, room = model.bundle.vision.tokens_per_frame, TextBudget(16, 64, 16)
-    with Session.open(model, policy="snapkv-guided:target=0.2", budget=30 * per_frame, chunk=2, text_budget=room) as session:
-        stream = session._stream
-        shadow = Shadow(checkpoint, stream)
-        ids = model.encode(session._chat.prefix)
-        shadow.decoder.append(model.engine.embed(np.array(ids)), np.arange(len(ids)))
-        for image in frames(26, model):
-            session.watch(image)
-        for question in (QUESTION, "how many circle are there now"):
-            shadow.choices.clear()
-            answer = session.ask(question, max_tokens=16)
-            answer.wait()
-            shadow.forget(stream._seq)
-            for layer, heads in enumerate(shadow.decoder.cache):
-                for head, rows in enumerate(heads):
-                    assert sorted(rows.seq) == sorted(stream.cache.seq(layer)[head])
-                    assert len(rows.seq) == len(ids) + 6 * per_frame
-            stop = [] if answer.finish_reason == "length" else [shadow.choices[-1]]
-            assert shadow.choices == answer.token_ids + stop
-            assert len(answer.token_ids) > 3
-        assert session.stats.memory.compressions == 1
     assert max(shadow.errors) < 1e-2

@@ -15,9 +15,8 @@ from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session, TextBudget
 
 CHUNK, FRAMES = 5, 30
-CHANGED = {"snapkv-guided"}  # by questions, which is its purpose
 TINY = {"resv": "resv:index=0.25", "mosaic": "mosaic:index=0.25"}  # with an index of a few clusters even here
-NAMES = [*(TINY.get(name, name) for name in sorted(POLICIES.keys() - CHANGED))]
+NAMES = [TINY.get(name, name) for name in sorted(POLICIES)]
 
 
 def watched(model, policy, ask_at):

@@ -163,9 +163,8 @@ def test_whether_it_is_held_is_said_of_the_whole_memory_alone(model):
         assert session.ask(QUESTION, since=15.0).evidence.held is None
 
 
-@pytest.mark.parametrize("policy", ["rekv", "snapkv-guided"])
-def test_what_chooses_by_the_question_refuses_a_window(model, policy):
-    with Session.open(model, policy=policy, budget=20 * model.bundle.vision.tokens_per_frame) as session:
+def test_what_chooses_by_the_question_refuses_a_window(model):
+    with Session.open(model, policy="rekv", budget=20 * model.bundle.vision.tokens_per_frame) as session:
         session.watch(next(frames(1, model)), 0.0)
         with pytest.raises(UserError, match="ask without since and until"):
             session.ask(QUESTION, since=0.0)

@@ -15,7 +15,7 @@ from edgevlm.runtime.snapshots.storage import Folder
 
 QUESTION = "what color was the square?"
 RETRIEVAL = ("rekv", "resv", "mosaic", "hybrid")
-EVICTING = [name for name in POLICIES if name not in (*RETRIEVAL, "snapkv-guided")]
+EVICTING = [name for name in POLICIES if name not in RETRIEVAL]
 
 
 def spans(session):

@@ -38,7 +38,7 @@ CASES = [
 
 def opened(model, policy, folder=None, **settings):
     per_frame = model.rows_per_frame
-    budget = (60 if policy.startswith(("full", "snapkv-guided")) else 9) * per_frame
+    budget = (60 if policy.startswith("full") else 9) * per_frame
     state = None if folder is None else SnapshotWriter(folder, every=3600, notify=lambda line: None)
     session = Session.open(
         model, policy=policy, budget=budget, text_budget=TEXT_BUDGET, state=state, **{"chunk": 4, **settings}
@@ -90,13 +90,10 @@ def test_it_goes_on_as_if_it_had_not_stopped(models, tmp_path, policy, family, r
         watch(session, images[:before])
         said = tokens(session, conversation="one")
         stopped, then = holds(session), tokens(session)
-        if policy.startswith("snapkv-guided"):
-            stopped = holds(session)
     assert session.stats.snapshots == 1
     with opened(model, policy, reindexing=reindexing) as whole, opened(model, policy, tmp_path, reindexing=reindexing) as again:
         same(holds(again), stopped)
-        closed = group if policy.startswith("snapkv-guided") else 1  # a question that evicts takes in what waits for its group
-        assert stopped[1]["taken"] == closed, "in the middle of a chunk"
+        assert stopped[1]["taken"] == 1, "in the middle of a chunk"
         watch(whole, images[:before])
         assert tokens(whole, conversation="one") == said
         assert tokens(whole) == tokens(again) == then
@@ -108,7 +105,7 @@ def test_it_goes_on_as_if_it_had_not_stopped(models, tmp_path, policy, family, r
             watch(session, images[-1:])
         same(holds(whole), holds(again))
         assert tokens(whole) == tokens(again)
-        if not policy.startswith(("full", "snapkv-guided")):
+        if not policy.startswith("full"):
             assert whole.stats.memory.compressions > 3
 
 
