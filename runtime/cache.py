@@ -200,6 +200,9 @@ class KVCache(_native.Cache):
         self._load(layer, *(held[name] for name in PARTS))
 
 
+KVCache.__new__(KVCache)  # pybind11 notes a subclass with its first instance: now, while there is memory for it
+
+
 def _shape(
     layers: int,
     kv_heads: int,

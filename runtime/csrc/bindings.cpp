@@ -207,7 +207,7 @@ void bind_cache(py::module_& module) {
                   if (!key_scale.is_none()) shape.key_scale = scale_of(call, key_scale, "key scale", shape);
                   if (!value_scale.is_none()) shape.value_scale = scale_of(call, value_scale, "value scale", shape);
                   const Unlocked unlocked;  // zeroing gigabytes takes seconds
-                  return std::make_unique<Cache>(shape);
+                  return new Cache(shape);  // pybind11 frees a unique_ptr's twice where it has no memory to note the instance
               }),
               "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none(),
               "key_scale"_a = py::none(), "value_scale"_a = py::none());

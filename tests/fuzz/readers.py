@@ -80,7 +80,14 @@ def manifest(data: bytes) -> None:
 
 
 def calibrated(name: str, *more: int) -> Callable[[bytes], object]:
-    return lambda data: of("runtime.calibration", name).from_json(data, *more)
+    """more: of the model that they are checked against."""
+
+    def read(data: bytes) -> None:
+        found = of("runtime.calibration", name).from_json(data)
+        if more:
+            found.check(*more)
+
+    return read
 
 
 def checkpoint(data: bytes) -> None:
