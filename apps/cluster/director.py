@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from edgevlm.errors import UserError, nearest
 ASK_S = 2.0  # from one question of a node to the next
 LEASE_S = 15.0  # that a node may watch on after the last answer of its head
 GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks differ, and calls take time
+NOWHERE: tuple[str | None, int, str | None] = (None, 0, None)  # node, epoch and next node of a camera that was not saved
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Assignment:
     """A camera and the node that watches it.
 
     epoch: counts its placements, and fences late writes of earlier ones. begins: the epoch that began with an empty memory;
-    older ones are no longer read. since: of this placement. going: the next node, once ``node`` has written its last snapshot.
+    older ones are no longer read. going: the next node, once ``node`` has written its last snapshot.
     """
 
     camera: Camera
@@ -27,7 +27,6 @@ class Assignment:
     going: str | None = None
     epoch: int = 0
     begins: int = 0
-    since: float = 0.0
     problem: str | None = None  # why no node watches it
 
 
@@ -65,46 +64,44 @@ class Director:
     members: dict[str, Member] = field(default_factory=dict)
     cameras: dict[str, Assignment] = field(default_factory=dict)
     removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
-    _of: dict[str, dict[str, Assignment]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
     _saved: dict[str, tuple[str | None, int, str | None]] = field(default_factory=dict)  # node, epoch, going; by camera
     _save_at: float | None = None  # when what could not be saved is tried again
 
     def join(self, node: Node, now: float) -> None:
         """Add a node; cameras that fit nowhere, and some of full nodes, go to it."""
         self.members[node.name] = Member(node, now)
-        self.spread(now)
+        self.spread()
 
-    def spread(self, now: float) -> None:
+    def spread(self) -> None:
         """Place cameras that wait, and move some of full nodes, after nodes or their abilities changed."""
-        self._place(now)
+        self._place()
         cameras = [each.camera for each in self.cameras.values()]
-        self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()), now)
+        self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()))
         self.keep()
 
-    def leave(self, name: str, now: float) -> None:
+    def leave(self, name: str) -> None:
         """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
         self._member(name).leaving = True
         held = self.placed()
         elsewhere = place([each.camera for each in self.cameras.values()], self._open_nodes(), self.needs, held)
-        self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name}, now)
+        self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name})
         self.keep()
 
-    def add(self, cameras: Iterable[Camera], now: float) -> None:
+    def add(self, cameras: Iterable[Camera]) -> None:
         """Watch cameras from now on; their ``problem`` says why they fit on no node. Raises UserError for a name in use."""
         for camera in cameras:
             if camera.name in self.cameras:
                 raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
             epoch, begins = self.removed.pop(camera.name, (0, 0))
             self.cameras[camera.name] = Assignment(camera, epoch=epoch, begins=begins)
-        self._place(now)
+        self._place()
         self.keep()
 
-    def remove(self, name: str, now: float) -> None:
+    def remove(self, name: str) -> None:
         """Watch a camera no longer."""
         each = self.cameras.pop(name)
-        self._take(each)
         self.removed[name] = each.epoch, each.begins
-        self._place(now)
+        self._place()
         self.keep()
 
     def renew(self, name: str, begins: int | None = None) -> int:
@@ -129,15 +126,15 @@ class Director:
         open: those whose memory it still has open.
         """
         self._member(name).seen, open = now, set(open)
-        ordered = {camera: self._saved.get(camera, (None, 0, None)) for camera in self._of[name]}
-        leaving = [self.cameras[camera] for camera, (_, _, going) in ordered.items() if going and camera not in open]
+        saved = {camera: self._saved.get(camera, NOWHERE) for camera in self._of(name)}
+        leaving = [self.cameras[camera] for camera, (_, _, going) in saved.items() if going and camera not in open]
         closed = [(each, each.going) for each in leaving if each.going]
         for each, node in closed:
-            self._give(each, node, now)
+            self._give(each, node)
         if closed:  # there is room here
-            self._place(now)
+            self._place()
         self._keep_if_possible(now, bool(closed))
-        found = {camera: self._saved.get(camera, (None, 0, None)) for camera in self._of[name]}
+        found = {camera: self._saved.get(camera, NOWHERE) for camera in self._of(name)}
         return {camera: epoch for camera, (node, epoch, going) in found.items() if node == name and going is None}
 
     def tick(self, now: float) -> list[str]:
@@ -149,10 +146,10 @@ class Director:
             for each in self.cameras.values():
                 each.going = None if each.going in lost else each.going
                 if each.node in lost and each.going:
-                    self._give(each, each.going, now)
+                    self._give(each, each.going)
                 elif each.node in lost:
-                    self._take(each)
-            self._place(now)
+                    each.node = each.going = None
+            self._place()
         self._keep_if_possible(now, bool(lost))
         return lost
 
@@ -189,8 +186,6 @@ class Director:
         self.members = {node.name: Member(node, now, leaving) for node, leaving in state.nodes}
         for each in state.cameras:
             self.cameras[each.camera.name] = each
-            if each.node is not None:
-                self._of[each.node][each.camera.name] = each
         self._note_saved()
 
     def _member(self, name: str) -> Member:
@@ -201,7 +196,7 @@ class Director:
     def _open_nodes(self) -> list[Node]:
         return [member.node for member in self.members.values() if not member.leaving]
 
-    def _place(self, now: float) -> None:
+    def _place(self) -> None:
         """Give unwatched cameras a node, if one has room for them."""
         waiting = [name for name, each in self.cameras.items() if each.node is None]
         if not waiting:
@@ -210,28 +205,25 @@ class Director:
         held = self.placed()
         staying = [each.camera for name, each in self.cameras.items() if held.get(name) not in leaving]
         found = place(staying, self._open_nodes(), self.needs, held)
-        self._move({name: found.placed[name] for name in waiting if name in found.placed}, now)
+        self._move({name: found.placed[name] for name in waiting if name in found.placed})
         for name in waiting:
             self.cameras[name].problem = found.refused.get(name)
 
-    def _move(self, moves: dict[str, str], now: float) -> None:
+    def _move(self, moves: dict[str, str]) -> None:
         for name, node in moves.items():
             each = self.cameras[name]
             if each.node is None:
-                self._give(each, node, now)
+                self._give(each, node)
             else:
                 each.going = None if node == each.node else node
 
-    def _give(self, each: Assignment, node: str, now: float) -> None:
-        self._take(each)
-        each.node, each.going, each.since, each.problem = node, None, now, None
+    def _give(self, each: Assignment, node: str) -> None:
+        each.node, each.going, each.problem = node, None, None
         each.epoch += 1
-        self._of[node][each.camera.name] = each
 
-    def _take(self, each: Assignment) -> None:
-        if each.node is not None:
-            del self._of[each.node][each.camera.name]
-        each.node = each.going = None
+    def _of(self, node: str) -> list[str]:
+        """The cameras of a node."""
+        return [name for name, each in self.cameras.items() if each.node == node]
 
 
 class Lease:

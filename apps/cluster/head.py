@@ -160,7 +160,7 @@ class Head:
         told = {(name, model): Need(*need) for model, need in needs.items()}
         if not told.items() <= self._needs.items():
             self._needs.update(told)
-            self._director.spread(now)
+            self._director.spread()
             orders = self._director.orders(name, open, now)
         self._tick()
         self._have_forgotten(name, forgotten, forgotten_of or {})
@@ -216,13 +216,13 @@ class Head:
     def _add(self, name: str, given: Mapping[str, Any]) -> None:
         self._state.forgotten["cameras"].setdefault(name, self._state.number)
         self._state.given[name] = {"paused": False, "paused_watches": [], "switched": {}, **given}
-        self._director.add([Camera(name, given["model"], given["fps"], given["only"])], self._clock())
+        self._director.add([Camera(name, given["model"], given["fps"], given["only"])])
 
     def remove(self, name: str) -> None:
         """Watch a camera no longer. Raises UserError."""
         self._camera(name)
         del self._state.given[name]
-        self._director.remove(name, self._clock())
+        self._director.remove(name)
 
     def pause(self, name: str, paused: bool) -> None:
         """Pause a camera, or let it go on, wherever it is watched. Raises UserError."""
@@ -311,7 +311,7 @@ class Head:
     def leave(self, name: str, instance: str) -> None:
         """Empty a node, which goes on asking until it has nothing open."""
         if self._is_member(name, instance):
-            self._director.leave(name, self._clock())
+            self._director.leave(name)
 
     def gone(self, name: str, instance: str) -> None:
         """Give a node up at once: it has closed all that it had open, and asks no more."""

@@ -72,14 +72,14 @@ class Cluster(RuleBasedStateMachine):
         if len(self.director.cameras) < 12:
             self.count += 1
             with suppress(OSError):
-                self.director.add([Camera(f"cam{self.count}", "demo", fps, at)], self.now)
+                self.director.add([Camera(f"cam{self.count}", "demo", fps, at)])
 
     @precondition(lambda self: self.director.cameras)
     @rule(data=st.data())
     def remove(self, data):
         name = data.draw(st.sampled_from(sorted(self.director.cameras)))
         with suppress(OSError):
-            self.director.remove(name, self.now)
+            self.director.remove(name)
 
     @rule(times=st.integers(1, 10))
     def saves_fail(self, times):
@@ -96,7 +96,7 @@ class Cluster(RuleBasedStateMachine):
     def leave(self, name):
         if name in self.director.members:
             with suppress(OSError):
-                self.director.leave(name, self.now)
+                self.director.leave(name)
 
     @rule()
     def head_dies(self):
@@ -184,7 +184,7 @@ def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
 
     director = Director(NEEDS, save)
     director.join(NODES[0], 0.0)
-    director.add([Camera("hall", "demo", 1.0), Camera("yard", "demo", 1.0, "b")], 0.0)
+    director.add([Camera("hall", "demo", 1.0), Camera("yard", "demo", 1.0, "b")])
     director.join(NODES[1], 0.0)
     assert director.orders("a", (), 0.0) == {"hall": 1}
     is_full, lost_at = True, LEASE_S + GRACE_S + 1
@@ -211,7 +211,7 @@ class Hours:
         self.director, self.make = Director(needs), lambda: Director(needs)
         for machine in self.machines:
             self.director.join(machine.node, 0.0)
-        self.director.add([Camera(f"cam{number}", "demo", 2.0) for number in range(100)], 0.0)
+        self.director.add([Camera(f"cam{number}", "demo", 2.0) for number in range(100)])
         self.watched = self.frames = self.twice = self.faults = 0
 
     def run(self):
