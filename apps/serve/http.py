@@ -262,7 +262,7 @@ def add_openai(app: FastAPI, server: Server) -> None:
     @app.post("/v1/responses", tags=["OpenAI"], response_model=None, responses=content("application/json", "text/event-stream"))
     async def responses(request: Request, asked: ResponsesRequest) -> Response:
         """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
-        completion = await server.complete(asked.as_chat(), "input")
+        completion = await server.complete(asked.as_chat(), "instructions" if asked.instructions else "input")
         return await respond(request, completion, ModelResponse(asked, completion), bool(asked.stream))
 
     async def respond(request: Request, completion: Completion, answer: Completion | ModelResponse, streamed: bool) -> Response:
