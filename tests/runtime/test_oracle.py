@@ -8,49 +8,63 @@ from reference_decoder import ReferenceDecoder
 from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION = "what color was the square?"
+START = 3  # the first sparse layer
 
 
 class Shadow:
-    """Does to a ReferenceDecoder what a stream does to its cache: the same appends, evictions and shifts."""
+    """Does to a ReferenceDecoder what a stream does to its cache, and gives it the mask when the stream prefills sparsely."""
 
-    def __init__(self, checkpoint, stream):
-        self.decoder = ReferenceDecoder(checkpoint)
-        self.stream, self.reindexed = stream, 0
-        self.choices, self.errors = [], []
-        self.step, self.before_append = stream.decoder.step, stream.policy.before_append
-        stream.decoder.step, stream.policy.before_append = self._step, self._before_append
+    def __init__(self, checkpoint, stream, prefix_ids):
+        self.decoder, self.stream = ReferenceDecoder(checkpoint), stream
+        self.per_frame = stream.model.bundle.vision.tokens_per_frame
+        self.reindexed, self.errors, self.choices, self.sparse_frames, self.dense_rows = 0, [], [], [], []
+        self.decoder.append(stream.model.engine.embed(np.array(prefix_ids)), np.arange(len(prefix_ids)))
+        self.before_append, stream.policy.before_append = stream.policy.before_append, self._before_append
+        for bound in filter(None, (stream.decoder, stream.sparse)):
+            bound.step = self._watched(bound.step)
 
     def _before_append(self, cache, rows, guide):
         plan = self.before_append(cache, rows, guide)
-        self.keep(cache, plan.keep if plan else [])
+        for layer, mask in enumerate(plan.keep if plan else []):
+            for head in range(cache.kv_heads if mask is not None else 0):
+                rows_of = self.decoder.cache[layer][head]
+                rows_of.keep(np.flatnonzero(np.isin(rows_of.seq, cache.seq(layer)[head][mask[head]])))
         return plan
 
-    def keep(self, cache, masks):
-        for layer, mask in enumerate(masks):
-            for head in range(cache.kv_heads if mask is not None else 0):
-                kept = cache.seq(layer)[head][mask[head]]
-                rows_of = self.decoder.cache[layer][head]
-                rows_of.keep(np.flatnonzero(np.isin(rows_of.seq, kept)))
+    def _watched(self, step):
+        def watched(embeds, cos, sin, past_len, logit_rows=(-1,), pattern=None):
+            if self.stream.stats.reindexings > self.reindexed:
+                self.reindexed = self.stream.stats.reindexings
+                self.make_dense()
+            first = self.stream.positions.next - len(embeds)  # already taken for these rows
+            self.decoder.count = self.stream._seq
+            sees = None if pattern is None else self.sees
+            logits = self.decoder.append(embeds, np.arange(first, first + len(embeds)), sees)
+            (self.dense_rows if pattern is None else self.sparse_frames).append(len(embeds))
+            result = step(embeds, cos, sin, past_len, logit_rows, pattern)
+            if len(result.logits):
+                self.choices.append(int(np.argmax(logits[-1])))
+                self.errors.append(float(np.abs(logits[-1] - result.logits[-1]).max()))
+            return result
 
-    def _step(self, embeds, cos, sin, past_len, logit_rows=(-1,)):
-        if self.stream.stats.reindexings > self.reindexed:
-            self.reindexed = self.stream.stats.reindexings
-            self.make_dense()
-        last = self.stream.positions.next  # already taken for these rows
-        logits = self.decoder.append(embeds, np.arange(last - len(embeds), last))
-        result = self.step(embeds, cos, sin, past_len, logit_rows)
-        if len(result.logits):
-            self.choices.append(int(np.argmax(logits[-1])))
-            self.errors.append(float(np.abs(logits[-1] - result.logits[-1]).max()))
-        return result
+        return watched
+
+    def sees(self, layer, new, cached):
+        """Vision rows follow the prefix without a gap in ``seq``: a question's rows give theirs back."""
+        p, prefix = self.per_frame, self.stream.prefix
+        if layer < START:
+            return np.ones((1, 1), bool)
+        return (cached < prefix + p) | ((new - prefix) // p == (cached - prefix) // p) | (cached == new - p)
 
     def make_dense(self):
-        """Per layer and head: the kept positions after the prefix become their rank."""
-        for layer in self.decoder.cache:
-            for head in layer:
-                moved = head.positions >= self.stream.prefix
-                ranks = np.argsort(np.argsort(head.positions[moved]))
-                head.positions[moved] = self.stream.prefix + ranks
+        for head in (head for layer in self.decoder.cache for head in layer):
+            moved = head.positions >= self.stream.prefix
+            head.positions[moved] = self.stream.prefix + np.argsort(np.argsort(head.positions[moved]))
+
+    def forget(self, rows):
+        """The last rows of every head: a question is over."""
+        for head in (head for layer in self.decoder.cache for head in layer):
+            head.keep(range(len(head) - rows))
 
 
 LAZY = ("infinipot-v", "sliding-window", "streaming-llm", "simple-stream", "uniform", "random", "snapkv:window=8", "h2o")
@@ -63,9 +77,7 @@ def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reinde
     with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, reindexing=reindexing, text_budget=room) as session:
         stream = session._stream
         stream.positions.limit = 240
-        shadow = Shadow(checkpoint, stream)
-        ids = model.encode(session._chat.prefix)
-        shadow.decoder.append(model.engine.embed(np.array(ids)), np.arange(len(ids)))
+        shadow = Shadow(checkpoint, stream, model.encode(session._chat.prefix))
         for image in frames(70, model):
             session.watch(image)
         memory = session.stats.memory

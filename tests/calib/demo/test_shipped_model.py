@@ -43,7 +43,7 @@ def test_it_is_small():
 def test_it_is_what_the_exporter_makes_of_the_checkpoint(tmp_path):
     made = export_checkpoint(CHECKPOINT, tmp_path / "bundle")
     ours, shipped = (Bundle.load(folder) for folder in (made, demo_bundle()))
-    assert ours.decoder.graphs.keys() == shipped.decoder.graphs.keys()
+    assert ours.decoder.graphs.keys() == shipped.decoder.graphs.keys() - {"projections"}  # no longer exported
     assert replace(ours.decoder, graphs={}) == replace(shipped.decoder, graphs={})
     assert ours.chat == shipped.chat
     assert ours.vision.changed == shipped.vision.changed
