@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,15 +163,12 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 class RandomTokens(SteadyTarget):
     """Keep a random sample: after a compression every token so far is held with the same probability, |C| / seen.
 
-    A reservoir: a token's priority is a fixed hash of seed and ``seq``, so the largest of all seen are the largest of held and
-    new tokens. The hash is a bijection of 64 bits, so none tie. |C| does not depend on the new rows; tokens newer than the last
-    compression are all held.
+    All layers and heads hold the same tokens. A reservoir: a token's priority is a fixed hash of seed and ``seq``, so the
+    largest of all seen are the largest of held and new tokens. The hash is a bijection of 64 bits, so none tie. |C| does not
+    depend on the new rows; tokens newer than the last compression are all held.
     """
 
     seed: int = setting(0, "seed of the hash")
-    heads: Literal["alike", "own"] = setting(
-        "alike", "alike: all layers and heads hold the same tokens; own: each draws its own"
-    )
     target: float = setting(0.75, TARGET, above=0, at_most=1)
 
     name: ClassVar[str] = "random"
@@ -180,15 +177,10 @@ class RandomTokens(SteadyTarget):
     def score(self, cache: KVCache, layer: int) -> Float32:
         """The rank of each token's priority, which float32 holds exactly."""
         seq = cache.seq(layer)
-        drawn = priority(seq, self._streams(layer, len(seq)))
+        drawn = priority(seq, mix(mix(np.full(1, self.seed % 2**64, np.uint64))))
         rank = np.empty(seq.shape, np.float32)
         np.put_along_axis(rank, np.argsort(drawn, 1), np.arange(seq.shape[1], dtype=np.float32)[None], 1)
         return rank
-
-    def _streams(self, layer: int, heads: int) -> UInt64:
-        """The key of each head's hash, ``[kv_heads, 1]``: of the seed alone, or of layer and head too."""
-        index = 1 + layer * heads + np.arange(heads) if self.heads == "own" else np.zeros(heads, np.int64)
-        return mix(mix(np.full(heads, self.seed % 2**64, np.uint64)) + index.astype(np.uint64))[:, None]
 
 
 def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -37,7 +35,8 @@ Int64 = NDArray[np.int64]
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
-SHALLOW, DEEP = "0.1", "0.7"  # of the paper
+DEPTHS = 0.1, 0.7  # of the paper: where shallow layers end and deep ones begin, as fractions of the depth
+LAMBDAS = 0.1, 0.3, 0.4  # fractions of a score that come from the layer above: shallow, middle, deep
 
 
 @dataclass
@@ -50,22 +49,9 @@ class Hermes(Policy):
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
-    shallow: str = setting(
-        "",
-        "fraction of the depth where shallow layers end; shallow and deep empty: calibrated, else 0.1 and 0.7; one empty: its "
-        "default",
-    )
-    deep: str = setting("", "fraction of the depth where deep layers begin")
-    k: str = setting("", "forgetting rate: value at the first middle layer / fall until the first deep one; empty: by family")
-    omega: str = setting("", "fraction of recency in middle layers, like k; empty: by family")
-    lambdas: str = setting("0.1/0.3/0.4", "fractions of a score that come from the layer above, shallow/middle/deep")
     summary: bool = setting(True, "a deep layer keeps one token for everything it evicted")
-    layer_weights: str = setting("1/1/1", "weights of the layers' budgets, shallow/middle/deep")
     global_prompt: str = setting(GLOBAL, "guidance for all layers (App. C); if a prompt is empty, the other serves all layers")
     local_prompt: str = setting(LOCAL, "guidance that middle layers add")
-    guidance_rows: int = setting(
-        0, "score by this many rows of each guidance text, evenly spaced, its last among them; 0: by all", at_least=0
-    )
 
     name: ClassVar[str] = "hermes"
     paper: ClassVar[str] = "HERMES, arXiv 2601.14724"
@@ -73,27 +59,16 @@ class Hermes(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._depths = numbers(self.shallow or SHALLOW, 1, "shallow") + numbers(self.deep or DEEP, 1, "deep")
-        if not self._depths[0] <= self._depths[1] <= 1:
-            raise ValueError("0 <= shallow <= deep <= 1")
         if not (self.global_prompt or self.local_prompt):
             raise ValueError("one of global_prompt and local_prompt must say something")
-        self._lambdas = numbers(self.lambdas, 3, "lambdas")
-        self._weights = numbers(self.layer_weights, 3, "layer_weights")
-        if max(self._lambdas) > 1:
-            raise ValueError("lambdas lie in 0..1")
-        for name, text in (("k", self.k), ("omega", self.omega)):
-            numbers(text or "1/1", 2, name)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        if shape.calibration is not None and not (self.shallow or self.deep):
+        if shape.calibration is not None:
             self._middle_from, self._deep_from = shape.calibration.middle_from, shape.calibration.deep_from
         else:
-            self._middle_from, self._deep_from = (tokens_of(depth, shape.layers) for depth in self._depths)
-        k, omega = shape.fading
-        self._k, self._omega = numbers(self.k or k, 2, "k"), numbers(self.omega or omega, 2, "omega")
-        self._budgets = _layer_budgets(budget, [self._weights[self.kind_of(layer)] for layer in range(shape.layers)])
+            self._middle_from, self._deep_from = (tokens_of(depth, shape.layers) for depth in DEPTHS)
+        self._k, self._omega = (tuple(map(float, text.split("/"))) for text in shape.fading)
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
 
     def restore(self, state: State) -> None:
@@ -103,8 +78,6 @@ class Hermes(Policy):
     @property
     def basis(self) -> str:
         depths = f"middle from layer {self._middle_from}, deep from {self._deep_from}"
-        if self.shallow or self.deep:
-            return f"{depths}, as set"
         if self.shape.calibration is not None:
             return f"calibrated {self.shape.calibration.described}: {depths}"
         return f"default depths, {depths}, as the model's layers were not measured (edgevlm calibrate)"
@@ -120,22 +93,18 @@ class Hermes(Policy):
         return Needs(guidance=tuple(filter(str.strip, texts)) if layers else (), guidance_layers=layers)
 
     @property
-    def layer_budgets(self) -> NDArray[np.int64]:
-        return np.array(self._budgets, np.int64)
-
-    @property
     def compress_to(self) -> int:
         return tokens_of(self.target, self.budget)
 
     @property
     def max_append(self) -> int:
-        """A quarter of the smallest layer at least, so that one guidance forward serves several frames."""
-        return max(min(self._budgets) // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
+        """A quarter of |M| at least, so that one guidance forward serves several frames."""
+        return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     def summaries(self, cache: KVCache, keep: Mapping[int, Bool], rows: int) -> dict[int, NewRows]:
         add = {}
         for layer in (layer for layer in keep if self.summary and self.kind_of(layer) == 2):
-            if int(keep[layer][0].sum()) - self.shape.prefix + 1 + rows > self._budgets[layer]:
+            if int(keep[layer][0].sum()) - self.shape.prefix + 1 + rows > self.budget:
                 self._merged[layer] = 0  # a budget that the coming rows fill has no room for a summary
             else:
                 add[layer] = self.summarise(cache, layer, keep[layer][0])
@@ -170,7 +139,7 @@ class Hermes(Policy):
         """Eq. 5 from the deepest layer up: a token takes a fraction of its score from the layer above, if that holds it."""
         done, seqs = list(scores), [cache.seq(layer)[:1, rows] for layer, rows in enumerate(among)]
         for layer in range(len(done) - 2, -1, -1):
-            above, weight = done[layer + 1], self._lambdas[self.kind_of(layer)]
+            above, weight = done[layer + 1], LAMBDAS[self.kind_of(layer)]
             if len(above):
                 place = kernels.index_of(seqs[layer], seqs[layer + 1])[0]
                 done[layer] = np.where(place >= 0, (1 - weight) * done[layer] + weight * above[place], done[layer])
@@ -182,11 +151,10 @@ class Hermes(Policy):
         k, omega = self.fading(layer)
         if depth == 0 or guidance is None:
             return normalised(recency(seq[0, among], k))
-        texts = guidance.rows[:1] if depth == 2 else guidance.rows
-        rows = spaced(texts, self.guidance_rows)
-        keys, queries = guidance.keys[layer][:, : sum(texts)], guidance.queries[layer][:, rows]
+        rows = slice(0, guidance.rows[0] if depth == 2 else sum(guidance.rows))
+        keys, queries = guidance.keys[layer][:, rows], guidance.queries[layer][:, rows]
         held = cache.key(layer), seq, cache.key_scale(layer)
-        attended = normalised(guidance_attention(queries, keys, *held, rows=rows)[among])
+        attended = normalised(guidance_attention(queries, keys, *held)[among])
         return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(seq[0, among], k))
 
     def fading(self, layer: int) -> tuple[float, float]:
@@ -194,27 +162,6 @@ class Hermes(Policy):
         middle = self._deep_from - self._middle_from
         x = (layer - self._middle_from) / middle if self.kind_of(layer) == 1 else 0.0
         return self._k[0] - self._k[1] * x, self._omega[0] - self._omega[1] * x
-
-
-def _layer_budgets(budget: int, weights: list[float]) -> list[int]:
-    """Tab. 5: ``floor(w_i / sum w * budget * layers)``, the residue on the last layer; exact in the decimals given."""
-    exact = [Fraction(str(weight)) for weight in weights]
-    total = budget * len(weights)
-    if not any(exact):
-        raise ValueError("layer_weights leave no layer a budget")
-    parts = [int(weight * total / sum(exact)) for weight in exact]
-    return [*parts[:-1], total - sum(parts[:-1])]
-
-
-def numbers(text: str, count: int, name: str) -> tuple[float, ...]:
-    """Parse ``1/0.5/..`` as ``count`` numbers from 0 up. Raises ValueError."""
-    try:
-        found = tuple(float(part) for part in text.split("/"))
-    except ValueError:
-        found = ()
-    if len(found) != count or not all(0 <= number < np.inf for number in found):
-        raise ValueError(f"{name} takes {count} number{'s' * (count > 1)} from 0 up, like {'/'.join(['1'] * count)}")
-    return found
 
 
 def normalised(score: Float64, added: float = 0.0) -> Float64:
@@ -230,14 +177,6 @@ def recency(order: Int64, k: float) -> Float64:
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
-@lru_cache
-def spaced(texts: tuple[int, ...], count: int) -> Int64:
-    """Indices of ``count`` rows of each text, evenly spaced up to its last; 0: all. texts: rows of each, one after another."""
-    starts, counts = np.cumsum([0, *texts[:-1]]), [min(count or rows, rows) for rows in texts]
-    parts = zip(starts, texts, counts, strict=True)
-    return np.concatenate([start + np.arange(1, some + 1) * rows // max(some, 1) - 1 for start, rows, some in parts])
-
-
 def guidance_attention(
     queries: Float32,
     own_keys: Float32,
@@ -245,17 +184,16 @@ def guidance_attention(
     seq: Int64,
     scale: Float32 | None = None,
     *,
-    rows: Int64 | slice = slice(None),
     causal: bool = True,
 ) -> Float64:
     """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
 
-    own_keys: of all guidance rows, ``[kv_heads, m, head_dim]``; queries: of ``rows`` among them, ``[heads, rows, head_dim]``,
-    each of which sees the keys up to its own, or all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored,
+    own_keys: of the guidance rows, ``[kv_heads, m, head_dim]``; queries: theirs, ``[heads, m, head_dim]``, each of which sees
+    the keys up to its own, or all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored,
     seq: ``[kv_heads, n]``; scale: of int8 keys.
     """
     positions = seq.max(initial=-1) + 1 + np.arange(own_keys.shape[1]) * causal
-    mass = kernels.attention_mass(queries, positions[rows], key, seq, own_keys, positions, scale)
+    mass = kernels.attention_mass(queries, positions, key, seq, own_keys, positions, scale)
     return mass.sum(0, dtype=np.float64) / (queries.shape[0] * queries.shape[1])
 
 

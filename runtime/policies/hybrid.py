@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from edgevlm.runtime.policies.base import Float32, Policy, setting
-from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.retrieval import QuestionRetrieval
 from edgevlm.runtime.retrieval.cluster_index import ClusterIndex
@@ -38,14 +37,13 @@ class Hybrid(QuestionRetrieval):
     )
     rows: int = setting(2, "most tokens per block; two blocks of each cluster are kept", at_least=1)
     tau: float = setting(0.95, "cosine from which tokens are alike until the index is full", above=0, at_most=1)
-    evict: Literal["last-seen", "sliding-window"] = setting("last-seen", "the eviction policy of the cache")
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"
     state_fields = (*QuestionRetrieval.state_fields, "_clusters")
 
     def arena_policy(self) -> Policy:
-        return LastSeen() if self.evict == "last-seen" else SlidingWindow()
+        return LastSeen()
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)

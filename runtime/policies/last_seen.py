@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -21,39 +21,25 @@ if TYPE_CHECKING:
 class LastSeen(SteadyTarget):
     """Keep the tokens least similar to any later token, by the deepest layer's keys.
 
-    u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated; the lowest u stay, in all layers alike. The
-    newest token has u = -1.
+    u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated, averaged over heads; the lowest u stay, in
+    all layers alike. The newest token has u = -1. Tokens that have left still count among the later ones.
 
     Ours: there is no paper.
     """
 
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
-    layer: str = setting("", "the layer whose keys are compared; empty: the deepest")
-    against: Literal["ever", "held"] = setting(
-        "ever", "compare with all later tokens, kept or not; held: with later tokens still in the cache"
-    )
-    heads: Literal["shared", "own"] = setting(
-        "shared", "all heads share by mean u; own: head h of every layer by head h of that layer"
-    )
-    keys: Literal["unrotated", "rotated"] = setting("unrotated", "compare keys un-rotated, or rotated as stored")
 
     name: ClassVar[str] = "last-seen"
     paper: ClassVar[str] = "ours, docs/internals/last-seen.md"
     state_fields = ("_known", "_since")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layer and not self.layer.isdecimal():
-            raise ValueError("layer is a number from 0 up, or empty")
-
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._layer = min(int(self.layer or shape.layers), shape.layers - 1)
-        self._known = SeqScores()  # 1 + u, of `against=ever`
+        self._known = SeqScores()  # 1 + u
         self._since = 0  # the first token that no other has been compared with
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        score, ranked = self._novelty(cache), cache.seq(self._layer)
+        score, ranked = self._novelty(cache), cache.seq(self.shape.layers - 1)
         shared: dict[int, Bool] = {}  # target -> what stays in all layers that hold the rows that were scored
         keep = {}
         for layer, target in targets.items():
@@ -69,24 +55,14 @@ class LastSeen(SteadyTarget):
         return keep
 
     def _novelty(self, cache: KVCache) -> Float32:
-        """-u of each row of the layer that ranks, ``[kv_heads, n]``."""
-        valid, rotated = cache.kind(self._layer) == Kind.VISION, self.keys == "rotated"
-        if self.against == "held":
-            likeness = kernels.newer_similarity(cache, self._layer, valid, rotated=rotated)
-        else:
-            likeness = self._accumulated(cache, valid, rotated)
-        if self.heads == "shared":
-            likeness = np.broadcast_to(likeness.mean(0, dtype=np.float64).astype(np.float32), likeness.shape)
-        return -likeness
-
-    def _accumulated(self, cache: KVCache, valid: Bool, rotated: bool) -> Float32:
-        """u against all that ever came: those held meet what came since the last compression, and u is kept by ``seq``."""
-        seq = cache.seq(self._layer)
-        likeness = 1 + kernels.newer_similarity(cache, self._layer, valid, self._since, rotated=rotated)
-        known = np.maximum(self._known.get(seq), likeness)
-        self._known.replace(seq, known, int(cache.capacities[self._layer]))
+        """-u of each row of the deepest layer, ``[kv_heads, n]``: those held meet what came since the last compression."""
+        layer = self.shape.layers - 1
+        seq, valid = cache.seq(layer), cache.kind(layer) == Kind.VISION
+        known = np.maximum(self._known.get(seq), 1 + kernels.newer_similarity(cache, layer, valid, self._since))
+        self._known.replace(seq, known, int(cache.capacities[layer]))
         self._since = int(seq.max()) + 1
-        return (known - 1).astype(np.float32)
+        likeness = (known - 1).astype(np.float32)
+        return -np.broadcast_to(likeness.mean(0, dtype=np.float64).astype(np.float32), likeness.shape)
 
 
 def _best(cache: KVCache, layer: int, score: Float32, target: int) -> Bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,7 @@ class SnapKV(Policy):
     """
 
     window: int = setting(32, "newest rows that observe and stay", at_least=1)
-    kernel: int = setting(7, "width of the pool in tokens, odd", at_least=1)
-    pool: Literal["max", "avg"] = setting("max", "pool by max or avg; missing neighbours are left out")
+    kernel: int = setting(7, "width of the max pool in tokens, odd; missing neighbours are left out", at_least=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "snapkv"
@@ -78,29 +77,18 @@ class SnapKV(Policy):
             return keep
         query, query_seq = self._queries.at(cache, layer)
         score = kernels.attention_mass(query, query_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
-        return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel, self.pool), seq, ~keep, target - self.window)
+        return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel), seq, ~keep, target - self.window)
 
 
-def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: str) -> Float32:
-    """1-D pooling of ``score`` along ``seq`` over the ``kernel`` nearest rows ``among`` each head's; all ``[kv_heads, n]``.
+def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
+    """The largest ``score`` of the ``kernel`` nearest rows by ``seq`` ``among`` each head's; all ``[kv_heads, n]``.
 
     As many rows in each head. Neighbours beyond either end are left out; rows not ``among`` get 0.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)
     at = np.take_along_axis(at, np.argsort(np.take_along_axis(seq, at, 1), 1), 1)  # places by rising seq
-    line = np.take_along_axis(score, at, 1)
-    if pool == "max":
-        line = _windows(line, kernel, -np.inf).max(2)
-    else:
-        near = _windows(np.ones((1, count)), kernel, 0.0).sum(2)
-        line = _windows(line, kernel, 0.0).sum(2, dtype=np.float64) / near
+    padded = np.pad(np.take_along_axis(score, at, 1), ((0, 0), (kernel // 2, kernel // 2)), constant_values=np.float32(-np.inf))
     out = np.zeros_like(score)
-    np.put_along_axis(out, at, line.astype(np.float32), 1)
+    np.put_along_axis(out, at, np.lib.stride_tricks.sliding_window_view(padded, kernel, 1).max(2), 1)
     return out
-
-
-def _windows(line: NDArray[np.floating], kernel: int, beyond: float) -> NDArray[np.floating]:
-    """The ``kernel`` values around each of ``line`` ``[h, n]``: ``[h, n, kernel]``, ``beyond`` where they reach out of it."""
-    padded = np.pad(line, ((0, 0), (kernel // 2, kernel // 2)), constant_values=beyond)
-    return np.lib.stride_tricks.sliding_window_view(padded, kernel, 1)

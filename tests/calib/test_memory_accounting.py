@@ -112,7 +112,7 @@ def plain(worker):
     return run_case(worker.model, worker.case(0), create_policy(PLAIN.policy), 128)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.bounded] + ["hermes:layer_weights=1.3/1/0.7"])
+@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.bounded])
 def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, plain, name):
     (run,) = worker.runs([Variant(name)], Budget("50%", 0.5))
     result = run_case(worker.model, worker.case(0), create_policy(name), run.tokens)

@@ -76,15 +76,11 @@ def hermes(text, calibration=None):
     return policy, [policy.kind_of(layer) for layer in range(5)]
 
 
-def test_hermes_takes_the_depths_that_were_measured_unless_one_is_set(made_up):
+def test_hermes_takes_the_depths_that_were_measured(made_up):
     measured = made_up(middle_from=2, deep_from=4)
     assert hermes("hermes")[1] == [1, 1, 1, 2, 2]
     assert hermes("hermes", measured)[1] == [0, 0, 1, 1, 2]
-    assert hermes("hermes:shallow=0.1,deep=0.7", measured)[1] == [1, 1, 1, 2, 2]
-    assert hermes("hermes:shallow=0.4", measured)[1] == [0, 0, 1, 2, 2]
-    policy, _ = hermes("hermes:layer_weights=1/1/2", measured)
-    assert policy.needs.guidance_layers == (2, 3, 4)
-    assert policy.layer_budgets.tolist() == [53, 53, 53, 53, 108]
+    assert hermes("hermes", measured)[0].needs.guidance_layers == (2, 3, 4)
     assert hermes("hermes", made_up(middle_from=5, deep_from=5))[0].needs.guidance == ()
 
 

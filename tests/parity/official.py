@@ -10,7 +10,7 @@ from reference_decoder import ReferenceDecoder
 from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Guidance, Needs, setting
-from edgevlm.runtime.policies.hermes import Hermes, guidance_attention, normalised, recency, summary_of
+from edgevlm.runtime.policies.hermes import LAMBDAS, Hermes, guidance_attention, normalised, recency, summary_of
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
 ADDED = 1e-6  # to the range of a min-max
@@ -67,7 +67,7 @@ class OfficialHermes(Hermes):
         held = [(cache.seq(layer)[0, rows], cache.position(layer)[0, rows, 0]) for layer, rows in enumerate(among)]
         order = [np.lexsort(of_layer) for of_layer in held]
         for layer in range(len(done) - 2, -1, -1):
-            above, own, weight = done[layer + 1], scores[layer].copy(), self._lambdas[self.kind_of(layer)]
+            above, own, weight = done[layer + 1], scores[layer].copy(), LAMBDAS[self.kind_of(layer)]
             if len(above):
                 here, there = order[layer], order[layer + 1]
                 place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5

@@ -36,24 +36,24 @@ def best(scores, count):
     return set(sorted(scores, key=lambda seq: (np.float32(scores[seq]), seq), reverse=True)[:count])
 
 
-def pooled(scores, kernel, pool):
-    """Each score becomes the largest, or the mean, of those within ``kernel`` // 2 places of it by seq."""
+def pooled(scores, kernel):
+    """Each score becomes the largest of those within ``kernel`` // 2 places of it by seq."""
     seqs, reach = sorted(scores), kernel // 2
     out = {}
     for i, seq in enumerate(seqs):
         near = [float(np.float32(scores[other])) for other in seqs[max(0, i - reach) : i + reach + 1]]
-        out[seq] = max(near) if pool == "max" else sum(near) / len(near)
+        out[seq] = max(near)
     return out
 
 
-def snapkv(head, kv_head, bare, target, vision, window, kernel, pool):
+def snapkv(head, kv_head, bare, target, vision, window, kernel):
     """The vision seqs that one head keeps; ``vision`` are those it holds."""
     seqs = sorted(vision)
     if target <= window:
         return set(seqs[len(seqs) - target :])
     observers, past = seqs[-window:], seqs[:-window]
     given = mass(head, kv_head, bare, observers)
-    return set(observers) | best(pooled({seq: given[seq] for seq in past}, kernel, pool), target - window)
+    return set(observers) | best(pooled({seq: given[seq] for seq in past}, kernel), target - window)
 
 
 def h2o(accumulated, target, vision, recent):

@@ -49,7 +49,7 @@ def splitmix64(x):
     return x ^ (x >> 31)
 
 
-def random_tokens(seen, target, seed, stream=0):
+def random_tokens(seen, target, seed):
     """The seqs held of all ever ``seen``: those of the largest hash."""
-    key = splitmix64((splitmix64(seed % 2**64) + stream) & LOW)
+    key = splitmix64(splitmix64(seed % 2**64))
     return set(sorted(seen, key=lambda seq: splitmix64(splitmix64(seq) ^ key), reverse=True)[:target])

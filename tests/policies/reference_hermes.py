@@ -14,13 +14,6 @@ def bounds(layers, shallow=0.1, deep=0.7):
     return math.floor(shallow * layers + 1e-9), math.floor(deep * layers + 1e-9)
 
 
-def budgets(total, weights):
-    """Tab. 5; weights in hundredths, so that this is exact."""
-    shares = [weight * total * len(weights) // sum(weights) for weight in weights]
-    shares[-1] += total * len(weights) - sum(shares)
-    return shares
-
-
 def min_max(scores):
     low, high = min(scores), max(scores)
     return [(score - low) / (high - low) if high > low else 0.0 for score in scores]
@@ -48,13 +41,10 @@ def attention(queries, own_keys, layer, tokens, rows):
     return [mean[token["seq"]] for token in tokens]
 
 
-def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, observed=None):
-    """Per layer the competing tokens and eqs. 1 to 4. guidance: queries and keys by layer, rows of each text.
-
-    observed: the guidance rows of each text that score, all of them unless given.
-    """
+def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7):
+    """Per layer the competing tokens and eqs. 1 to 4. guidance: queries and keys by layer, rows of each text."""
     queries, keys, rows = guidance
-    global_rows, local_rows = observed or (range(rows[0]), range(rows[0], sum(rows)))
+    global_rows, local_rows = range(rows[0]), range(rows[0], sum(rows))
     middle_from, deep_from = bounds(len(layers), shallow, deep)
     found = []
     for number, layer in enumerate(layers):

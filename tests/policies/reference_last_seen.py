@@ -10,17 +10,13 @@ from policies.reference_infinipot_v import best, cosine, unrotated
 class LastSeen:
     """u as the reference has it: per head of the layer that ranks, seq -> highest cosine with any token that came later."""
 
-    def __init__(self, filled, layer=None, ever=True, shared=True, rotated=False):
-        self.filled, self.ever, self.shared, self.rotated = filled, ever, shared, rotated
-        self.layer = filled.cache.layers - 1 if layer is None else layer
+    def __init__(self, filled):
+        self.filled, self.layer = filled, filled.cache.layers - 1
         self.likeness = [{} for _ in range(HEADS)]
-
-    def key(self, token):
-        return token["key"].astype("float64") if self.rotated else unrotated(token, INV_FREQ)
 
     def met(self, head, seqs):
         """Each token's highest cosine with those of ``seqs`` that are newer; -1 where there is none."""
-        keys = {token["seq"]: self.key(token) for token in head}
+        keys = {token["seq"]: unrotated(token, INV_FREQ) for token in head}
         return {
             seq: max((cosine(key, keys[other]) for other in seqs if other > seq and other in keys), default=-1.0)
             for seq, key in keys.items()
@@ -34,16 +30,9 @@ class LastSeen:
 
     def expected(self, layer, target):
         ranked = self.filled.heads(self.layer)
-        likeness = [
-            {token["seq"]: self.likeness[h][token["seq"]] for token in head}
-            if self.ever
-            else self.met(head, [token["seq"] for token in head])
-            for h, head in enumerate(ranked)
-        ]
-        if self.shared:
-            mean = {seq: sum(of[seq] for of in likeness) / HEADS for seq in likeness[0]}
-            likeness = [mean] * HEADS
+        likeness = [{token["seq"]: self.likeness[h][token["seq"]] for token in head} for h, head in enumerate(ranked)]
+        mean = {seq: sum(of[seq] for of in likeness) / HEADS for seq in likeness[0]}
         return [
-            {token["seq"] for token in best(head, [-of.get(token["seq"], 2.0) for token in head], target)}
-            for of, head in zip(likeness, self.filled.heads(layer), strict=True)
+            {token["seq"] for token in best(head, [-mean.get(token["seq"], 2.0) for token in head], target)}
+            for head in self.filled.heads(layer)
         ]

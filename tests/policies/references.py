@@ -15,11 +15,11 @@ def vision(filled, layer):
     return [[token["seq"] for token in head] for head in filled.heads(layer)]
 
 
-def snapkv_of(filled, window=4, kernel=7, pool="max"):
+def snapkv_of(filled, window=4, kernel=7):
     def expected(layer, target):
         heads = zip(filled.heads(layer, BOTH), vision(filled, layer), strict=True)
         return [
-            reference_attention.snapkv(head, h, filled.bare[layer], target, seqs, window, kernel, pool)
+            reference_attention.snapkv(head, h, filled.bare[layer], target, seqs, window, kernel)
             for h, (head, seqs) in enumerate(heads)
         ]
 
@@ -68,8 +68,8 @@ def h2o_of(filled):
     return sums.expected, sums.appended
 
 
-def last_seen_of(filled, **settings):
-    likeness = LastSeen(filled, **settings)
+def last_seen_of(filled):
+    likeness = LastSeen(filled)
     return likeness.expected, likeness.appended
 
 
@@ -96,5 +96,4 @@ REFERENCES = {  # the policy's text -> what play takes of the reference on a str
     "purekv:clie=1,window=4": lambda filled, _: without_sums(PureKV(filled, clie=1, window=4).expected),
     "infinipot-v": lambda filled, budget: without_sums(infinipot_v_of(filled, budget)),
     "last-seen": lambda filled, _: last_seen_of(filled),
-    "last-seen:against=held,layer=1,heads=own": lambda filled, _: last_seen_of(filled, ever=False, layer=1, shared=False),
 }

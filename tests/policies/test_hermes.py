@@ -44,7 +44,7 @@ def carry_out(cache, plan):
 class Hermes:
     """A policy on a filled cache beside the reference, compression by compression."""
 
-    def __init__(self, filled, text, budget, family="", weights=(100, 100, 100), **expected):
+    def __init__(self, filled, text, budget, family="", **expected):
         cache, self.filled, self.expected, self.family = filled.cache, filled, expected, family
         self.policy = create_policy(text)
         self.policy.attach(
@@ -53,7 +53,7 @@ class Hermes:
         )
         middle, deep = reference.bounds(cache.layers)
         self.classes = [int(layer >= middle) + int(layer >= deep) for layer in range(cache.layers)]
-        self.budgets = reference.budgets(budget, [weights[c] for c in self.classes])
+        self.budgets = [budget] * cache.layers
         self.evicted = [[] for _ in self.classes]  # by layer, as they were when they went
         self.seen = [0] * cache.layers
         assert self.policy.layer_budgets.tolist() == self.budgets
@@ -76,9 +76,8 @@ class Hermes:
             assert (held + rows <= self.budgets).all()
             return False
         layers = [tokens_of(cache, layer) for layer in range(cache.layers)]
-        found = reference.raw_scores(layers, self.guidance, self.family, observed=self.expected.get("observed"))
-        lambdas = self.expected.get("lambdas", (0.1, 0.3, 0.4))
-        found = reference.smoothed(found, [lambdas[c] for c in self.classes])
+        found = reference.raw_scores(layers, self.guidance, self.family)
+        found = reference.smoothed(found, [(0.1, 0.3, 0.4)[c] for c in self.classes])
         for layer, (tokens, scores) in enumerate(found):
             target = max(0, self.budgets[layer] - rows)
             keep = plan.keep[layer]
@@ -133,14 +132,8 @@ class Hermes:
 
 CASES = [
     ("hermes", {}),
-    ("hermes:lambdas=0/0/0", {"lambdas": (0, 0, 0)}),
-    ("hermes:lambdas=0.5/0.5/0.5", {"lambdas": (0.5, 0.5, 0.5)}),
     ("hermes:summary=off", {"summary": False}),
-    ("hermes:layer_weights=1.3/1/0.7", {"weights": (130, 100, 70)}),
-    ("hermes:layer_weights=0.7/1.6/0.7", {"weights": (70, 160, 70)}),
     ("hermes", {"family": "qwen2_vl"}),
-    ("hermes:guidance_rows=1", {"observed": ((2,), (4,))}),
-    ("hermes:guidance_rows=2", {"observed": ((0, 2), (3, 4))}),
 ]
 
 
@@ -213,8 +206,7 @@ def test_guidance_runs_only_when_a_compression_is_due_and_the_target_spaces_them
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("summary=last", "summary"), ("lambdas=0.1", "takes 3 numbers"),
-        ("lambdas=0/0/2", r"0\.\.1"), ("k=fast", "k takes 2 numbers"), ("shallow=0.8", "shallow"), ("target=0", "target"),
+        ("summary=last", "summary"), ("target=0", "target"),
         ("global_prompt=,local_prompt=", "say something"), ("sumary=off", "did you mean 'summary'"),
     ],
 )  # fmt: skip

@@ -100,10 +100,9 @@ def watched(filled, policy, pieces):
     return left
 
 
-@pytest.mark.parametrize("arena", ["last-seen", "sliding-window"])
-def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers(arena):
+def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers():
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy = opened(filled, 160, f"hybrid:rows=3,tau=0.8,evict={arena}")
+    policy = opened(filled, 160, "hybrid:rows=3,tau=0.8")
     left = np.concatenate(watched(filled, policy, [2] * 30))
     index = policy._clusters
     assert 1 < index.clusters <= index.capacity

@@ -48,7 +48,7 @@ def test_the_documentation_has_a_section_with_every_setting(name):
 def test_settings_written_in_the_documentation_can_be_typed():
     page = (Path(__file__).parents[2] / "docs" / "internals" / "policies.md").read_text()
     written = re.findall(rf"`((?:{'|'.join(POLICIES)}):[^`]*=[^`]*)`", page)
-    assert len(written) > 8
+    assert len(written) > 5
     for text in written:
         create_policy(text)
 
@@ -57,5 +57,5 @@ def test_the_page_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     page = list_policies(as_json=False)
     assert max(map(len, page.splitlines())) <= 70
-    for words in ("streaming-llm   StreamingLLM, arXiv 2309.17453", "    sinks=4  first", "    pool=max (max|avg)", "Ours: "):
+    for words in ("streaming-llm   StreamingLLM, arXiv 2309.17453", "    sinks=4  first", "    tau=  tau1/tau2/tau3", "Ours: "):
         assert words in page

@@ -26,16 +26,14 @@ def open_filled(data, policy, storage, layers=2):
     return filled, data.draw(st.lists(st.integers(1, most), min_size=14, max_size=14), label="frames a piece")
 
 
-@pytest.mark.parametrize(
-    ("storage", "of"), zip(STORAGE, itertools.cycle([(4, 7, "max"), (5, 3, "avg"), (1, 1, "max"), (32, 7, "max")])), ids=str
-)
+@pytest.mark.parametrize(("storage", "of"), zip(STORAGE, itertools.cycle([(4, 7), (5, 3), (1, 1), (32, 7)])), ids=str)
 @given(data=st.data())
 @REPRODUCIBLE
 def test_snapkv(storage, of, data):
-    window, kernel, pool = of
-    policy = create_policy(f"snapkv:window={window},kernel={kernel},pool={pool}")
+    window, kernel = of
+    policy = create_policy(f"snapkv:window={window},kernel={kernel}")
     filled, pieces = open_filled(data, policy, storage)
-    assert play(filled, policy, pieces, snapkv_of(filled, window=window, kernel=kernel, pool=pool), reindex_every=2)
+    assert play(filled, policy, pieces, snapkv_of(filled, window=window, kernel=kernel), reindex_every=2)
 
 
 @pytest.mark.parametrize(("storage", "recent"), zip(STORAGE, itertools.cycle([0.5, 0.0, 1.0, 0.5])), ids=str)
@@ -62,7 +60,7 @@ def test_adversarial_content(name, content, storage):
     if content == 1.0:  # equal keys differ by their rotation only; queries of zeros do not see even that
         filled.query_random = Zeros()
     sums = Accumulated(filled, 0.5)
-    expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7, pool="max")
+    expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7)
     assert play(filled, policy, [1] * 16, expected, sums.appended) > 5
 
 

@@ -9,9 +9,21 @@ from pictures import frames
 from edgevlm.errors import UserError
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION, TEXT_BUDGET = "what color was the square?", TextBudget(16, 64, 8)
+
+
+class Uneven(Policy):
+    """Layers with budgets of their own."""
+
+    @property
+    def layer_budgets(self):
+        return np.linspace(0.3 * self.budget, 1.2 * self.budget, self.shape.layers).astype(np.int64)
+
+    def score(self, cache, layer):
+        return cache.seq(layer)
 
 
 def opened(model, **settings):
@@ -78,7 +90,7 @@ def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says)
         assert session.stats.frames == 0
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", "hermes:layer_weights=0.3/1/1.2"])
+@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", Uneven()])
 @pytest.mark.parametrize("budget", [-5, 0, 1])
 def test_the_budget_that_is_advised_is_the_smallest_that_works(model, policy, budget):
     with pytest.raises(UserError, match=f"a budget of {budget} tokens") as caught:

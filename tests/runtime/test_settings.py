@@ -42,10 +42,10 @@ def test_wrong_values_are_one_line(field, value, says):
     ("text", "says"),
     [
         ("snapkv:window=0", "window must be at least 1, not 0"), ("snapkv:kernel=4", "kernel must be odd"),
-        ("snapkv:pool=mean", "does not fit pool"), ("h2o:recent=2", "recent must be at least 0"),
+        ("hermes:summary=last", "does not fit summary"), ("h2o:recent=2", "recent must be at least 0"),
         ("uniform:target=0", "target must be above 0 and at most 1"), ("streaming-llm:sink=1", "did you mean 'sinks'"),
-        ("purekv:clie=-1", "from 0 up"), ("last-seen:layer=x", "layer is a number"), ("mosaic:tight=2", "policy mosaic: "),
-        ("resv:planes=0", "planes must be at least 1"), ("hybrid:evict=h2o", "does not fit evict"),
+        ("purekv:clie=-1", "from 0 up"), ("mosaic:tight=2", "policy mosaic: "),
+        ("resv:planes=0", "planes must be at least 1"),
     ],
 )  # fmt: skip
 def test_wrong_settings_of_policies_are_named(text, says):

@@ -23,9 +23,7 @@ VARIANTS = [
     "snapkv:window=6",
     "h2o",
     "purekv:window=6,st_spattn=on",
-    "hermes:layer_weights=0.7/1/1.3,target=0.6",
-    "random:heads=own",
-    "last-seen:against=held",
+    "hermes:target=0.6",
 ]
 WAYS = [("llava", "lazy"), ("qwen2_vl", "eager"), ("llava", "eager"), ("qwen2_vl", "lazy")]
 CASES = [
