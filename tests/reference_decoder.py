@@ -21,6 +21,9 @@ Sees = Callable[[int, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 """``sees(layer, new [S, 1], cached [1, n])``: which rows may look at which, all named by ``seq``; broadcast to ``[S, n]``."""
 
 
+START = 3  # the first layer that prefills sparsely
+
+
 @dataclass
 class HeadCache:
     """The rows of one layer's KV head, in the order in which they came."""
@@ -148,6 +151,62 @@ class ReferenceDecoder:
     def _norm(self, hidden: Array, name: str) -> Array:
         scale = np.sqrt(np.mean(hidden * hidden, axis=-1, keepdims=True) + self.eps)
         return hidden / scale * self.weights[f"{name}.weight"]
+
+
+class Shadow:
+    """Does to a ReferenceDecoder what a stream does to its cache, and gives it the mask when the stream prefills sparsely."""
+
+    def __init__(self, checkpoint, stream, prefix_ids):
+        self.decoder, self.stream = ReferenceDecoder(checkpoint), stream
+        self.per_frame = stream.model.bundle.vision.tokens_per_frame
+        self.reindexed, self.errors, self.choices, self.sparse_frames, self.dense_rows = 0, [], [], [], []
+        self.decoder.append(stream.model.engine.embed(np.array(prefix_ids)), np.arange(len(prefix_ids)))
+        self.before_append, stream.policy.before_append = stream.policy.before_append, self._before_append
+        for bound in filter(None, (stream.decoder, stream.sparse)):
+            bound.step = self._watched(bound.step)
+
+    def _before_append(self, cache, rows, guide):
+        plan = self.before_append(cache, rows, guide)
+        for layer, mask in enumerate(plan.keep if plan else []):
+            for head in range(cache.kv_heads if mask is not None else 0):
+                rows_of = self.decoder.cache[layer][head]
+                rows_of.keep(np.flatnonzero(np.isin(rows_of.seq, cache.seq(layer)[head][mask[head]])))
+        return plan
+
+    def _watched(self, step):
+        def watched(embeds, cos, sin, past_len, logit_rows=(-1,), pattern=None):
+            if self.stream.stats.reindexings > self.reindexed:
+                self.reindexed = self.stream.stats.reindexings
+                self.make_dense()
+            first = self.stream.positions.next - len(embeds)  # already taken for these rows
+            self.decoder.count = self.stream._seq
+            sees = None if pattern is None else self.sees
+            logits = self.decoder.append(embeds, np.arange(first, first + len(embeds)), sees)
+            (self.dense_rows if pattern is None else self.sparse_frames).append(len(embeds))
+            result = step(embeds, cos, sin, past_len, logit_rows, pattern)
+            if len(result.logits):
+                self.choices.append(int(np.argmax(logits[-1])))
+                self.errors.append(float(np.abs(logits[-1] - result.logits[-1]).max()))
+            return result
+
+        return watched
+
+    def sees(self, layer, new, cached):
+        """Vision rows follow the prefix without a gap in ``seq``: a question's rows give theirs back."""
+        p, prefix = self.per_frame, self.stream.prefix
+        if layer < START:
+            return np.ones((1, 1), bool)
+        return (cached < prefix + p) | ((new - prefix) // p == (cached - prefix) // p) | (cached == new - p)
+
+    def make_dense(self):
+        for head in (head for layer in self.decoder.cache for head in layer):
+            moved = head.positions >= self.stream.prefix
+            head.positions[moved] = self.stream.prefix + np.argsort(np.argsort(head.positions[moved]))
+
+    def forget(self, rows):
+        """The last rows of every head: a question is over."""
+        for head in (head for layer in self.decoder.cache for head in layer):
+            head.keep(range(len(head) - rows))
 
 
 def _text_weights(folder: Path, dtype: Any) -> dict[str, Array]:

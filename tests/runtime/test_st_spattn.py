@@ -7,7 +7,7 @@ import checkpoints
 import numpy as np
 import pytest
 from pictures import frames
-from runtime.test_oracle import START, Shadow
+from reference_decoder import START, Shadow
 
 from edgevlm.errors import CacheError
 from edgevlm.export import export_checkpoint
