@@ -27,7 +27,6 @@ COLUMNS = {
     "prefill": "runtime precision kv held frames ms_per_frame cpu_ms_per_frame against against_kv ratio cpu_ratio",
     "vision": "tower batch runtime precision ms_per_frame working_mb against ratio cpu_ratio cosine max_error",
     "precision": "precision top1 kl decoder_mb size_over_fp32 ms_per_token fp32_ms_per_token",
-    "kv-precision": "model kv tokens turns kl kl_most top1 bytes_per_token saturated",
     "compression": "policy dtype ms read_ms pass_over_read part gb_s copy_gb_s fraction_of_copy",
     "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_fraction joules_per_frame "
     "stopped",

@@ -23,7 +23,7 @@ SPREADS = {
 
 # what was measured, on what
 _TEXTS = {
-    "about": "What watches ask about: what is there now, or what left so many frames ago.",
+    "about": "What watches ask about: what is there now.",
     "against": "What a ratio or difference is to: a runtime or policy.",
     "against_kv": "Precision of that runtime's keys and values.",
     "append": "What enters the memory: all of each frame, or what changed.",
@@ -78,7 +78,6 @@ _NUMBERS = {
     "backward": "Fraction of questions about the past answered right.",
     "batch": "Frames per call, or the paper's batch size.",
     "bytes": "Bytes of cache and policy, of a snapshot, of a cluster, or moved.",
-    "bytes_per_token": "Bytes of a token's keys and values in all layers.",
     "cache_mb": "Keys and values held.",
     "camera_bytes": "What each camera after the first takes of a server's memory.",
     "cameras": "Demo cameras in all.",
@@ -145,7 +144,6 @@ _NUMBERS = {
     "joules_per_frame": "Energy per frame; null if not measured.",
     "joules_per_token": "Energy per generated token; null if not measured.",
     "kl": "KL divergence from the exact model, mean nats per token.",
-    "kl_most": "Its maximum.",
     "kv_heads": "KV heads.",
     "layers": "Layers.",
     "length": "Tokens held.",
@@ -195,7 +193,6 @@ _NUMBERS = {
     "rss_bytes": "Resident memory;",
     "said_gone": "Of the questions whose evidence is gone, the fraction of which that was said.",
     "same_answers": "Answers equal to those of against.",
-    "saturated": "Fraction of numbers that int8 clipped.",
     "scattered": "Fitted constant: efficiency of scattered reads.",
     "seconds": "Stream time.",
     "fraction_of_copy": "gb_s over copy_gb_s.",

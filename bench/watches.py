@@ -34,8 +34,6 @@ WINDOW, STILL = "sliding-window", "still"
 BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
-PASTS = (16, 80)  # frames after an object left from which it is asked about; the second lies beyond a sliding window
-ASKED = 6  # frames in a row that it is then asked about
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},
@@ -112,12 +110,10 @@ def quality(
     workers: int = 1,
     progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
-    """A line for each memory, kind of question and rule, over so many streams that objects come and go as often as ``events``.
+    """A line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
 
-    now: so many watches ask at each frame whether an object is there. past: each object that left, and as often one that never
-    came, is asked about so many frames after it left, PASTS, for ASKED frames: was it there? ``still`` is no policy but the
-    newest frame alone, as if each were asked about by itself. out: keeps each stream's scores; a run that was stopped goes on
-    there. Raises UserError.
+    At each frame ``watches`` watches ask whether an object is there. ``still`` is no policy but the newest frame, as if each
+    were asked about by itself. out: keeps each stream's scores; a stopped run continues there. Raises UserError.
     """
     shown = {"seed": seed, "frames": frames, "watches": watches}
     settings: dict[str, Any] = {**shown, "policy": list(policy), "append": list(append)}
@@ -135,9 +131,9 @@ def quality(
     for key in records[0]["scores"]:
         if not any(any(record["scores"][key].values()) for record in records):
             continue  # nothing was asked
-        name, way, about, rule = key.split("|")
+        name, way, rule = key.split("|")
         line = summed([Score(**record["scores"][key]) for record in records])
-        yield {"bench": "watch", "policy": name, "append": way, "about": about, "rule": rule, "streams": len(records), **line}
+        yield {"bench": "watch", "policy": name, "append": way, "about": "now", "rule": rule, "streams": len(records), **line}
 
 
 class WatchedStreams:
@@ -158,11 +154,10 @@ class WatchedStreams:
         return Model.load("demo", threads=self._threads)
 
     def __call__(self, stream: int) -> dict[str, Any]:
-        """``events``: comings and goings; ``scores``: by ``policy|append|about|rule``."""
+        """``events``: comings and goings; ``scores``: by ``policy|append|rule``."""
         words = [*self._words, STREAM + stream]
         pictures, present = shown(words, self._frames)
         watched, truth = chosen(present, self._watches, np.random.default_rng(words))
-        left = departed(present, np.random.default_rng([*words, 1]))
         memories: dict[tuple[str, str], dict[str, Any]] = {
             (name, way): {"policy": name, "append": way}
             for name in self._policy
@@ -173,16 +168,11 @@ class WatchedStreams:
             memories[STILL, "all"] = {"policy": WINDOW, "append": "all", "budget": per_frame, "chunk": 1}
         scores: dict[str, Score] = {}
         for memory, options in memories.items():
-            now, past = asked(self._model, pictures, watched, left, options)
+            now = asked(self._model, pictures, watched, options)
             for rule, settings in RULES.items():
-                by_age = {f"{age} frames ago": Score() for age in PASTS}
-                there = Score()
+                score = scores["|".join((*memory, rule))] = Score()
                 for truths, probabilities in zip(truth.T.tolist(), now.T, strict=True):
-                    there.add(truths, opened(probabilities, settings))
-                for (_, _, came, age), probabilities in zip(left, past, strict=True):
-                    by_age[f"{age} frames ago"].add([came] * ASKED, opened(probabilities, settings))
-                for about, score in {"now": there, **by_age}.items():
-                    scores["|".join((*memory, about, rule))] = score
+                    score.add(truths, opened(probabilities, settings))
         events = sum(len(before ^ now) for before, now in pairwise([set(), *present]))
         return {"stream": stream, "events": events, "scores": {key: asdict(score) for key, score in scores.items()}}
 
@@ -204,42 +194,16 @@ def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -
     return names, np.array([[name in there for name in names] for there in present], bool).reshape(len(present), len(names))
 
 
-def departed(present: list[set[str]], random: np.random.Generator) -> list[tuple[str, int, bool, int]]:
-    """What to ask about once it left, from which frame on, whether it had come (as often one that never did), and its age."""
-    never = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in set().union(*present)]
-    found = []
-    for age in PASTS:
-        for frame in range(1, len(present) - age - ASKED + 1):
-            for name in sorted(present[frame - 1] - present[frame]):
-                found += [(name, frame + age, True, age), (str(random.choice(never)), frame + age, False, age)]
-    return found
-
-
-def asked(
-    model: Model,
-    pictures: list[NDArray[np.uint8]],
-    names: list[str],
-    left: list[tuple[str, int, bool, int]],
-    options: dict[str, Any],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The probability of yes: is it there now, ``[frames, names]``, and was it there, ``[left, ASKED]``."""
-    now, past = np.zeros((len(pictures), len(names))), np.zeros((len(left), ASKED))
+def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
+    """The probability of yes, ``[frames, names]``: is it there now?"""
+    articles = ["an" if name.startswith("orange") else "a" for name in names]
+    questions = [(f"is there {a} {name} now?", ("yes", "no")) for a, name in zip(articles, names, strict=True)]
+    now = np.zeros((len(pictures), len(names)))
     with Session.open(model, **options) as session:
-        for frame, picture in enumerate(pictures):
+        for frame, picture in enumerate(pictures if names else ()):
             session.watch(picture, (frame + 1) / FPS)
-            due = [place for place, (_, start, *_) in enumerate(left) if start <= frame < start + ASKED]
-            questions = [f"is there {a(name)} now?" for name in names] + [f"was there {a(left[place][0])}?" for place in due]
-            answers = session.classify([(question, ("yes", "no")) for question in questions]) if questions else ()
-            found = [one.probabilities["yes"] for one in answers]
-            now[frame] = found[: len(names)]
-            for place, probability in zip(due, found[len(names) :], strict=True):
-                past[place, frame - left[place][1]] = probability
-    return now, past
-
-
-def a(name: str) -> str:
-    """It with its article."""
-    return f"{'an' if name.startswith('orange') else 'a'} {name}"
+            now[frame] = [one.probabilities["yes"] for one in session.classify(questions)]
+    return now
 
 
 def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> list[bool]:

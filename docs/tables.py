@@ -281,35 +281,6 @@ def accuracy_append(suite: str, budget: str = "12.5%") -> Callable[..., Table]:
     return table
 
 
-def recalled(suite: str, heads: Sequence[str]) -> Callable[..., Table]:
-    """What is recalled of a suite's streams, test seeds, by budget: what is past, what is now, and evidence still held."""
-
-    def table(lines: Sequence[Line]) -> Table:
-        own = [line for line in lines if (line.get("suite"), line.get("seed")) == (suite, "test") and "accuracy" in line]
-        if any(line.get("append", ALL) != ALL for line in own):
-            return [], []
-        at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
-        found = {line["budget"] for line in own if line["policy"] != "full"}
-        budgets = sorted(found, key=lambda text: -float(text.rstrip("%")))
-        policies = list(dict.fromkeys(line["policy"] for line in own))
-        rows = []
-        for policy in sorted(policies, key=lambda name: (name != "full", -_recalled(at, name, budgets))):
-            of = ["100%"] * len(budgets) if policy == "full" else budgets
-            past, now = ([at.get((policy, budget, kind), {}) for budget in of] for kind in ("backward", "now"))
-            cells = [interval(line, "accuracy", "ci_low", "ci_high") for line in past]
-            cells += [decimals(line["accuracy"]) if line else "-" for line in now]
-            cells += [decimals(line["evidence_held"]) if line else "-" for line in past]
-            rows.append([{"full": "full KV", "oracle": "oracle"}.get(policy, f"`{policy}`"), *cells])
-        named = [budget.replace("%", " %") for budget in budgets]
-        return ["policy", *(f"{what}, {budget}" for what in heads for budget in named)], rows
-
-    return table
-
-
-def _recalled(at: dict[tuple[str, str, str], Line], policy: str, budgets: Sequence[str]) -> float:
-    return sum(float(at[policy, budget, "backward"]["accuracy"]) for budget in budgets if (policy, budget, "backward") in at)
-
-
 def against_short(lines: Sequence[Line]) -> Table:
     """:func:`against` without what the stages take."""
     heads, rows = against(lines)
@@ -343,30 +314,8 @@ def _signed(value: float, digits: int = 2) -> str:
     return f"{'+' if value > 0 else '-' if value < 0 else ''}{decimals(abs(value), digits)}"
 
 
-def precision(lines: Sequence[Line]) -> Table:
-    """Weight precisions beside fp32, a column each."""
-    own = [line for line in lines if line.get("bench") == "precision"]
-    if not own:
-        return [""], []
-    largest = max(own, key=lambda line: float(line["decoder_mb"]))  # its ratio is rounded least
-    rows: list[tuple[str, Text]] = [
-        ("same likeliest token", lambda line: decimals(line["top1"], 3)),
-        ("mean KL, nats", lambda line: decimals(line["kl"], 4)),
-        (
-            f"decoder, MB (fp32: {largest['decoder_mb'] / largest['size_over_fp32']:.0f})",
-            lambda line: f"{line['decoder_mb']:.0f}",
-        ),
-    ]
-    heads = ["", *(line["precision"].replace("+gptq", " by GPTQ") for line in own)]
-    return heads, [[title, *(text(line) for line in own)] for title, text in rows]
-
-
 def _compression(title: str, dtype: str, value: Callable[[Line], float]) -> tuple[str, Line, Callable[[Line], float]]:
     return title, {"bench": "compression", "dtype": dtype, "threads": 1, "layers": 36}, value
-
-
-def _breakdown(what: str, model: str, value: Callable[[Line], float]) -> tuple[str, Line, Callable[[Line], float]]:
-    return what, {"bench": "breakdown", "model": model}, value
 
 
 def _column(key: str, scale: float = 1.0, digits: int = 0) -> Text:
@@ -377,28 +326,12 @@ def _right(line: Line) -> str:
     return ", ".join(f"{name} {of}" for name, of in line["right"].items() if name not in ("now", "never"))
 
 
-def _compress_percent(line: Line) -> float:
-    return 100 * float(line["compress_fraction"])
-
-
-def _guidance(line: Line) -> float:
-    return 100 * float(line["guidance_ms"]) / float(line["frame_ms"])
-
-
 TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy": accuracy,
     "accuracy-append": accuracy_append("streamqa"),
     "accuracy-append-hard": accuracy_append("streamqa-hard"),
-    "accuracy-append-photo": accuracy_append("streamqa-photo", "6.25%"),
     "accuracy-append-small": accuracy_append("streamqa", "6.25%"),
-    "accuracy-photo": recalled("streamqa-photo", ("before", "now", "held")),
     "accuracy-short": accuracy_short,
-    "breakdown": by_policy([
-        _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _compress_percent),
-        _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: guidance", "seeded-0.5b", _guidance),
-        _breakdown("the demo: compression", "demo", _compress_percent),
-        _breakdown("the demo: guidance", "demo", _guidance),
-    ]),
     "compression": by_policy([
         _compression("over one plain read of the same keys and values, fp32", "fp32", lambda line: line["pass_over_read"]),
         _compression("the same in fp16, which has half the bytes to read", "fp16", lambda line: line["pass_over_read"]),
@@ -412,17 +345,11 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
         "KB moved": _column("moved_bytes_per_question", 1e3), "right after": _right,
     }),
     "longstream": longstream,
-    "precision": precision,
-    "prefill-pattern": listing({"bench": "prefill-pattern"}, {
-        "tokens held": _column("held"), "dense, ms a frame": _column("dense_ms"), "sparse": _column("st_spattn_ms"),
-        "times as fast": lambda line: two_digits(line["ratio"]),
-    }),
     "stream": stream,
     "stream-against": against,
     "stream-against-short": against_short,
     "stream-changed": stream_changed,
     "stream-changed-short": stream_changed_short,
-    "text-facts": recalled("text-facts", ("far", "near", "held")),
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
         {

@@ -51,7 +51,6 @@ class MeasureOptions:
     kv_heads: Annotated[int | None, option("N", "Set the cache's KV heads.", min=1)] = None
     head_dim: Annotated[int | None, option("N", "Set the size of a head.", min=2)] = None
     tokens: Annotated[int | None, option("N", "Hold or compare this many tokens.", min=1)] = None
-    text: Annotated[Path | None, option("FILE", "Read the text to compare from a file.")] = None
     attention: Annotated[str | None, option("sdpa|eager", "Set transformers' attention.")] = None
     dtype: Annotated[list[str] | None, option("all|fp32,fp16,int8", "Store keys and values as this.")] = None
     device: Annotated[str | None, option("cpu|cuda", "Time the kernels of this device.")] = None
@@ -101,15 +100,13 @@ speed = command(
         "prefill": "speed.decoder:prefill",
         "vision": "speed.vision:vision",
         "precision": "speed.precision:weights",
-        "kv": "speed.precision:kv_cache",
     },
-    "model tower against held frames tokens_per_frame precisions kv layers tokens text threads rounds",
+    "model tower against held frames tokens_per_frame precisions kv layers tokens threads rounds",
     """Time decode, prefill, vision towers and precisions.
 
     decode and prefill run beside llama.cpp, OpenVINO and transformers with the same weights, taking turns; vision beside
-    transformers and OpenVINO. Models are seeded-135m|360m|0.5b|3b with random weights, demo, a checkpoint or a bundle.
-    precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed; int4+gptq rounds by GPTQ); kv a
-    bundle's KV cache with an fp32 one.
+    transformers. Models are seeded-135m|360m|0.5b|3b with random weights, demo, a checkpoint or a bundle.
+    precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed; int4+gptq rounds by GPTQ).
     """,
 )
 compression = command(
@@ -163,9 +160,8 @@ watch = command(
     """Measure how well watches open and close, and their cost.
 
     quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes
-    again while nothing changed, by rule, of what is there now and of what left a while ago; beside a sliding window, and each
-    frame asked about alone. cost is frames a second with a dozen watches over those without, and what asking them together
-    saves.
+    again while nothing changed, by rule; beside a sliding window, and each frame asked about by itself. cost is frames a second
+    with a dozen watches over those without, and what asking them together saves.
     """,
 )
 vrex = command(

@@ -60,23 +60,16 @@ def decode(
     """Time one token: looked up, decoded after ``held`` rows, its logits computed.
 
     A line for each precision of weights and KV cache, rows held and runtime, then ratios of ours (see :func:`pairs`). Raises
-    UserError for a runtime or precision that is not known, and for more rows than the model has positions for.
+    UserError for an unknown runtime or precision, and for more rows than the model has positions for.
     """
     _check(against, precisions, kv)
     for name in model:
-        text, timings = open_text_model(name, layers), list[Timing]()
+        text, works = open_text_model(name, layers), [Append(rows) for rows in held]
         limit = text.shape.model_limit - 1
         if over := [rows for rows in held if not 1 <= rows <= limit]:
             raise UserError(f"--held {over[0]}: {text.name} holds 1 to {limit}")
-        place = {"model": name, "threads": threads} | ({} if layers is None else {"layers": layers})
-        for precision in precisions:
-            for timing in measure(text, against, precision, [Append(rows) for rows in held], threads, rounds, progress, kv):
-                timings.append(timing)
-                read = read_mb(text.shape, timing.precision, timing.kv, timing.work.held)
-                yield {**_token(place, timing), **figures("token", timing.took), "read_mb": read}
-        for ours, theirs in pairs(timings):
-            beside = {"against": theirs.runtime, "against_kv": theirs.kv}
-            yield {**_token(place, ours), **beside, **ratio(ours.took, theirs.took)}
+        place = {"bench": "decode", "model": name, "threads": threads} | ({} if layers is None else {"layers": layers})
+        yield from _compared(text, against, precisions, works, threads, rounds, progress, kv, place)
 
 
 def prefill(
@@ -92,25 +85,44 @@ def prefill(
     *,
     progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """Time a frame's prefill, in calls of ``frames`` frames after ``held`` tokens, without logits.
-
-    A line for each model, precision of weights and KV cache, call and runtime, then ratios of ours (see :func:`pairs`). Raises
-    UserError for a runtime or precision that is not known.
-    """
+    """Time a frame's prefill in calls of ``frames`` frames after ``held`` tokens, without logits; lines as :func:`decode`."""
     _check(against, precisions, kv)
     for name in model:
-        p, timings, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), list[Timing](), open_text_model(name)
-        place, works = (
-            {"model": name, "tokens_per_frame": p, "threads": threads},
-            [Append(h, f * p, f) for h in held for f in frames],
-        )
-        for precision in precisions:
-            for timing in measure(text, against, precision, works, threads, rounds, progress, kv):
-                timings.append(timing)
-                yield {**_frame(place, timing), **figures("frame", timing.took)}
-        for ours, theirs in pairs(timings):
-            beside = {"against": theirs.runtime, "against_kv": theirs.kv}
-            yield {**_frame(place, ours), **beside, **ratio(ours.took, theirs.took)}
+        p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
+        works = [Append(rows, count * p, count) for rows in held for count in frames]
+        place = {"bench": "prefill", "model": name, "tokens_per_frame": p, "threads": threads}
+        yield from _compared(text, against, precisions, works, threads, rounds, progress, kv, place)
+
+
+def _compared(
+    text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], threads: int, rounds: int,
+    progress: Notify, kv: Sequence[str], place: dict[str, Any],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """A line for each timing, then the ratios."""
+    timings = list[Timing]()
+
+    def about(timing: Timing) -> dict[str, Any]:
+        size = {"context": timing.work.held} if place["bench"] == "decode" else {"held": timing.work.held}
+        size |= {} if place["bench"] == "decode" else {"frames": timing.work.frames}
+        return {
+            "bench": place["bench"],
+            "runtime": timing.runtime,
+            **place,
+            "precision": timing.precision,
+            **size,
+            "kv": timing.kv,
+        }
+
+    for precision in precisions:
+        for timing in measure(text, against, precision, works, threads, rounds, progress, kv):
+            timings.append(timing)
+            if place["bench"] == "decode":
+                read = read_mb(text.shape, timing.precision, timing.kv, timing.work.held)
+                yield {**about(timing), **figures("token", timing.took), "read_mb": read}
+            else:
+                yield {**about(timing), **figures("frame", timing.took)}
+    for ours, theirs in pairs(timings):
+        yield {**about(ours), "against": theirs.runtime, "against_kv": theirs.kv, **ratio(ours.took, theirs.took)}
 
 
 def _check(against: Sequence[str], precisions: Sequence[str], kv: Sequence[str]) -> None:
@@ -120,16 +132,6 @@ def _check(against: Sequence[str], precisions: Sequence[str], kv: Sequence[str])
         load_precision(precision)
     if unknown := [name for name in kv if name not in RUNTIMES[OURS].kv]:
         raise UserError(f"--kv {unknown[0]}: there is {', '.join(RUNTIMES[OURS].kv)}")
-
-
-def _token(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
-    about = {"bench": "decode", "runtime": timing.runtime, **place, "precision": timing.precision}
-    return {**about, "context": timing.work.held, "kv": timing.kv}
-
-
-def _frame(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
-    about = {"bench": "prefill", "runtime": timing.runtime, **place, "precision": timing.precision}
-    return {**about, "held": timing.work.held, "frames": timing.work.frames, "kv": timing.kv}
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:

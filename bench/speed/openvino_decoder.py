@@ -149,14 +149,3 @@ def compiled(model: Any, precision: str, threads: int, **settings: str) -> Any:
     if precision == "fp32":
         asked["INFERENCE_PRECISION_HINT"] = "f32"
     return ov.Core().compile_model(model, "CPU", asked)
-
-
-def tower(model: torch.nn.Module, side: int, precision: str, threads: int) -> Any:
-    """A tower's features ``[F, n, hidden]`` of frames ``[F, 3, side, side]``."""
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")
-        converted = ov.convert_model(model, example_input=torch.zeros(1, 3, side, side))
-    converted.reshape([-1, 3, side, side])
-    compress(converted, precision, LARGEST_GROUP)
-    request = compiled(converted, precision, threads).create_infer_request()
-    return lambda frames: request.infer([frames])[0]

@@ -1,4 +1,4 @@
-"""What precisions cost and save beside float32, teacher-forced: weights of a checkpoint, and a bundle's KV cache."""
+"""What weight precisions cost and save beside float32, teacher-forced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from edgevlm.bench.timing import timed
 from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.errors import UserError
-from edgevlm.export.kv_scales import in_fp32
 from edgevlm.packages import needs
 from edgevlm.progress import Notify
 from edgevlm.runtime.budget import allocate
@@ -23,14 +22,11 @@ from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
-from edgevlm.runtime.sampling import Sampler
 
 PASSAGE = 500  # tokens of a text that one context is given
 CHUNK = 125  # appended in a call
 STEPS = 30  # single tokens timed, in turn with float32's, after BEFORE tokens of a passage
 BEFORE = 300
-PIECE = 64  # tokens in a call where KV precisions are compared
-WINDOW = 2048  # tokens before the caches are emptied, at most
 WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
@@ -163,73 +159,3 @@ def compare_weights(plain: Forced, other: Forced, texts: Sequence[Sequence[int]]
 def weight_bytes(bundle: Bundle) -> int:
     """Bytes of the decoder's weights, its embedding and its head."""
     return sum(record.bytes for name, record in bundle.files.items() if name in WEIGHTS)
-
-
-def kv_cache(
-    model: Sequence[str],
-    tokens: int = 2000,
-    text: Path | None = None,
-    threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
-) -> Iterator[dict[str, Any]]:
-    """Compare each bundle's KV cache (int8 or fp16) with an fp32 one, on the same weights and text.
-
-    ``text``: a file, by default what the model says itself at temperature 1, seed 0. ``kl``: KL(fp32 || own) in nats, mean and
-    largest; ``saturated``: fraction of numbers beyond their scale. Raises UserError for a bundle of fp32 and a text too short.
-    """
-    for name in model:
-        loaded = Model.load(name, threads=threads)
-        try:
-            if loaded.bundle.decoder.kv == "fp32":
-                raise UserError(f"{name}: is of fp32; give one exported with --kv int8 or fp16")
-            yield _compare_kv(name, loaded, tokens, text, progress)
-        finally:
-            loaded.close()
-
-
-def _compare_kv(name: str, model: Model, tokens: int, text: Path | None, progress: Notify) -> dict[str, Any]:
-    window = min(WINDOW, model.bundle.limit, tokens)
-    window = max(window // PIECE, 1) * min(PIECE, window)
-    plain, own = Forced(model, in_fp32(model.bundle), window, "fp32-kv"), Forced(model, model.bundle, window)
-    progress(f"{name}: {tokens:,} tokens of text")
-    ids = _spoken(plain, tokens) if text is None else _written(model, text, tokens)
-    nats, same = np.zeros(tokens), np.zeros(tokens, np.bool_)
-    for start in range(0, tokens, min(PIECE, window)):
-        if start % window == 0:
-            plain.empty()
-            own.empty()
-        progress(f"{name}: token {start:,} of {tokens:,}")
-        piece = slice(start, min(start + min(PIECE, window), tokens))
-        expected, found = plain.logits(ids[piece]), own.logits(ids[piece])
-        nats[piece], same[piece] = divergence(expected, found), expected.argmax(1) == found.argmax(1)
-    spec, cache = model.bundle.decoder, own.cache
-    numbers = spec.layers * spec.kv_heads * spec.head_dim
-    return {
-        "bench": "kv-precision", "model": name, "kv": spec.kv, "tokens": tokens,
-        "kl": float(f"{nats.mean():.4g}"), "kl_most": float(f"{nats.max():.4g}"), "top1": round(float(same.mean()), 5),
-        "bytes_per_token": 2 * numbers * cache.dtype.itemsize,
-        "saturated": float(f"{cache.saturated / (1.5 * numbers * tokens):.4g}"),
-    }  # fmt: skip
-
-
-def _written(model: Model, text: Path, tokens: int) -> NDArray[np.int64]:
-    """The first tokens of a text file."""
-    try:
-        ids = model.encode(text.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{text}: cannot be read as text ({error}); give a file of UTF-8") from None
-    if len(ids) < tokens:
-        raise UserError(f"{text}: holds {len(ids)} tokens of this model; give a longer text, or --tokens {len(ids)}")
-    return np.asarray(ids[:tokens], np.int64)
-
-
-def _spoken(forced: Forced, tokens: int) -> NDArray[np.int64]:
-    """What the model says at temperature 1, seed 0."""
-    draw, ids = Sampler(temperature=1.0, seed=0), [0]
-    while len(ids) < tokens:
-        if int(forced.cache.lengths[0]) == forced.rows:
-            forced.empty()
-        ids.append(draw(forced.logits(ids[-1:])[0]))
-    forced.empty()
-    return np.array(ids, np.int64)

@@ -11,7 +11,7 @@ from importlib import import_module
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
@@ -29,7 +29,6 @@ from edgevlm.export.checkpoint import Checkpoint, ConfigOnly
 from edgevlm.export.families import load_family
 from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
-from edgevlm.packages import needed
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import FileRecord
 from edgevlm.runtime.engine import Engine, load_engine
@@ -38,7 +37,7 @@ HIDDEN = 896  # of the decoder that features are made for, where the tower does 
 
 Float32 = NDArray[np.float32]
 Encode = Callable[[Float32], Any]
-OURS, OTHER, OPENVINO = "edgevlm", "transformers", "openvino"
+OURS, OTHER = "edgevlm", "transformers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +124,8 @@ def engine_of(tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision
     return load_engine("onnxruntime-cpu", bundle, threads=threads)
 
 
-def torch_tower(tower: TimedTower, checkpoint: Checkpoint) -> Any:
-    """transformers' own tower with the weights of ``checkpoint``."""
+def reference(tower: TimedTower, checkpoint: Checkpoint) -> Encode:
+    """Load transformers' own tower with the weights of ``checkpoint``; it takes ``[F, 3, side, side]``."""
     settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
     kind = getattr(transformers, tower.reference, None) or getattr(
         import_module(f"transformers.models.{tower.family}.modeling_{tower.family}"), tower.reference
@@ -135,12 +134,6 @@ def torch_tower(tower: TimedTower, checkpoint: Checkpoint) -> Any:
     for name, parameter in model.named_parameters():
         canonical = f"vision.{name.removeprefix('vision_model.')}"
         parameter.data = torch.from_numpy(checkpoint.tensor(canonical, tuple(parameter.shape)))
-    return model
-
-
-def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
-    """transformers' own tower: takes ``[F, 3, side, side]``, the last filling its group."""
-    model = torch_tower(tower, checkpoint)
     if not tower.family.startswith("qwen"):
         return lambda frames: model(torch.from_numpy(frames))
     patch, merge, group = (tower.vision[key] for key in ("patch_size", "spatial_merge_size", "temporal_patch_size"))
@@ -154,19 +147,6 @@ def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], 
         return model(patches, torch.tensor([[len(padded) // group, edge, edge]]))
 
     return run
-
-
-def in_openvino(tower: TimedTower, checkpoint: Checkpoint, precision: str, threads: int) -> Encode:
-    """The same tower converted to OpenVINO, in int8 with compressed weights: takes ``[F, 3, side, side]``.
-
-    Raises UserError for a tower that is not SigLIP's and where OpenVINO is not installed.
-    """
-    if tower.family.startswith("qwen"):
-        raise UserError("--against openvino: is for siglip towers; leave it out")
-    made = needed("edgevlm.bench.speed.openvino_decoder", "--against openvino").tower(
-        torch_tower(tower, checkpoint), tower.side, precision, threads
-    )
-    return cast(Encode, made)
 
 
 def vision(
@@ -190,8 +170,8 @@ def vision(
         raise UserError(f"--tower {unknown[0]!r} is not known; {nearest(unknown[0], TOWERS)}")
     for name in precisions:
         check_precision(name)
-    if set(against) - {OTHER, OPENVINO}:
-        raise UserError(f"--against {', '.join(against)}: there is {OTHER}, {OPENVINO}")
+    if set(against) - {OTHER}:
+        raise UserError(f"--against {', '.join(against)}: there is {OTHER}")
     torch.set_num_threads(threads)
     for name in tower:
         chosen = TOWERS[name].shortened(layers)
@@ -223,9 +203,6 @@ def _encoders(
     if OTHER in against:
         progress("the same in transformers")
         encoders[OTHER, "fp32"] = reference(tower, checkpoint)
-    for precision in precisions if OPENVINO in against else ():
-        progress(f"the same in OpenVINO, {precision}")
-        encoders[OPENVINO, precision] = in_openvino(tower, checkpoint, precision, threads)
     return encoders
 
 
@@ -238,10 +215,9 @@ def _measured(
         grown = {"working_mb": round(working[runtime, precision] / 1e6)}
         yield {**place, "runtime": runtime, "precision": precision, **figures("frame", times), **grown}
     for (runtime, precision), times in took.items():
-        for other in ((OTHER, "fp32"), (OPENVINO, precision)):
-            if runtime == OURS and other in took:
-                compared = {"runtime": runtime, "precision": precision, "against": other[0]}
-                yield {**place, **compared, **ratio(times, took[other])}
+        if runtime == OURS and (OTHER, "fp32") in took:
+            compared = {"runtime": runtime, "precision": precision, "against": OTHER}
+            yield {**place, **compared, **ratio(times, took[OTHER, "fp32"])}
 
 
 def _grows(run: Callable[[], object]) -> int:

@@ -11,9 +11,9 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.sources.base import SLOWEST_FPS
 from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.output import Line, Table
-from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import GUIDE
 from edgevlm.bench.suites.fields import shown
+from edgevlm.bench.suites.formats import FORMATS
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
 from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, SuiteScores, marks_of
@@ -85,7 +85,7 @@ def judge_of(url: str | None, model: str | None) -> Judge | None:
 def columns_of(results: SuiteResults, run: VariantRun) -> list[Column]:
     """The suite's columns, from records that are scored again."""
     scores = SuiteScores(_scored(record) for record in results.records[run])
-    return list(suite_of(results.job.suite).columns(scores))
+    return list(FORMATS[results.job.suite].columns(scores))
 
 
 def _scored(record: Record) -> ScoredAnswer:

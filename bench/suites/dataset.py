@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgevlm.bench.suites.fields import Fields, Malformed, shown
+from edgevlm.bench.suites.fields import Malformed, reason_of, shown
 from edgevlm.errors import UserError
 
 GUIDE = "docs/internals/published-benchmarks.md"  # says where data is had
@@ -60,7 +60,7 @@ class SuiteQuestion:
         return self.time_s if self.time_s is not None or self.clip is None else self.clip[1]
 
 
-Make = Callable[[Fields, str], Iterable[SuiteQuestion]]
+Make = Callable[[Any, str], Iterable[SuiteQuestion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,6 @@ class Dataset:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
 
-    def object(self, file: str, within: str) -> Fields:
-        """The JSON object that a file's object holds under ``within``. Raises UserError for anything else."""
-        try:
-            return Fields(Fields(self.read(file)).value(within))
-        except Malformed as error:
-            raise UserError(f"{self.root / file}: {error}; download it again") from None
-
     def each(self, file: str, values: Any, make: Make, within: str = "") -> Iterator[SuiteQuestion]:
         """The questions of each record of a list; a malformed record is noted and left out, whole.
 
@@ -122,9 +115,9 @@ class Dataset:
         for index, value in enumerate(values):
             place = f"{within}{index}"
             try:
-                made = list(make(Fields(value), place))
-            except Malformed as error:
-                self.note(file, place, str(error))
+                made = list(make(value, place))
+            except ValueError as error:  # Malformed, or pydantic's
+                self.note(file, place, reason_of(error))
             else:
                 yield from made
 

@@ -1,141 +1,99 @@
-"""Typed access to a record of somebody else's file: what is not as it should be raises Malformed, with the field's name."""
+"""Values of somebody else's records, as pydantic types: an invalid one leaves its record out."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-LONGEST = 20_000  # characters of a text; a prompt longer than a model's positions is refused later, by its tokens
 LATEST = 1e7  # seconds: a third of a year
-
-JSON_NAMES = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 class Malformed(ValueError):
     """Why a record cannot be used, in a few words."""
 
 
-class Fields:
-    """A JSON object. Every method raises Malformed for a field that is missing, or is not what its name says."""
+class RecordModel(BaseModel):
+    """A record of a file; other fields are ignored."""
 
-    def __init__(self, value: Any) -> None:
-        if not isinstance(value, dict):
-            raise Malformed(f"is {json_name(value)}, not an object")
-        self.values = value
-
-    def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None
-
-    def value(self, name: str) -> Any:
-        if self.values.get(name) is None:
-            raise Malformed(f"{name} is missing")
-        return self.values[name]
-
-    def text(self, name: str) -> str:
-        """A text of characters, not empty."""
-        return _text(self.value(name), name)
-
-    def texts(self, name: str, least: int = 1) -> tuple[str, ...]:
-        """A list of ``least`` texts or more; numbers among them are taken as they are written."""
-        return tuple(_text_or_number(part, f"{name}[{index}]") for index, part in enumerate(self.list(name, least)))
-
-    def list(self, name: str, least: int = 0) -> list[Any]:
-        value = self.value(name)
-        if not isinstance(value, list):
-            raise Malformed(f"{name} is {json_name(value)}, not a list")
-        if len(value) < least:
-            raise Malformed(f"{name} has {len(value)} entries, not {least} or more")
-        return value
-
-    def integer(self, name: str) -> int:
-        """An integer from 0 up, also as text."""
-        value = self.value(name)
-        if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value.strip()):
-            return int(value)
-        if not _is_number(value) or not math.isfinite(value) or value != int(value) or value < 0:
-            raise Malformed(f"{name} is {shown(value)}, not an integer")
-        return int(value)
-
-    def seconds(self, name: str) -> float:
-        """Seconds from 0 up: a number, a number as text, or a clock's ``HH:MM:SS`` or ``MM:SS``."""
-        return seconds_of(self.value(name), name)
-
-    def clip(self, start: str, end: str) -> tuple[float, float]:
-        """From when to when, seconds; not empty."""
-        return clip_of(self.seconds(start), self.seconds(end))
-
-    def options(self, name: str) -> tuple[str, ...]:
-        """Two options or more of a multiple choice, without ``A.`` or ``(A)`` before them."""
-        options = self.texts(name, least=2)
-        if len(options) > len(LETTERS):
-            raise Malformed(f"{name} has {len(options)} entries, more than there are letters")
-        lettered = zip(LETTERS, options, strict=False)
-        return tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", option) or option for letter, option in lettered)
-
-    def letter(self, name: str, options: tuple[str, ...]) -> str:
-        """The right letter, given as a letter, ``B.`` and ``(B)`` too."""
-        given = self.text(name).strip("().: ").upper()
-        if len(given) != 1 or given not in LETTERS[: len(options)]:
-            raise Malformed(f"{name} is {given[:20]!a}, not a letter of its {len(options)} options")
-        return given
-
-    def letter_at(self, name: str, options: tuple[str, ...]) -> str:
-        """The right letter, given as an index from 0."""
-        index = self.integer(name)
-        if index >= len(options):
-            raise Malformed(f"{name} is {index}, not an index of its {len(options)} options")
-        return LETTERS[index]
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-def clip_of(start: float, end: float) -> tuple[float, float]:
+def seconds_of(value: Any) -> float:
+    """Seconds as a number, a number as text, or a clock's ``HH:MM:SS`` or ``MM:SS``. Raises Malformed."""
+    seconds = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) <= LATEST else math.nan
+    elif isinstance(value, str) and re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", value.strip()):
+        seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(value.strip().split(":"))))
+    if not 0 <= seconds <= LATEST:
+        raise Malformed("is not a time in seconds")
+    return seconds
+
+
+def clip_of(ends: Any) -> tuple[float, float]:
+    """From when to when, seconds; not empty. Raises Malformed."""
+    if not isinstance(ends, list | tuple) or len(ends) < 2:
+        raise Malformed("is not a start and an end")
+    start, end = seconds_of(ends[0]), seconds_of(ends[1])
     if not start < end:
         raise Malformed(f"ends at {end:g} s and begins at {start:g} s")
     return start, end
 
 
-def seconds_of(value: Any, name: str) -> float:
-    """Seconds as a number or a clock's text. Raises Malformed if it is invalid, NaN, negative, or a third of a year."""
-    seconds = math.nan
-    if _is_number(value):
-        seconds = float(value)
-    elif isinstance(value, str) and re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", value.strip()):
-        seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(value.strip().split(":"))))
-    if not 0 <= seconds <= LATEST:
-        raise Malformed(f"{name} is {shown(value)}, not a time in seconds")
-    return seconds
+def letter_of(given: str, options: tuple[str, ...]) -> str:
+    """The right letter, given as a letter, ``B.`` and ``(B)`` too. Raises Malformed."""
+    letter = given.strip("().: ").upper()
+    if len(letter) != 1 or letter not in LETTERS[: len(options)]:
+        raise Malformed(f"answer is not a letter of its {len(options)} options")
+    return letter
 
 
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise Malformed(f"{name} is {json_name(value)}, not text")
-    if not value.strip():
-        raise Malformed(f"{name} is empty")
-    if len(value) > LONGEST:
-        raise Malformed(f"{name} has {len(value)} characters")
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise Malformed(f"{name} holds what is no character")
-    return value.strip()
+def _options_of(value: Any) -> tuple[str, ...]:
+    """The options of a multiple choice, without ``A.`` or ``(A)`` before them; numbers are taken as they are written."""
+    if not isinstance(value, list):
+        raise Malformed("is not a list")
+    texts = [f"{each:g}" if isinstance(each, int | float) and abs(each) < LATEST else each for each in value]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise Malformed("has an entry that is not text")
+    if len(texts) > len(LETTERS):
+        raise Malformed("has more entries than there are letters")
+    lettered = zip(LETTERS, texts, strict=False)
+    return tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", text.strip()) or text for letter, text in lettered)
 
 
-def _text_or_number(value: Any, name: str) -> str:
-    return _text(f"{value:g}" if _is_number(value) else value, name)
+def _integer_of(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value.strip()) else value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise Malformed("is empty")
+    return text.strip()
 
 
-def json_name(value: Any) -> str:
-    """What JSON calls it."""
-    return "null" if value is None else JSON_NAMES.get(type(value), type(value).__name__)
+Text = Annotated[str, Field(max_length=20_000), AfterValidator(_not_blank)]
+Count = Annotated[int, Field(ge=0), BeforeValidator(_integer_of)]
+Seconds = Annotated[float, BeforeValidator(seconds_of)]
+Clip = Annotated[tuple[float, float], BeforeValidator(clip_of)]
+Options = Annotated[tuple[Text, ...], Field(min_length=2), BeforeValidator(_options_of)]
+
+
+def reason_of(error: ValueError) -> str:
+    """Say in a line why a record cannot be used."""
+    if not isinstance(error, ValidationError):
+        return shown(str(error))
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return shown(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": "))
 
 
 def shown(value: Any) -> str:
     """A value of somebody else's file in a line of ours: short, and nothing that a terminal obeys."""
     text = value if isinstance(value, str) else repr(value)
-    short = text if len(text) <= 80 else f"{text[:77]}..."
+    short = text if len(text) <= 160 else f"{text[:157]}..."
     return short if short.isprintable() else ascii(short)[1:-1]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 
 from edgevlm import __version__
-from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import GUIDE, Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import shown
+from edgevlm.bench.suites.formats import FORMATS
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
@@ -75,7 +75,7 @@ def answer_key(run: VariantRun, question: SuiteQuestion) -> Key:
 
 def read_questions(suite: str, data: Dataset) -> list[SuiteQuestion]:
     """All questions of a data folder. Raises UserError where there is none, or none whose video is there."""
-    questions = list(suite_of(suite).read(data))
+    questions = list(FORMATS[suite].read(data))
     if not questions:
         first = f"; the first: {data.findings[0]}" if data.findings else ""
         raise UserError(f"--data {data.root}: holds no question that can be read{first}; see {GUIDE}")

@@ -73,16 +73,6 @@ def test_a_fetch_that_is_done_before_the_decoder_costs_nothing():
     assert small().frame("frames/gpu", 10, 2).waiting == pytest.approx(16 - 9.728)
 
 
-def test_tokens_and_questions():
-    token, question = small().token("answers/gpu", 10), small().question("answers/gpu", 10)
-    assert (token.tower, question.tower) == (0, 0)
-    assert token.prediction == pytest.approx(1 * 10 / 2 * 7 / 1e3)
-    assert token.fetch == pytest.approx(16 * 1 / 10 / 0.5)
-    assert token.operations == 2 * 288 + 4 * 2 * 2 * 2 * 1.5 + 80
-    assert (question.prediction, question.fetch) == (0, pytest.approx(16.0))
-    assert question.operations == 2 * 288 * 5 + 4 * 2 * 2 * 2 * 5 * 12.5 + 80
-
-
 def test_constants_give_the_figures_that_they_are_taken_from():
     fixing = [line for line in vrex() if line.get("fixes")]
     assert len(fixing) == 4
@@ -90,24 +80,6 @@ def test_constants_give_the_figures_that_they_are_taken_from():
     model = calibrated(load_paper())
     weights = 2 * (6_979_321_856 + 128256 * 4096)
     assert model.utilisation == pytest.approx((weights + 131072 * 26) / 204.8e9 / 0.089)
-
-
-def test_quantities_by_hand():
-    """0.327 x 40,000 rows x 131,072 bytes at 4 GB/s."""
-    model = calibrated(load_paper())
-    call, other = model.frame("V-Rex8", 40_000), model.frame("AGX+FlexGen", 40_000)
-    assert call.fetch == pytest.approx(0.42860544)
-    assert model.quantity("frame_ms", "V-Rex8", None, 40_000, 1) == pytest.approx(1e3 * call.seconds)
-    speedup = model.quantity("frame_speedup", "V-Rex8", "AGX+FlexGen", 40_000, 1)
-    assert speedup == pytest.approx(other.seconds / call.seconds)
-    assert model.quantity("frame_energy_gain", "V-Rex8", "AGX+FlexGen", 40_000, 1) == pytest.approx(speedup * 40 / 35)
-    found = {
-        line["pick"]: line["predicted"]
-        for line in vrex()
-        if (line.get("system"), line.get("quantity")) == ("V-Rex48", "token_ms")
-    }
-    times = [1e3 * model.token("V-Rex48", length).seconds for length in model.paper["lengths"]["value"]]
-    assert found == {"least": pytest.approx(min(times), abs=1e-4), "most": pytest.approx(max(times), abs=1e-4)}
 
 
 def run(*arguments):

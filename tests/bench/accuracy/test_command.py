@@ -6,8 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.accuracy import command
-from edgevlm.bench.accuracy.command import reference
-from edgevlm.calib.accuracy.variants import Variant
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
@@ -38,13 +36,6 @@ def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     assert aggregates["full"]["streams"] == 2
     again = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--resume", "--out", str(out))
     assert again.stdout == done.stdout, "all of it is read, nothing is asked again"
-
-
-def test_what_differences_are_to():
-    variants = [Variant(label) for label in ("oracle", "uniform", "infinipot-v")]
-    assert reference(None, variants) == "infinipot-v"
-    assert reference("uniform", variants) == "uniform"
-    assert reference(None, variants[:2]) == "uniform"
 
 
 def test_auto_is_the_policy_that_was_chosen():

@@ -5,8 +5,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edgevlm.bench.results import report
@@ -116,26 +114,6 @@ def test_names_are_hostile(tmp_path):
     report.write(path, runs)
     check(path.read_text())
     assert report.extract(path) == [line for run in runs for line in run.journal()]
-
-
-def test_pages_are_valid():
-    html5lib = pytest.importorskip("html5lib")
-    for runs in (hostile(), [run_of(*(stream("full", frames) for frames in range(30)), DECODE, compression("a"), ACCURACY)]):
-        html5lib.HTMLParser(strict=True).parse(report.page(runs))
-
-
-NAMES = sorted({*stream("full", 1), *compression("a"), *DECODE, *ACCURACY, *AGAINST})
-VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=9),
-    st.sampled_from(["stream", "stream-against", "decode", "accuracy", "compression", "backward"]),
-    st.lists(st.integers(), max_size=2),
-)  # fmt: skip
-
-
-@settings(max_examples=6, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), max_size=6))
-def test_any_lines_make_a_page(lines):
-    check(report.page(runs_of(lines, "-")))
 
 
 def test_what_was_read_back_is_what_went_in(tmp_path):

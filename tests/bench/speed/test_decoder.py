@@ -4,9 +4,7 @@ import json
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from edgevlm.bench import seeded
@@ -126,23 +124,6 @@ def test_vision(small_tower, name, batch):
     assert [(line["runtime"], line["precision"]) for line in lines[:-1]] == pairs
     assert 0.99 < lines[-1]["cosine"] < 1
     assert lines[-1]["max_error"] > 0
-
-
-def test_a_tower_beside_openvino(small_tower, tmp_path):
-    """Its features are compared with transformers' own."""
-    pytest.importorskip("openvino")
-    pytest.importorskip("nncf")
-    name = "siglip-base-512"
-    small_tower(name)
-    command = ["vision", "--tower", name, "--layers", "2", "--frames", "1", "--against", "openvino"]
-    lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
-    assert [line["against"] for line in lines if "against" in line] == ["openvino"] * 2
-    tower = vision.TOWERS[name].shortened(2)
-    checkpoint = vision.checkpoint_of(tower, tmp_path)
-    frames = np.random.default_rng(0).standard_normal((2, 3, tower.side, tower.side), np.float32)
-    with torch.inference_mode():
-        wanted = vision.reference(tower, checkpoint)(frames)[0].numpy()
-    np.testing.assert_allclose(vision.in_openvino(tower, checkpoint, "fp32", 1)(frames), wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(

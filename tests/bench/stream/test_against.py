@@ -100,12 +100,6 @@ def test_what_is_cold_is_in_no_median():
     assert (found["answers"], found["same_answers"]) == (3, 2)
 
 
-def test_answers_that_end_at_once_have_no_rate():
-    once = Side([Took(9, 9)] * 3, [5] * 3, [2, 0, 0], [[]] * 3, [(0, 0, 0)] * 2)
-    line, found = once.line(2), ratios(once, once)
-    assert (line["tokens_per_s"], line["tpot_ms"], found["tokens_ratio"], found["fps_ratio"]) == (None, None, None, 1.0)
-
-
 def bench(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
 
@@ -127,13 +121,6 @@ def tiny_config():
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return seeded.write_checkpoint(tmp_path_factory.mktemp("seeded") / "tiny", tiny_config())
-
-
-def test_the_seeded_checkpoint_has_the_published_shape():
-    config = seeded.llava_onevision_config()
-    text, vision = config.text_config, config.vision_config
-    assert (text.num_hidden_layers, text.hidden_size, text.num_attention_heads, text.num_key_value_heads) == (24, 896, 14, 2)
-    assert (vision.hidden_size, vision.num_hidden_layers, vision.image_size // vision.patch_size) == (1152, 26, 27)
 
 
 TYPED = ["stream", "against", "--frames", 13, "--chunk", 4, "--budget", 256, "--answer-tokens", 3, "--attention", "eager",

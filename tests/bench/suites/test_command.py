@@ -7,17 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
-import psutil
 import pytest
-from clips import clip
 from judge_server import SECRET, YES, endpoint, said
 from published import MAKERS, make_clip, ovobench_choice, write
 from typer.testing import CliRunner
 
 from edgevlm.bench.suites import LMMS_EVAL, SUITES
-from edgevlm.bench.suites.run import workers_that_fit
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -107,19 +103,6 @@ def test_nothing_of_a_file_commands_the_terminal(tmp_path):
     done = invoke("streamingbench", tmp_path)
     assert "y" * 30 in done.stdout
     assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
-
-
-def test_workers_are_as_many_as_the_memory_has_room_for(monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    assert [workers_that_fit(8, each) for each in (100, 300, 2000)] == [8, 3, 1]
-
-
-def test_a_real_clip(tmp_path):
-    (tmp_path / "src_videos").mkdir()
-    (tmp_path / "src_videos/v0.avi").symlink_to(clip("vtest.avi"))
-    write(tmp_path / "ovo_bench_new.json", [ovobench_choice(video="v0", realtime=60)])
-    counts = lines_of(invoke("ovobench", tmp_path, "--json", "--fps", "0.1"))[-1]
-    assert (counts["asked"], counts["unanswered"]) == (1, [])
 
 
 def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
@@ -230,11 +213,6 @@ def test_a_suite_that_is_not_asked_here_is_told_where_it_is(tmp_path, suite, sai
     with pytest.raises(UserError) as refused:
         invoke(suite, tmp_path)
     assert str(refused.value).startswith(f"--suite {suite}: {said}")
-
-
-def test_and_in_one_line(tmp_path):
-    done = run("videomme", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 def test_no_video_at_all_is_one_line(tmp_path):

@@ -32,20 +32,6 @@ def test_a_verdict(monkeypatch, waits):
     assert waits == []
 
 
-def test_a_judge_that_repeats_the_key_does_not_bring_it_into_a_verdict(monkeypatch, waits):
-    monkeypatch.setenv(KEY, SECRET)
-    with endpoint((200, said(f"I was asked with Bearer {SECRET}"), {})) as (url, _):
-        assert judged(url, waits, tries=1).said == "I was asked with Bearer ***"
-
-
-def test_without_a_key_none_is_sent(monkeypatch, waits):
-    monkeypatch.delenv(KEY, raising=False)
-    with endpoint(YES) as (url, requests):
-        judged(f"{url}/", waits)
-    assert "Authorization" not in requests[0][1]
-    assert requests[0][0] == "/v1/chat/completions"
-
-
 def test_what_passes_is_tried_again_longer_each_time(waits):
     broken = [(503, "busy", {}), (429, "", {"Retry-After": "7"}), (200, "<html>", {}), (200, said("hm"), {})]
     with endpoint(*broken, YES) as (url, requests):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from edgevlm.bench.suites.scoring import (
     ScoredAnswer,
     SuiteScores,
-    contains,
     edit_distance,
     marks_of,
     mean,
@@ -67,16 +66,6 @@ def test_a_proactive_answer_is_in_its_window_and_holds_the_output(triggered, res
     assert marks_of(record("proactive", response, "square", triggered_s=triggered, due_s=10.0)) == (right,)
 
 
-def test_what_could_not_be_answered_is_not_scored():
-    assert marks_of(record("letter-within", "", "B", error="no frame")) is None
-
-
-def test_a_judges_verdict_is_the_mark():
-    assert marks_of(record("judge", "x", "y", verdict=True)) == (True,)
-    assert marks_of(record("judge", "x", "y", verdict=False)) == (False,)
-    assert marks_of(record("judge", "x", "y", verdict=None)) is None
-
-
 def test_the_nearest_label_is_right():
     assert marks_of(record("nearest", "Put on a cap.", "put on the cap", options=LABELS)) == (True,)
     assert marks_of(record("nearest", "Blow", "put on the cap", options=LABELS)) == (False,)
@@ -86,17 +75,6 @@ def test_each_step_has_its_mark_and_one_that_is_not_said_is_wrong():
     said = "1. Blow dry it.\n2) put the cap on\n"
     wanted = "blow dry\nspread the slurry\nput on the cap"
     assert marks_of(record("steps", said, wanted, options=LABELS)) == (True, False, False)
-
-
-def test_contains():
-    assert contains("It says: Goal, 3-1!", "goal 3 1")
-    assert not contains("goals", "goal")
-    assert not contains("anything", "!")
-
-
-@pytest.mark.parametrize(("a", "b", "distance"), [("kitten", "sitting", 3), ("", "abc", 3), ("flaw", "lawn", 2), ("x", "x", 0)])
-def test_edit_distance(a, b, distance):
-    assert edit_distance(a, b) == distance
 
 
 def recursive_distance(a, b):
