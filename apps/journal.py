@@ -11,7 +11,7 @@ from typing import Any
 
 from edgevlm.apps.run.clock import clock_time
 from edgevlm.apps.run.output import wall_clock
-from edgevlm.apps.store import Store
+from edgevlm.apps.store import TimedDatabase
 from edgevlm.progress import Notify
 
 DAYS, CAP = 365.0, 64 << 20  # that lines are kept, and bytes of the file
@@ -36,7 +36,7 @@ class Line:
         return {"time": wall_clock(self.time), "camera": self.camera, "text": self.text, "evidence": list(self.evidence)}
 
 
-class Journal(Store):
+class Journal(TimedDatabase):
     """Lines of all cameras."""
 
     FILE, TABLE, WHAT = "journal.sqlite", "lines", "lines of the journal"

@@ -22,7 +22,7 @@ VERSION = 1  # of the tables
 DAY_S = 86_400.0
 
 
-class Store:
+class TimedDatabase:
     """Rows with times in a file of their own. Any thread may call any method.
 
     A damaged file is set aside and a new one begun. While the disk takes nothing, ``notify`` gets one line, and another once

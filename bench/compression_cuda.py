@@ -37,7 +37,7 @@ PARTS = {
 QUERIES = 8  # rows of a layer's probe, of each of GROUP query heads a KV head
 
 
-class DeviceCache(FilledCache):
+class FilledDeviceCache(FilledCache):
     """A cache on the device that is filled with noise up to its budget, again and again."""
 
     kind = CudaCache
@@ -74,7 +74,7 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
     """A line for every part; a first round is not counted. Raises UserError without a device."""
-    memory = DeviceCache(shape, dtype)
+    memory = FilledDeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)
     kernels, times, moved = cache.kernels, defaultdict[str, list[float]](list), dict[str, int]()
@@ -97,7 +97,7 @@ def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, An
         }  # fmt: skip
 
 
-def _round(memory: DeviceCache, cache: CudaCache) -> dict[str, int]:
+def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
     """One of everything; the bytes of keys and values that each part must move."""
     shape, row = memory.shape, memory.shape.head_dim * cache.dtype.itemsize
     rows = shape.layers * shape.kv_heads * shape.tokens

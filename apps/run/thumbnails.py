@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources.opencv import decode_picture
-from edgevlm.apps.store import Store
+from edgevlm.apps.store import TimedDatabase
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 
@@ -31,7 +31,7 @@ class Taken:
     held: bool
 
 
-class Thumbnails(Store):
+class Thumbnails(TimedDatabase):
     """JPEGs by frame number. Above the cap those of forgotten frames go first, oldest first, then every second one.
 
     every: seconds from one write to the disk to the next; a crash loses what came since. No method but :meth:`delete` raises

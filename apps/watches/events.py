@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import SCHEMA
-from edgevlm.apps.store import Store
+from edgevlm.apps.store import TimedDatabase
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.files import PRIVATE, private_folder
@@ -96,7 +96,7 @@ class Unwritten:
     sinks: set[str] = field(default_factory=set)
 
 
-class EventStore(Store):
+class EventStore(TimedDatabase):
     """What happened, and what is still to be sent, in a folder that this process alone writes to.
 
     :meth:`record` returns once the event is on the disk. While the disk takes none, events are held in memory, UNWRITTEN at
