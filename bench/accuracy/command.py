@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
-from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN, make_report
+from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN, report_lines
 from edgevlm.bench.output import Table
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.compare import compare
@@ -48,9 +48,8 @@ def run_demo_suite(
             settings, variants, budgets, streams, out=out, resume=resume, pool=pool, progress=step, append=appends,
             encode=encodes,
         )  # fmt: skip
-    report = make_report(comparison, against)
     table = Table(as_json)
-    for line in report.lines():
+    for line in report_lines(comparison, against):
         if as_json or line.get("kind", NOW).partition("/")[0] in (NOW, BACKWARD, UNSEEN) or "left_out" in line:
             table.print(line)
 

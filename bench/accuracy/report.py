@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,71 +18,45 @@ NOW, BACKWARD = "now", "backward"
 GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
 UNSEEN = "unseen"  # what a long stream never showed
 
-FRACTIONS = ("appended", "encoded")  # of a frame's tokens and patches
-
 Line = dict[str, Any]
 Contest = tuple[str, str]  # oracles are compared that have the same budget, and see and keep the same of a frame
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRow:
-    """One policy at one budget on one group of questions. tokens: |M|, or what the policy uses of it; held, some: evidence
-    still held, see worker.ask."""
+def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
+    """A line for each run and group of questions, then kinds that full KV answers too seldom, then what was skipped.
 
-    policy: str
-    budget: str
-    kind: str
-    accuracy: Estimate
-    paired: Estimate | None
-    held: float | None
-    some: float | None
-    run: VariantRun
-    tokens: int
-    times: dict[str, float]
-    seen: dict[str, float | None]
-    oracles: dict[str, float]
-
-    def line(self, comparison: Comparison, against: str) -> Line:
-        settings, paired, variant = comparison.settings, self.paired, Variant(self.run.label)
-        fields = {
-            **_head(comparison, self.policy, self.budget, self.kind, self.accuracy),
-            "append": variant.append,
-            "encode": variant.encode,
-            "questions": self.accuracy.count,
-            "frames": settings.frames,
-            "seed": settings.seed,
-            "tokens": self.tokens,
-            "against": variant.on_full_frames.label if variant.changes else against,
-            "difference": paired and paired.value,
-            "difference_low": paired and paired.low,
-            "difference_high": paired and paired.high,
-            "evidence_held": self.held,
-            "evidence_any": self.some,
-            **self.times,
-            **self.seen,
-        }
-        return {name: _round(value) for name, value in fields.items()} | ({"oracles": self.oracles} if self.oracles else {})
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyReport:
-    """left_out: kinds that full KV answers too seldom, and how often."""
-
-    comparison: Comparison
-    against: str
-    rows: list[ReportRow]
-    left_out: dict[str, Estimate]
-
-    def lines(self) -> Iterator[Line]:
-        """JSON lines: rows, then kinds left out, then what was skipped."""
-        for row in self.rows:
-            yield row.line(self.comparison, self.against)
-        for kind, of in self.left_out.items():
-            fields = _head(self.comparison, "full", "100%", kind, of)
-            yield {name: _round(value) for name, value in fields.items()} | {"left_out": f"full KV answers < {ENTERS}"}
-        for skip in self.comparison.skipped:
-            head = {"bench": "accuracy", "suite": self.comparison.settings.suite}
-            yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
+    Of the oracles of a contest the best is reported. A run of which only what changed is encoded or appended is compared with
+    the same policy on whole frames, the others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
+    """
+    kinds = comparison.kinds()
+    entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
+    groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
+    runs, oracles = _without_lesser_oracles(comparison, _groups(entered, is_long=False)[BACKWARD])
+    for run in runs:
+        variant = Variant(run.label)
+        wanted = variant.on_full_frames.label if variant.changes else against
+        other = next((each for each in comparison.runs if (each.label, each.budget) == (wanted, run.budget)), None)
+        policy = ORACLE + variant.changes if variant.is_oracle else run.label
+        for name, pick in groups.items():
+            if not any(ours := clusters(comparison.records[run], pick)):
+                continue
+            paired = None  # of one stream there is no interval
+            if other not in (None, run) and sum(map(bool, ours)) > 1:
+                paired = difference(ours, clusters(comparison.records[other], pick))
+            accuracy = fraction_right(ours)
+            fields = {
+                **_head(comparison, policy, run.budget, name, accuracy), "append": variant.append, "encode": variant.encode,
+                "questions": accuracy.count, "frames": comparison.settings.frames, "seed": comparison.settings.seed,
+                **_figures(comparison.records[run], pick), "against": wanted, "difference": paired and paired.value,
+                "difference_low": paired and paired.low, "difference_high": paired and paired.high,
+            }  # fmt: skip
+            yield _rounded(fields) | ({"oracles": oracles[_contest(run)]} if variant.is_oracle else {})
+    for kind, of in kinds.items():
+        if kind not in entered:
+            yield _rounded(_head(comparison, "full", "100%", kind, of)) | {"left_out": f"full KV answers < {ENTERS}"}
+    for skip in comparison.skipped:
+        head = {"bench": "accuracy", "suite": comparison.settings.suite}
+        yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
 
 
 def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estimate) -> Line:
@@ -93,60 +66,21 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
     }  # fmt: skip
 
 
-def make_report(comparison: Comparison, against: str) -> AccuracyReport:
-    """Rows of all runs, the oracles but the best of each budget and way to see left out.
-
-    A run of which only what changed is encoded or appended is compared with the same policy on whole frames, the others with
-    ``against``.
-    """
-    kinds = comparison.kinds()
-    entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
-    groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
-    backward = _groups(entered, is_long=False)[BACKWARD]
-    runs, oracles = _without_lesser_oracles(comparison, backward)
-    rows: list[ReportRow] = []
-    for run in runs:
-        variant = Variant(run.label)
-        wanted = variant.on_full_frames.label if variant.changes else against
-        other = next((c for c in comparison.runs if (c.label, c.budget) == (wanted, run.budget)), None)
-        for name, pick in groups.items():
-            rows += _row(comparison, run, other, name, pick, oracles.get(_contest(run), {}) if _is_oracle(run) else {})
-    return AccuracyReport(comparison, against, rows, {kind: of for kind, of in kinds.items() if kind not in entered})
-
-
-def _row(
-    comparison: Comparison, run: VariantRun, other: VariantRun | None, name: str, pick: Pick, oracles: dict[str, float]
-) -> Iterator[ReportRow]:
-    records = comparison.records[run]
-    ours = clusters(records, pick)
-    if not any(ours):
-        return
-    paired = None  # of one stream there is no interval
-    if other not in (None, run) and sum(map(bool, ours)) > 1:
-        paired = difference(ours, clusters(comparison.records[other], pick))
+def _figures(records: Sequence[Line], pick: Pick) -> Line:
+    """What a run used, and what was still held, of the questions picked."""
     picked = [result for record in records for result in record["results"] if pick(result)]
-    yield ReportRow(
-        policy=ORACLE + Variant(run.label).changes if _is_oracle(run) else run.label,
-        budget=run.budget,
-        kind=name,
-        accuracy=fraction_right(ours),
-        paired=paired,
-        held=_mean([result["held"] for result in picked]),
-        some=_mean([result["any"] for result in picked]),
-        run=run,
-        tokens=max(record["tokens"] for record in records),
-        times={
-            "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
-            "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
-            "compressions": float(np.mean([record["compressions"] for record in records])),
-            **{fraction: float(np.mean([record.get(fraction, 1.0) for record in records])) for fraction in FRACTIONS},
-            "tower_bytes": max(record.get("tower_bytes", 0) for record in records),
-            "bytes": max(record["bytes"] for record in records),
-            "moved": float(np.mean([result.get("moved", 0) for result in picked])),
-        },
-        seen=_evidence(picked),
-        oracles=oracles,
-    )
+    return {
+        "tokens": max(record["tokens"] for record in records),
+        "evidence_held": _mean([result["held"] for result in picked]),
+        "evidence_any": _mean([result["any"] for result in picked]),
+        "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
+        **{name: _mean([record[name] for record in records]) for name in ("compress_ms", "compressions")},
+        **{name: _mean([record.get(name, 1.0) for record in records]) for name in ("appended", "encoded")},
+        "tower_bytes": max(record.get("tower_bytes", 0) for record in records),
+        "bytes": max(record["bytes"] for record in records),
+        "moved": _mean([result.get("moved", 0) for result in picked]),
+        **_evidence(picked),
+    }
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
@@ -177,10 +111,6 @@ def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
     return groups
 
 
-def _is_oracle(run: VariantRun) -> bool:
-    return Variant(run.label).is_oracle
-
-
 def _contest(run: VariantRun) -> Contest:
     return run.budget, Variant(run.label).changes
 
@@ -188,11 +118,12 @@ def _contest(run: VariantRun) -> Contest:
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
     """All runs but the oracles that are not the best of their contest, and what each oracle has right in each."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
-    for run in filter(_is_oracle, comparison.runs):
+    for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
         fractions[_contest(run)][run.label] = round(float(np.mean(right)), 4) if right else 0.0
     best = {contest: max(of, key=of.__getitem__) for contest, of in fractions.items()}
-    return [run for run in comparison.runs if not _is_oracle(run) or best[_contest(run)] == run.label], fractions
+    lesser = {run for run in comparison.runs if Variant(run.label).is_oracle and best[_contest(run)] != run.label}
+    return [run for run in comparison.runs if run not in lesser], fractions
 
 
 def _evidence(picked: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -213,8 +144,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _round(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
+def _rounded(line: Line) -> Line:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}
 
 
 def gap_name(gap: int | None) -> str | None:

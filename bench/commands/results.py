@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -68,7 +67,6 @@ def all_benches(
 def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
     out: Annotated[Path | None, option("FILE.html", "Write a page of tables.")] = None,
-    extract: Annotated[Path | None, option("FILE.html", "Print the JSON lines inside a page.")] = None,
     baseline: Baseline = None,
     fail_over: FailOver = "20%",
     force: Force = False,
@@ -77,18 +75,11 @@ def report(
     """Report results as a page, or compare runs.
 
     With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
-    --fail-over and not by chance: beyond the spreads, or at least twice as slow where a line has none. The page holds its own
-    JSON.
+    --fail-over and not by chance: beyond the spreads, or at least twice as slow where a line has none.
     """
     from edgevlm.bench.results.compare import compare, parse_margin
     from edgevlm.bench.results.journal import last_run, read_runs
 
-    if extract is not None:
-        from edgevlm.bench.results.report import extract as extracted
-
-        for line in extracted(extract):
-            typer.echo(json.dumps(line))
-        return
     if not results or (out is None and baseline is None):
         raise UserError("give results and where they go: edgevlm bench report DIR --out report.html")
     runs, margin = read_runs(results), parse_margin(fail_over)

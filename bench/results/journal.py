@@ -9,7 +9,7 @@ without a run, such as the output of one command, are a run named after their fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,20 +49,6 @@ class Run:
         """``machine`` or ``versions`` of the header; empty where it has none."""
         found = self.header.get(name)
         return found if isinstance(found, dict) else {}
-
-    def journal(self) -> Iterator[Line]:
-        """Lines that read back as this run."""
-        if self.header:
-            yield self.header
-        for entry in self.entries.values():
-            context = {"run": self.id, "entry": entry.name}
-            if entry.command:
-                yield {"event": "begin", **context, "command": entry.command, "at": entry.at}
-            yield from ({**context, **line} for line in entry.lines)
-            if entry.error is not None:
-                yield {"event": "failed", **context, "error": entry.error}
-            if entry.seconds is not None:
-                yield {"event": "end", **context, "seconds": entry.seconds}
 
     def take(self, line: Line) -> None:
         """Add one line other than the header."""

@@ -1,8 +1,7 @@
-"""``edgevlm bench report``: results as one HTML page that needs nothing else, with tables and the JSON itself."""
+"""``edgevlm bench report``: results as one HTML page that needs nothing else, with tables."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -15,7 +14,6 @@ from edgevlm.bench.output import Line, beside, cell, head, plain
 from edgevlm.bench.results.journal import Entry, Run
 from edgevlm.errors import UserError
 
-BEGIN, END = '<script type="application/json" id="results">', "</script>"
 NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]|[\U0001fffe-\U0001ffff]")
 LONG = 24  # rows from which a table is folded
 
@@ -33,31 +31,14 @@ def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"clean": clean, "plain": plain}
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
-    journal = json.dumps([line for run in runs for line in run.journal()]).replace("<", "\\u003c")
-    return template.render(
-        runs=list(reversed(runs)), tables=tables, changes=table_of(changes) if changes else None, long=LONG,
-        data=f"{BEGIN}{journal}{END}",
-    )  # fmt: skip
+    changed = table_of(changes) if changes else None
+    return template.render(runs=list(reversed(runs)), tables=tables, changes=changed, long=LONG)
 
 
 def clean(text: object, longest: int = 200) -> str:
     """Replace characters that may not be in XML by U+FFFD, and cut a long text."""
     found = NOT_XML.sub("\ufffd", str(text))
     return found if len(found) <= longest else found[: longest - 1] + "…"
-
-
-def extract(path: Path) -> list[Line]:
-    """The lines of JSON that a page was made of. Raises UserError for a file without them."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text.partition(BEGIN)[2].partition(END)[0])
-        if not isinstance(found, list):
-            raise ValueError
-    except OSError as error:
-        raise UserError(f"--extract {path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"--extract {path}: holds no results; give a page that edgevlm bench report wrote") from None
-    return found
 
 
 def tables(entry: Entry) -> list[dict[str, Any]]:

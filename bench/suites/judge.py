@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import http.client
 import json
-import math
 import os
 import re
 import time
@@ -135,22 +133,11 @@ def _content(data: bytes) -> str:
 
 
 def parse(said: str) -> Verdict | None:
-    """A verdict from the judge's words: the first object among them that has a yes or a no, in JSON or with single quotes."""
+    """A verdict from the judge's words: the first object among them with a yes or a no, in JSON or with single quotes."""
     for found in re.findall(r"\{[^{}]{1,2000}\}", said):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                value = read(found)
-                word = str(value.get("pred", "")).strip().lower()
-            except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):
-                continue
-            if word in ("yes", "no"):
-                return Verdict(word == "yes", _rating(value.get("score")), said[:500])
+        word = re.search(r"""["']pred["']\s*:\s*["'](yes|no)["']""", found, re.IGNORECASE)
+        score = re.search(r"""["']score["']\s*:\s*["']?(\d+(?:\.\d+)?)""", found)
+        if word:
+            rating = float(score[1]) if score and float(score[1]) <= 5 else None
+            return Verdict(word[1].lower() == "yes", rating, said[:500])
     return None
-
-
-def _rating(score: object) -> float | None:
-    try:
-        rating = float(score) if isinstance(score, int | float | str) and not isinstance(score, bool) else math.nan
-    except ValueError:
-        return None
-    return rating if 0 <= rating <= 5 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -22,6 +22,7 @@ from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
@@ -51,38 +52,55 @@ def record_of(question: SuiteQuestion, run: VariantRun, response: str, **more: o
 
 
 class Viewer:
-    """One session: a policy at a budget that watches one clip. Times are the video's, the session's begin with the clip."""
+    """A policy at a budget that watches one clip in a session. Times are the video's, the session's begin with the clip."""
 
-    def __init__(self, run: VariantRun, opened: Opened, questions: Sequence[SuiteQuestion], start: float) -> None:
+    def __init__(
+        self,
+        run: VariantRun,
+        questions: Sequence[SuiteQuestion],
+        clip: tuple[float, float] | None,
+        open_session: Callable[[VariantRun], Opened],
+    ) -> None:
         self.records: list[Record] = []
-        self._run, self._start = run, start
-        self._session, self._policy = opened
-        self._due = [(_due(question), place, question) for place, question in enumerate(questions)]
+        self.over = False
+        self._run, self._open_session = run, open_session
+        self._opened: Opened | None = None
+        self._start, self._end = clip or (0.0, math.inf)
+        self._due = [(math.inf if q.due_s is None else q.due_s, place, q) for place, q in enumerate(questions)]
         heapq.heapify(self._due)
         self._peak = PeakBytes()
         self._frames, self._seen_s = 0, math.nan
         self._polls: dict[str, tuple[int, int]] = {}  # of a question: how often it was asked, and frames at the last time
 
-    @property
-    def done(self) -> bool:
-        return not self._due
-
-    def watch(self, pixels: Pixels, time_s: float) -> None:
-        """A frame: first what is due before it is asked. A session that cannot go on says so in its records."""
+    def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
+        """Take a frame of the video, if it is of this clip: first what is due before it is asked."""
+        if self.over or time_s < self._start:
+            return
+        if time_s > self._end:
+            self.finish(self._end)
+            return
         self._ask_until(time_s)
-        if self.done:
-            return
-        try:
-            self._session.watch(pixels, time_s - self._start)
-        except UserError as error:
-            self.fail(reason_of(error))
-            return
-        self._frames, self._seen_s = self._frames + 1, time_s
-        if self._frames % self._session.chunk == 0:
-            self._peak.measure(self._session.cache, self._policy)
+        if self._due:
+            session = self._session
+            try:
+                session.watch(pixels(), time_s - self._start)
+            except UserError as error:
+                self.fail(reason_of(error))
+                return
+            self._frames, self._seen_s = self._frames + 1, time_s
+            if self._frames % session.chunk == 0:
+                self._peak.measure(*self._measured)
+        if not self._due:
+            self.close()
 
     def finish(self, end_s: float) -> None:
-        """The video ends: what was due later is asked now, and its record says how much later."""
+        """The clip or the video ends: what was due later is asked now, and its record says how much later."""
+        if self.over:
+            return
+        if self._opened is None and self._start >= end_s:
+            reason = f"its clip begins at {self._start:g} s and the video ends at {end_s:g} s"
+            self.fail(reason, late_s=round(self._start - end_s, 3))
+            return
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
             due, _, question = heapq.heappop(self._due)
@@ -92,15 +110,31 @@ class Viewer:
                 self._add(question, "", late_s=late_s, polls=self._polls.get(question.id, (0, 0))[0])
             else:
                 self._ask(question, late_s=late_s)
+        self.close()
 
-    def fail(self, reason: str, damaged: bool = False) -> None:
-        """What is left cannot be answered; damaged: because the video cannot be read."""
+    def fail(self, reason: str, **facts: object) -> None:
+        """Record that what is left cannot be answered. facts: ``damaged``, because the video cannot be read."""
         for _, _, question in sorted(self._due, key=lambda due: due[:2]):
-            self._add(question, "", error=reason, damaged=damaged)
+            self._add(question, "", error=reason, **facts)
         self._due = []
+        self.close()
 
     def close(self) -> None:
-        self._session.close()
+        """Close the session; the records stay."""
+        if self._opened is not None and not self.over:
+            self._opened[0].close()
+        self.over = True
+
+    @property
+    def _session(self) -> Session:
+        if self._opened is None:
+            self._opened = self._open_session(self._run)
+        return self._opened[0]
+
+    @property
+    def _measured(self) -> tuple[KVCache, Policy]:
+        assert self._opened is not None
+        return self._opened[0].cache, self._opened[1]
 
     def _ask_until(self, time_s: float) -> None:
         """Ask what is due before ``time_s``: it has seen every frame up to its own time and none after."""
@@ -115,7 +149,7 @@ class Viewer:
                     self._add(question, "", polls=self._polls[question.id][0])
 
     def _triggered(self, question: SuiteQuestion, poll: Poll, due: float) -> bool:
-        """Whether the model says that the moment has come, and if so its answer; a memory that is as it was says so again."""
+        """Whether the model says that the moment has come; without a new frame it is not asked again."""
         asked, frames = self._polls.get(question.id, (0, 0))
         if frames == self._frames and asked:
             return False
@@ -137,7 +171,7 @@ class Viewer:
             self._add(question, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, question: SuiteQuestion, prompt: str) -> Answer | None:
-        """The answer; None, and a record that says why, where there is none. A memory that is full answers nothing any more."""
+        """The answer; None, and a record that says why, where there is none. A full memory answers nothing any more."""
         try:
             self._session.check(prompt)
         except UserError as error:
@@ -153,76 +187,11 @@ class Viewer:
         return answer
 
     def _add(self, question: SuiteQuestion, response: str, **facts: object) -> None:
-        self._peak.measure(self._session.cache, self._policy)
         seen = None if math.isnan(self._seen_s) else round(self._seen_s, 3)
-        watched = {"frames": self._frames, "seen_until_s": seen, "tokens": self._run.tokens, "bytes": self._peak.bytes}
-        self.records.append(record_of(question, self._run, response, **(watched | facts)))
-
-
-def _due(question: SuiteQuestion) -> float:
-    return math.inf if question.due_s is None else question.due_s
-
-
-@dataclass(slots=True)
-class Segment:
-    """The questions about one clip of a video. open_session: makes a run's session when the clip begins."""
-
-    clip: tuple[float, float] | None
-    questions: list[SuiteQuestion]
-    runs: Sequence[VariantRun]
-    open_session: Callable[[VariantRun], Opened]
-    records: list[Record] = field(default_factory=list)
-    viewers: list[Viewer] | None = None
-    over: bool = False
-
-    def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
-        """A frame of the video, if it is of this clip; after the clip the sessions are closed."""
-        start, end = self.clip or (0.0, math.inf)
-        if self.over or time_s < start:
-            return
-        for viewer in self._started(start):
-            if time_s > end:
-                viewer.finish(end)
-            else:
-                viewer.watch(pixels(), time_s)
-        if all(viewer.done for viewer in self.viewers or ()):
-            self.close()
-
-    def finish(self, end_s: float) -> None:
-        """The video is over."""
-        start = self.clip[0] if self.clip else 0.0
-        if self.viewers is None and start >= end_s:
-            reason = f"its clip begins at {start:g} s and the video ends at {end_s:g} s"
-            self._leave(reason, late_s=round(start - end_s, 3))
-        for viewer in [] if self.over else self._started(start):
-            viewer.finish(end_s)
-        self.close()
-
-    def fail(self, reason: str) -> None:
-        """The video cannot be read on."""
-        if self.viewers is None:
-            self._leave(reason, damaged=True)
-        for viewer in self.viewers or ():
-            viewer.fail(reason, damaged=True)
-        self.close()
-
-    def close(self) -> None:
-        """Close the sessions; their records stay."""
-        for viewer in self.viewers or ():
-            self.records += viewer.records
-            viewer.close()
-        self.viewers, self.over = [], True
-
-    def _leave(self, reason: str, **facts: object) -> None:
-        self.records += [record_of(q, run, "", error=reason, **facts) for run in self.runs for q in self.questions]
-        self.viewers, self.over = [], True
-
-    def _started(self, start: float) -> list[Viewer]:
-        if self.viewers is None:
-            self.viewers = []
-            for run in self.runs:  # one by one: those that are open are closed if the next cannot be
-                self.viewers.append(Viewer(run, self.open_session(run), self.questions, start))
-        return self.viewers
+        watched = {"frames": self._frames, "seen_until_s": seen, "tokens": self._run.tokens}
+        if self._opened is not None:
+            self._peak.measure(*self._measured)
+        self.records.append(record_of(question, self._run, response, **(watched | {"bytes": self._peak.bytes} | facts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,31 +229,31 @@ class VideoWorker:
         clips: dict[tuple[float, float] | None, list[SuiteQuestion]] = {}
         for question in task.questions:
             clips.setdefault(question.clip, []).append(question)
-        segments = [Segment(clip, asked, task.runs, self._open_session) for clip, asked in clips.items()]
+        viewers = [Viewer(run, asked, clip, self._open_session) for clip, asked in clips.items() for run in task.runs]
         try:
-            self._show(task, segments)
+            self._show(task, viewers)
         except SourceError as error:
-            for segment in segments:
-                segment.fail(str(error))
+            for viewer in viewers:
+                viewer.fail(str(error), damaged=True)
         finally:
-            for segment in segments:
-                segment.close()
+            for viewer in viewers:
+                viewer.close()
             self.features.clear()
-        return [record for segment in segments for record in segment.records]
+        return [record for viewer in viewers for record in viewer.records]
 
-    def _show(self, task: VideoTask, segments: Sequence[Segment]) -> None:
-        """Show the video to all segments, until nothing is left to ask or it ends. Raises SourceError, and UserError."""
+    def _show(self, task: VideoTask, viewers: Sequence[Viewer]) -> None:
+        """Show the video to all viewers, until nothing is left to ask or it ends. Raises SourceError, and UserError."""
         source = VideoSource(self.settings.data / task.video, self.settings.fps)
         try:
             for frame in source:
                 pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))
-                for segment in segments:
-                    segment.step(pixels, frame.time_s)
+                for viewer in viewers:
+                    viewer.step(pixels, frame.time_s)
                 self.features.clear()
-                if all(segment.over for segment in segments):
+                if all(viewer.over for viewer in viewers):
                     return
-            for segment in segments:
-                segment.finish(source.end_s)
+            for viewer in viewers:
+                viewer.finish(source.end_s)
         finally:
             source.close()
 

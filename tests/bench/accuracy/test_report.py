@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edgevlm.bench.accuracy.report import make_report
+from edgevlm.bench.accuracy.report import report_lines
 from edgevlm.calib.accuracy.compare import Comparison
 from edgevlm.calib.accuracy.variants import SkippedRun, VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings
@@ -34,7 +34,7 @@ def records(right):
 
 
 @pytest.fixture
-def report():
+def comparison():
     full, ours, theirs = (
         VariantRun("full", "100%", 128),
         VariantRun("ours", "25%", 32, 2000),
@@ -54,22 +54,26 @@ def report():
         alone: records(lambda s: (True, True, True, True)),
     }
     skipped = [SkippedRun("tiny", "3%", "less than a frame")]
-    return make_report(Comparison(AccuracySettings(frames=8), list(by_run), skipped, by_run), "theirs")
+    return Comparison(AccuracySettings(frames=8), list(by_run), skipped, by_run)
+
+
+@pytest.fixture
+def report(comparison):
+    return list(report_lines(comparison, "theirs"))
 
 
 def lines_of(report, policy, budget="25%"):
-    lines = [line for line in report.lines() if (line["policy"], line["budget"]) == (policy, budget)]
+    lines = [line for line in report if (line["policy"], line["budget"]) == (policy, budget)]
     return {line["kind"]: line for line in lines if "kind" in line}
 
 
 def test_only_kinds_that_full_answers_enter_and_the_others_are_named(report):
-    assert list(report.left_out) == ["before"]
-    left = next(line for line in report.lines() if "left_out" in line)
+    left = next(line for line in report if "left_out" in line)
     assert (left["kind"], left["accuracy"], left["streams"]) == ("before", 0.8, 10)
     kinds = lines_of(report, "ours")
     assert "before" not in kinds
     assert kinds["past_seen"]["accuracy"] == 1
-    assert {line["kind"]: line["accuracy"] for line in report.lines() if "left_out" in line} == {"before": 0.8}
+    assert {line["kind"]: line["accuracy"] for line in report if "left_out" in line} == {"before": 0.8}
 
 
 def test_aggregates_quarters_and_kinds(report):
@@ -93,34 +97,33 @@ def test_differences_are_paired_with_the_policy_named(report):
     assert lines_of(report, "ours", "50%")["backward"]["difference"] is None, "it is not there at this budget"
 
 
-def test_one_stream_has_no_paired_interval(report):
-    comparison = report.comparison
+def test_one_stream_has_no_paired_interval(comparison):
     first = {run: records[:1] for run, records in comparison.records.items()}
-    alone = make_report(Comparison(comparison.settings, comparison.runs, [], first), "theirs")
-    assert {row.policy for row in alone.rows} >= {"ours", "theirs"}
-    assert all(row.paired is None for row in alone.rows)
+    alone = list(report_lines(Comparison(comparison.settings, comparison.runs, [], first), "theirs"))
+    assert {line["policy"] for line in alone} >= {"ours", "theirs"}
+    assert all(line.get("difference") is None for line in alone)
 
 
 def test_the_best_oracle_of_a_budget_is_the_bound(report):
     oracle = lines_of(report, "oracle")["backward"]
     assert oracle["accuracy"] == 0.9
     assert oracle["oracles"] == {"oracle/newest": 0.85, "oracle/spread": 0.9}
-    assert not any(row.policy.startswith("oracle/") for row in report.rows)
+    assert not any(line["policy"].startswith("oracle/") for line in report)
 
 
 def test_lines_are_json_with_the_named_fields_first(report):
-    for line in report.lines():
+    for line in report:
         assert json.loads(json.dumps(line)) == line
         if "skipped" not in line:
             assert list(line)[: len(FIELDS)] == FIELDS
             assert line["ci_low"] <= line["accuracy"] <= line["ci_high"]
-    skipped = [line for line in report.lines() if "skipped" in line]
+    skipped = [line for line in report if "skipped" in line]
     assert [(line["policy"], line["budget"], line["skipped"]) for line in skipped] == [("tiny", "3%", "less than a frame")]
 
 
 def test_a_model_that_knows_nothing_leaves_every_kind_out():
     runs = [VariantRun("full", "100%", 128), VariantRun("ours", "25%", 32), VariantRun("oracle/newest", "25%", 32)]
-    report = make_report(
-        Comparison(AccuracySettings(frames=8), runs, [], {run: records(lambda s: (False,) * 4) for run in runs}), "ours"
-    )
-    assert (report.rows, len(report.left_out)) == ([], 4)
+    comparison = Comparison(AccuracySettings(frames=8), runs, [], {run: records(lambda s: (False,) * 4) for run in runs})
+    lines = list(report_lines(comparison, "ours"))
+    assert len(lines) == 4
+    assert all("left_out" in line for line in lines)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.results import report
-from edgevlm.bench.results.journal import lines_of, read_runs, runs_of
+from edgevlm.bench.results.journal import lines_of, runs_of
 from edgevlm.bench.results.report import table_of
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -72,7 +72,7 @@ class Strict(HTMLParser):
 def check(text):
     text.encode()
     found = Strict(text)
-    assert [tag for tag, _ in found.tags].count("script") == 1
+    assert "script" not in [tag for tag, _ in found.tags]
     for _, attributes in found.tags:
         assert not any(name.startswith("on") or name == "href" for name in attributes)
         assert "src" not in attributes
@@ -113,16 +113,6 @@ def test_names_are_hostile(tmp_path):
     path = tmp_path / "page.html"
     report.write(path, runs)
     check(path.read_text())
-    assert report.extract(path) == [line for run in runs for line in run.journal()]
-
-
-def test_what_was_read_back_is_what_went_in(tmp_path):
-    runs = [run_of(stream("h2o", 16), name="one"), run_of(DECODE, name="two")]
-    report.write(tmp_path / "page.html", runs)
-    again = tmp_path / "again.jsonl"
-    printed = CliRunner().invoke(app, ["bench", "report", "--extract", str(tmp_path / "page.html")])
-    again.write_text(printed.stdout)
-    assert read_runs([again]) == runs
 
 
 def test_fields_that_never_change_stand_above_the_table():
@@ -134,8 +124,9 @@ def test_fields_that_never_change_stand_above_the_table():
 
 def test_the_command_and_its_baseline(tmp_path):
     for name, ms in (("old", 10.0), ("new", 20.0)):
-        run = run_of({**DECODE, "ms_per_token": ms, "low": ms, "high": ms}, name=name)
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in run.journal()))
+        head = {"event": "run", "id": name, "machine": {"cpu": "a cpu"}}
+        run = [head, {"run": name, "entry": "e", **DECODE, "ms_per_token": ms, "low": ms, "high": ms}]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in run))
     new, old, out = (str(tmp_path / name) for name in ("new.jsonl", "old.jsonl", "page.html"))
     done = CliRunner().invoke(app, ["bench", "report", new, "--out", out, "--baseline", old, "--fail-over", "50%"])
     assert done.exit_code == 1
@@ -168,8 +159,6 @@ def test_files_that_are_no_results(tmp_path, content, says):
         (["nowhere", "--out", "x.html"], "nowhere: cannot be read"),
         (["empty.jsonl", "--out", "x.html"], "no results yet"),
         (["good.jsonl", "--out", "no/x.html"], "--out no/x.html: cannot be written"),
-        (["--extract", "good.jsonl"], "holds no results"),
-        (["--extract", "nowhere"], "--extract nowhere: cannot be read"),
     ],
 )
 def test_refusals(tmp_path, monkeypatch, arguments, says):
