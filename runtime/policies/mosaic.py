@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -39,12 +39,6 @@ class Mosaic(Retrieval):
     fetched: the newest rows, and older ones evenly spread.
     """
 
-    clustering: Literal["nested", "semantic"] = setting(
-        "nested", "cluster keys within partitions of frames; semantic: without partitions"
-    )
-    splits: Literal["deferred", "eager"] = setting(
-        "deferred", "split clusters outside host memory when next fetched (Alg. 1), or at once"
-    )
     prefetch: bool = setting(True, "prefetch for layer l + 1 with layer l's query")
     partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)
     tight: float = setting(
@@ -52,9 +46,6 @@ class Mosaic(Retrieval):
     )
     loose: float = setting(
         1.0, "largest variance of a large cluster, times the layer's early variance (tau_l, eq. 5)", at_least=0
-    )
-    prefill: Literal["representatives", "fetch"] = setting(
-        "representatives", "frames see window and representatives; fetch: frames fetch like questions"
     )
 
     name: ClassVar[str] = "mosaic"
@@ -69,25 +60,22 @@ class Mosaic(Retrieval):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, features=self.clustering == "nested")
+        return replace(super().needs, features=True)
 
     def open(self, cache: KVCache, store: Store) -> None:
         """Raises UserError for an index too small for two clusters in each layer and head."""
         super().open(cache, store)
-        visual = self.index_bytes // VISUAL if self.needs.features else 0
-        left, of = self.index_bytes - visual, cache.layers * cache.kv_heads
+        self._visual_bytes = self.index_bytes // VISUAL
+        left, of = self.index_bytes - self._visual_bytes, cache.layers * cache.kv_heads
         slots = min(left // (of * (ClusterTable.slot_bytes(cache) + ClusterPages.slot_bytes())), self._working_rows // 2)
         if slots < 2:
             raise UserError(
                 f"a budget of {self.budget} tokens leaves mosaic no room for two clusters; "
                 f"give --budget {-(-self.budget * 4 // max(1, 2 * slots))} or more, or a larger index="
             )
-        self._visual_bytes = visual
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.table = ClusterTable(cache, slots)
-        self.updater = ClusterUpdater(
-            cache, store, self.table, eager=self.splits == "eager", small=self.tight, large=self.loose
-        )
+        self.updater = ClusterUpdater(cache, store, self.table, small=self.tight, large=self.loose)
         self.visual: Partitions | None = None  # made when the first features say how wide they are
         self._predicted: dict[int, list[list[int]]] = {}
         self.prefetched = np.zeros(2, np.int64)  # blocks chosen that were, and were not, got ahead
@@ -95,12 +83,11 @@ class Mosaic(Retrieval):
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
         self.updater.compact()
-        if self.needs.features:
-            assert appended.features is not None, "a session gives what a policy needs"
-            visual = self.visual = self.visual or self._partitions(appended.features.shape[1])
-            for into, gone in visual.take(np.unique(appended.frame), appended.features):
-                self.updater.relabel(into, gone)
-            self._refresh()
+        assert appended.features is not None, "a session gives what a policy needs"
+        visual = self.visual = self.visual or self._partitions(appended.features.shape[1])
+        for into, gone in visual.take(np.unique(appended.frame), appended.features):
+            self.updater.relabel(into, gone)
+        self._refresh()
 
     def _partitions(self, width: int) -> Partitions:
         slots = max(1, min(self._visual_bytes // Partitions.slot_bytes(width), self.table.slots // 2))
@@ -129,7 +116,7 @@ class Mosaic(Retrieval):
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         self.forget_lost()
-        if not self._fetches(phase):
+        if phase == "prefill":
             self._refresh()
             return [[]] * self.cache.kv_heads
         slots = self._clusters(layer, query)
@@ -143,12 +130,9 @@ class Mosaic(Retrieval):
         return blocks
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        if self.prefetch and self._fetches(phase):
+        if self.prefetch and phase != "prefill":
             self._predicted[layer] = self._blocks(layer, self._clusters(layer, query))[0]
             self.store.prefetch(sorted({number for of_head in self._predicted[layer] for number in of_head}))
-
-    def _fetches(self, phase: Phase) -> bool:
-        return phase != "prefill" or self.prefill == "fetch"
 
     def _clusters(self, layer: int, query: Float32) -> list[Int64]:
         """For each KV head the slots that a rotated query ``[heads, S, head_dim]`` of the call at hand asks for."""

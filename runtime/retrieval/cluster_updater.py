@@ -60,14 +60,13 @@ class ClusterUpdater(Stateful):
         store: Store,
         table: ClusterTable,
         *,
-        eager: bool = False,
         small: float = 0.5,
         large: float = 1.0,
     ) -> None:
         self.cache, self.store, self.table = cache, store, table
         self.pages = ClusterPages(cache.layers, cache.kv_heads, table.slots)
         self.counts, self.changed = UpdateCounts(), False
-        self._eager, self._times = eager, (small, large)
+        self._times = small, large
         self.early = [EarlyVariance(cache.kv_heads, cache.head_dim, EARLY_ROWS) for _ in range(cache.layers)]
 
     def threshold(self, layer: int) -> Threshold | None:
@@ -138,7 +137,7 @@ class ClusterUpdater(Stateful):
     def _over(self, at: At, row: Block, key: Float32) -> None:
         """Split a cluster, or keep the newcomer apart until it is fetched (Alg. 1, lines 3 to 10)."""
         table, (layer, head, slot) = self.table, at
-        if self._eager or all(map(self.store.resident, self.pages.block_ids(layer, head, self._family(layer, head, slot)))):
+        if all(map(self.store.resident, self.pages.block_ids(layer, head, self._family(layer, head, slot)))):
             self.split(layer, head, slot, row)
             return
         alone = (layer, head, table.free(layer, head))

@@ -43,10 +43,10 @@ class World:
         self.reference = self.make_reference()
 
     def make_reference(self):
-        policy, eager = self.policy, self.policy.splits == "eager"
+        policy = self.policy
         self.early, self.visual = [[[] for _ in range(HEADS)] for _ in range(LAYERS)], None
         self.known_limits = {}
-        resident = eager or self.store.all_resident
+        resident = self.store.all_resident
         return [
             [Head(policy.table.slots, lambda layer=layer: self.limits(layer), resident) for _ in range(HEADS)]
             for layer in range(LAYERS)

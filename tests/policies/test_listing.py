@@ -48,7 +48,7 @@ def test_the_documentation_has_a_section_with_every_setting(name):
 def test_settings_written_in_the_documentation_can_be_typed():
     page = (Path(__file__).parents[2] / "docs" / "internals" / "policies.md").read_text()
     written = re.findall(rf"`((?:{'|'.join(POLICIES)}):[^`]*=[^`]*)`", page)
-    assert len(written) > 5
+    assert len(written) > 3
     for text in written:
         create_policy(text)
 

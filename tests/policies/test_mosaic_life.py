@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from policies.filled import HEADS, PREFIX, STORAGE, turned
+from policies.filled import HEADS, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
 from stored import PlainStore
 
@@ -73,15 +73,6 @@ def test_what_the_layer_before_asks_is_read_ahead_and_what_it_missed_is_complete
     assert len(world.store.prefetched) == 7
 
 
-def test_every_row_that_left_the_device_is_in_the_store():
-    world = World("clustering=semantic,tight=3,loose=3")
-    world.play(200)
-    for layer, head in np.ndindex(LAYERS, HEADS):
-        (seqs,) = world.clusters(layer, head)
-        assert seqs == tuple(range(PREFIX, PREFIX + world.policy.offloaded[layer, head]))
-        assert len(seqs) > 4 * world.policy.working_rows
-
-
 def test_the_index_takes_no_more_bytes_than_it_was_given():
     world = World("tight=0.1,loose=0.2")
     world.play(20)
@@ -108,12 +99,11 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     assert world.policy.working.held[1, 0] > 0
 
 
-@pytest.mark.parametrize("clustering", ["nested", "semantic"])
-def test_a_policy_that_takes_up_the_state_chooses_the_same(clustering):
-    world = World(f"clustering={clustering},partitions=2", resident=False)
+def test_a_policy_that_takes_up_the_state_chooses_the_same():
+    world = World("partitions=2", resident=False)
     world.play(70)
     state = {name: array.copy() for name, array in world.policy.state().items()}
-    again = create_policy(f"mosaic:clustering={clustering},partitions=2")
+    again = create_policy("mosaic:partitions=2")
     again.attach(world.policy.budget, world.policy.shape)
     again.open(world.cache, KeptStore(world.store))
     again.restore(state)
@@ -136,10 +126,9 @@ class KeptStore(PlainStore):
         self._blocks, self._next = dict(self._other._blocks), int(state["next"])
 
 
-@pytest.mark.parametrize("clustering", ["nested", "semantic"])
-def test_a_session_on_the_demo_answers_and_a_question_changes_no_row(clustering):
+def test_a_session_on_the_demo_answers_and_a_question_changes_no_row():
     random = np.random.default_rng(5)
-    with Session.open("demo", policy=f"mosaic:clustering={clustering}", budget=256) as session:
+    with Session.open("demo", policy="mosaic", budget=256) as session:
         for _ in range(60):
             session.watch(random.integers(0, 256, (56, 56, 3), dtype=np.uint8))
         session.flush()
