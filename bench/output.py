@@ -35,7 +35,7 @@ COLUMNS = {
     "longrun": "policy append encode appended encoded frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 "
     "ttft_ratio moved_bytes_per_question backward right",
     "snapshot": "model policy budget bytes frame_ms hold_ms hold_over_frame write_ms",
-    "store": "clusters asked put_ms host_ms disk_ms rows_ms rows_over_disk wait_ms unexpected_ms wait_over_unexpected",
+    "store": "clusters asked put_ms host_ms disk_ms wait_ms unexpected_ms wait_over_unexpected",
     "camera": "source stage ms_p50 frames",
     "serve-ttft": "model questions ttft_ms http_ttft_ms ratio",
     "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes camera_bytes planned_bytes error",

@@ -42,7 +42,6 @@ class MeasureOptions:
     answer_tokens: Annotated[int | None, option("N", "Limit an answer's tokens.", min=2)] = None
     idle: Annotated[float | None, option("S", "Measure power at rest for this many seconds.", min=0)] = None
     against: Annotated[list[str] | None, option("NAME,...", "Compare with llama.cpp, openvino, transformers.")] = None
-    tower: Annotated[list[str] | None, option("NAME,...", "Measure siglip-so400m-384, qwen2.5-vl-448, ..")] = None
     held: Annotated[str | None, option("N,...", "Fill the KV cache with this many tokens.")] = None
     tokens_per_frame: Annotated[int | None, option("N", "Set a frame's tokens.", min=1)] = None
     precisions: Annotated[list[str] | None, option("NAME,...", "Measure these weight precisions.")] = None
@@ -101,7 +100,7 @@ speed = command(
         "vision": "speed.vision:vision",
         "precision": "speed.precision:weights",
     },
-    "model tower against held frames tokens_per_frame precisions kv layers tokens threads rounds",
+    "model against held frames tokens_per_frame precisions kv layers tokens threads rounds",
     """Time decode, prefill, vision towers and precisions.
 
     decode and prefill run beside llama.cpp, OpenVINO and transformers with the same weights, taking turns; vision beside

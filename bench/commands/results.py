@@ -35,13 +35,13 @@ def all_benches(
     """
     from edgevlm.bench.results.compare import parse_margin
     from edgevlm.bench.results.journal import last_run
-    from edgevlm.bench.results.run_all import duration, planned, run_all
+    from edgevlm.bench.results.run_all import planned, run_all
     from edgevlm.progress import progress
 
     margin, entries = parse_margin(fail_over), planned(quick, only, also or [])
     if plan:
         for entry in entries:
-            typer.echo(f"{entry.command}   # {duration(entry.seconds)}")
+            typer.echo(entry.command)
         return
     if out is None:
         raise UserError("give --out DIR, where results are kept; --plan prints what would run")

@@ -1,7 +1,6 @@
 """What a store takes to keep clusters and to return them, from host memory and from a disk whose pages are not in memory.
 
-Beside it, in turns: the same rows read one by one from where they would lie in order of arrival, and reads that are not begun
-before they are asked for.
+Beside it, in turns: reads that are not begun before they are asked for.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def store(
 ) -> Iterator[dict[str, Any]]:
     """One line: medians over rounds of fetching ``asked`` of ``clusters``, each ``rows`` rows of ``heads`` KV heads in fp16.
 
-    ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``rows_ms``: a read a row; ``wait_ms``: of a
-    fetch that was expected as long before as a cold one takes, ``unexpected_ms`` without. Ratios are of rounds.
+    ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: of a fetch
+    that was expected as long before as a cold one takes, ``unexpected_ms`` without. Ratios are of rounds.
     Raises UserError where more is asked for than there is.
     """
     if asked > clusters:
@@ -47,44 +46,32 @@ def store(
     one = _block(rng, rows, heads, head_dim)
     plain_put_ms = timed(lambda: [joined([one]) for _ in range(asked)]) / asked
     with TemporaryDirectory(dir=directory, prefix="edgevlm-bench-") as place:
-        size, row_bytes = 2 * clusters * (one.nbytes + 128) + 1_000_000, one.nbytes // rows
+        size = 2 * clusters * (one.nbytes + 128) + 1_000_000
         tiers = Store(Path(place) / "store.bin", settings=StoreSettings(size, HOST_BYTES))
         progress(f"putting {clusters:,} clusters")
         put_ms = timed(lambda: [tiers.put(one) for _ in range(clusters)]) / clusters
         tiers.sync()
-        rows_path = Path(place) / "rows.bin"
-        rows_path.write_bytes(np.random.default_rng(1).bytes(clusters * rows * row_bytes))
-        handle = os.open(rows_path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
-            progress(f"fetching {asked} clusters in {rounds} rounds")
-            turns = [_turn(tiers, handle, rng, rows, row_bytes, clusters, asked) for _ in range(rounds + 1)][1:]
-        finally:
-            os.close(handle)
+        progress(f"fetching {asked} clusters in {rounds} rounds")
+        turns = [_turn(tiers, rng, clusters, asked) for _ in range(rounds + 1)][1:]
         tiers.close()
     column = {name: [turn[name] for turn in turns] for name in turns[0]}
     medians = {name: round(float(np.median(values)), 4) for name, values in column.items()}
+    over = [one / other for one, other in zip(column["wait_ms"], column["unexpected_ms"], strict=True)]
     yield {
         "bench": "store", "bytes": one.nbytes, "clusters": clusters, "asked": asked, "put_ms": round(put_ms, 4),
         "plain_put_ms": round(plain_put_ms, 4), **medians,
-        **_ratio(column["rows_ms"], column["disk_ms"], "rows_over_disk", "rows"),
-        **_ratio(column["wait_ms"], column["unexpected_ms"], "wait_over_unexpected", "wait"),
+        **spread(over, "wait_over_unexpected", "wait_low", "wait_high", digits=4),
     }  # fmt: skip
 
 
-def _turn(
-    store: Store, rows_file: int, rng: np.random.Generator, rows: int, row_bytes: int, clusters: int, asked: int
-) -> dict[str, float]:
-    """Milliseconds of fetching other clusters: cold, from host memory, row by row, expected, and not expected."""
+def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
+    """Milliseconds of fetching other clusters: cold, from host memory, expected, and not expected."""
     file = store._file
     assert file is not None
     chosen = [rng.choice(clusters, asked, replace=False).tolist() for _ in range(3)]
     forget_pages(file._handle)
     disk = timed(lambda: store.get(chosen[0]))
     host = timed(lambda: store.get(chosen[0]))
-    places = rng.choice(clusters * rows, asked * rows, replace=False).tolist()
-    forget_pages(rows_file)
-    by_row = timed(lambda: [os.pread(rows_file, row_bytes, place * row_bytes) for place in places])
     forget_pages(file._handle)
     store.prefetch(chosen[1])
     time.sleep(disk / 1e3)
@@ -92,7 +79,7 @@ def _turn(
     forget_pages(file._handle)
     time.sleep(disk / 1e3)
     unexpected = timed(lambda: store.get(chosen[2]))
-    return {"host_ms": host, "disk_ms": disk, "rows_ms": by_row, "wait_ms": expected, "unexpected_ms": unexpected}
+    return {"host_ms": host, "disk_ms": disk, "wait_ms": expected, "unexpected_ms": unexpected}
 
 
 def forget_pages(handle: int) -> None:
@@ -108,7 +95,3 @@ def _block(rng: np.random.Generator, rows: int, heads: int, head_dim: int) -> Bl
     key, value = numbers(np.float16, head_dim), numbers(np.float16, head_dim)
     patch = numbers(np.int16), numbers(np.int16)
     return Block(key, value, numbers(np.int64), numbers(np.int32), *patch, numbers(np.int32, 1), numbers(np.int32))
-
-
-def _ratio(one: list[float], other: list[float], name: str, ends: str) -> dict[str, Any]:
-    return spread([a / b for a, b in zip(one, other, strict=True)], name, f"{ends}_low", f"{ends}_high", digits=4)

@@ -31,11 +31,10 @@ PATIENCE_S = 10.0  # for a process that was asked to end
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """``text``: what is typed after ``edgevlm bench``; ``seconds``: how long it takes on two cores of a server, about."""
+    """``text``: what is typed after ``edgevlm bench``."""
 
     name: str
     text: str
-    seconds: float = 120.0
 
     @property
     def arguments(self) -> list[str]:
@@ -48,41 +47,40 @@ class Planned:
 
 
 QUICK = (
-    Planned("quick-stream", "stream --frames 16,64,256 --chunk 8 --idle 3 --threads 1", 40),
-    Planned("quick-compression", "compression --policy infinipot-v --rounds 3", 10),
-    Planned("quick-decode", "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9", 45),
-    Planned("quick-snapshot", "memory snapshot --threads 1", 10),
-    Planned("quick-camera", "camera --frames 20 --threads 1 --no-realtime", 10),
+    Planned("quick-stream", "stream --frames 16,64,256 --chunk 8 --idle 3 --threads 1"),
+    Planned("quick-compression", "compression --policy infinipot-v --rounds 3"),
+    Planned("quick-decode", "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9"),
+    Planned("quick-snapshot", "memory snapshot --threads 1"),
+    Planned("quick-camera", "camera --frames 20 --threads 1 --no-realtime"),
     Planned(
         "quick-accuracy",
         "accuracy --suite streamqa --policy infinipot-v,hermes,purekv,last-seen --budget 25%,12.5%,6.25% --streams 4",
-        60,
     ),
 )
 OPENVINO = "--model seeded-0.5b --against openvino --held 784,6000 --precisions int8,int4 --kv fp32,int8 --rounds 5"
 FULL = (
-    Planned("stream-demo", "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1", 300),
+    Planned("stream-demo", "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1"),
     Planned("stream-0.5b", "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 "
-            "--threads 2", 600),
-    Planned("compression", "compression --policy all --dtype all --rounds 5", 1200),
-    Planned("compression-2", "compression --policy infinipot-v --threads 2 --rounds 5", 20),
-    Planned("decode-1", "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11", 500),
-    Planned("decode-2", "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11", 400),
-    Planned("decode-openvino-1", f"speed decode {OPENVINO} --threads 1", 300),
-    Planned("decode-openvino-2", f"speed decode {OPENVINO} --threads 2", 300),
+            "--threads 2"),
+    Planned("compression", "compression --policy all --dtype all --rounds 5"),
+    Planned("compression-2", "compression --policy infinipot-v --threads 2 --rounds 5"),
+    Planned("decode-1", "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11"),
+    Planned("decode-2", "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11"),
+    Planned("decode-openvino-1", f"speed decode {OPENVINO} --threads 1"),
+    Planned("decode-openvino-2", f"speed decode {OPENVINO} --threads 2"),
     Planned("decode-3b", "speed decode --model seeded-3b --layers 8 --against transformers --kv fp32 --held 300 "
-            "--rounds 5", 300),
-    Planned("decode-3b-int4", "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5", 300),
-    Planned("prefill", "speed prefill --model seeded-0.5b,demo --rounds 2", 500),
+            "--rounds 5"),
+    Planned("decode-3b-int4", "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5"),
+    Planned("prefill", "speed prefill --model seeded-0.5b,demo --rounds 2"),
     Planned("prefill-llama.cpp", "speed prefill --model seeded-135m --tokens-per-frame 64 --against llama.cpp --held 784,6000 "
-            "--frames 1 --precisions fp32,int8,int4 --kv fp32,fp16,int8 --rounds 5", 400),
-    Planned("prefill-openvino-1", f"speed prefill {OPENVINO} --frames 1 --threads 1", 400),
-    Planned("prefill-openvino-2", f"speed prefill {OPENVINO} --frames 1 --threads 2", 400),
-    Planned("vision", "speed vision --layers 2 --rounds 3", 300),
-    Planned("snapshot", "memory snapshot --model seeded-0.5b,demo", 240),
-    Planned("store", "memory store", 60),
-    Planned("camera", "camera --frames 40", 40),
-    Planned("accuracy", "accuracy --suite streamqa --policy all --streams 12 --seed test", 500),
+            "--frames 1 --precisions fp32,int8,int4 --kv fp32,fp16,int8 --rounds 5"),
+    Planned("prefill-openvino-1", f"speed prefill {OPENVINO} --frames 1 --threads 1"),
+    Planned("prefill-openvino-2", f"speed prefill {OPENVINO} --frames 1 --threads 2"),
+    Planned("vision", "speed vision --layers 2 --rounds 3"),
+    Planned("snapshot", "memory snapshot --model seeded-0.5b,demo"),
+    Planned("store", "memory store"),
+    Planned("camera", "camera --frames 40"),
+    Planned("accuracy", "accuracy --suite streamqa --policy all --streams 12 --seed test"),
 )  # fmt: skip
 
 
@@ -147,11 +145,8 @@ def run_all(
 
 
 def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, notify: Notify, progress: Notify) -> None:
-    expected = spent = 0.0
     for position, entry in enumerate(left, start=1):
-        pace = spent / expected if expected else 1.0
-        rest = pace * sum(other.seconds for other in left[position - 1 :])
-        notify(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
+        notify(f"[{position}/{len(left)}] {entry.command}")
         context, began = {"run": run, "entry": entry.name}, time.monotonic()
         results.add({"event": "begin", **context, "command": entry.command, "at": _now()})
         code, error = _process(entry, lambda line, context=context: results.add({**context, **line}), progress)  # type: ignore[misc]
@@ -161,7 +156,6 @@ def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, notify:
             results.add({"event": "failed", **context, "code": code, "error": error})
         else:
             results.add({"event": "end", **context, "seconds": round(took, 1)})
-        spent, expected = spent + took, expected + entry.seconds
 
 
 def _process(entry: Planned, keep: Callable[[Line], object], progress: Notify) -> tuple[int, str]:
@@ -219,13 +213,6 @@ def _check_same(run: Run, header: Line) -> None:
     apart = environment.difference(run.section("machine"), header["machine"]) or ", ".join(changed)
     if apart:
         raise UserError(f"run {run.id} was measured with something else ({apart}): begin another with --new")
-
-
-def duration(seconds: float) -> str:
-    """``40 s``, ``5 min`` or ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _now() -> str:
