@@ -105,7 +105,6 @@ _NUMBERS = {
     "difference_high": "Upper end of its 95 % interval.",
     "difference_low": "Lower end of its 95 % interval.",
     "disk_ms": "Fetching from the file, its pages not in memory.",
-    "dropped": "Frames dropped.",
     "encoded": "Fraction of the frames' patches that were encoded.",
     "error": "predicted over paper, less 1; serve: planned_bytes over camera_bytes, less 1.",
     "evidence_any": "Fraction of questions of which any evidence was still held.",

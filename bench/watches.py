@@ -5,25 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm import __version__
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.calib.accuracy.cases import seed_words
-from edgevlm.calib.accuracy.pools import Processes
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.calib.intervals import fraction_right
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -31,7 +27,6 @@ Line = dict[str, Any]
 Questions = Sequence[tuple[str, Sequence[str]]]
 STREAM, WATCHES = 5_000_000, 12  # number of the first stream; watches of each
 WINDOW, STILL = "sliding-window", "still"
-BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
 RULES: dict[str, dict[str, float]] = {
@@ -106,75 +101,44 @@ def quality(
     append: Sequence[str] = ("auto", "all"),
     watches: int = WATCHES,
     threads: int | None = None,
-    out: Path | None = None,
-    workers: int = 1,
     progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
     """A line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
 
     At each frame ``watches`` watches ask whether an object is there. ``still`` is no policy but the newest frame, as if each
-    were asked about by itself. out: keeps each stream's scores; a stopped run continues there. Raises UserError.
+    were asked about by itself. Raises UserError.
     """
-    shown = {"seed": seed, "frames": frames, "watches": watches}
-    settings: dict[str, Any] = {**shown, "policy": list(policy), "append": list(append)}
-    make = partial(WatchedStreams, **settings, threads=threads)
-    watched, batch, pool = make(), 1 if workers == 1 else BATCH * workers, Processes(workers)
-    header = {"journal": "edgevlm bench watch", "edgevlm": __version__, **settings}
-    records: list[dict[str, Any]] = []
-    with JsonLines(out, header, lambda record: record["stream"]) as journal:
-        while sum(record["events"] for record in records) < events:
-            streams = range(len(records), len(records) + batch)
-            for record in pool.map(watched, make, [each for each in streams if each not in journal.records]):
-                journal.add(record)
-                progress(f"stream {len(journal.records)}")
-            records += [journal.records[stream] for stream in streams]
-    for key in records[0]["scores"]:
-        if not any(any(record["scores"][key].values()) for record in records):
-            continue  # nothing was asked
-        name, way, rule = key.split("|")
-        line = summed([Score(**record["scores"][key]) for record in records])
-        yield {"bench": "watch", "policy": name, "append": way, "about": "now", "rule": rule, "streams": len(records), **line}
-
-
-class WatchedStreams:
-    """Scores of streams, called with a stream's number; the model is loaded by the first."""
-
-    def __init__(
-        self, seed: str, frames: int, watches: int, policy: Sequence[str], append: Sequence[str], threads: int | None
-    ) -> None:
-        """Raises UserError for an invalid seed."""
-        try:
-            self._words = seed_words(seed)
-        except ValueError:
-            raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
-        self._frames, self._watches, self._policy, self._append, self._threads = frames, watches, policy, append, threads
-
-    @cached_property
-    def _model(self) -> Model:
-        return Model.load("demo", threads=self._threads)
-
-    def __call__(self, stream: int) -> dict[str, Any]:
-        """``events``: comings and goings; ``scores``: by ``policy|append|rule``."""
-        words = [*self._words, STREAM + stream]
-        pictures, present = shown(words, self._frames)
-        watched, truth = chosen(present, self._watches, np.random.default_rng(words))
+    try:
+        words = seed_words(seed)
+    except ValueError:
+        raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
+    scores: dict[tuple[str, str, str], list[Score]] = {}
+    with closing(Model.load("demo", threads=threads)) as model:
         memories: dict[tuple[str, str], dict[str, Any]] = {
             (name, way): {"policy": name, "append": way}
-            for name in self._policy
-            for way in (["all"] if name in (WINDOW, STILL) else self._append)
+            for name in policy
+            for way in (["all"] if name in (WINDOW, STILL) else append)
         }
         if (STILL, "all") in memories:
-            per_frame = self._model.bundle.vision.tokens_per_frame
+            per_frame = model.bundle.vision.tokens_per_frame
             memories[STILL, "all"] = {"policy": WINDOW, "append": "all", "budget": per_frame, "chunk": 1}
-        scores: dict[str, Score] = {}
-        for memory, options in memories.items():
-            now = asked(self._model, pictures, watched, options)
-            for rule, settings in RULES.items():
-                score = scores["|".join((*memory, rule))] = Score()
-                for truths, probabilities in zip(truth.T.tolist(), now.T, strict=True):
-                    score.add(truths, opened(probabilities, settings))
-        events = sum(len(before ^ now) for before, now in pairwise([set(), *present]))
-        return {"stream": stream, "events": events, "scores": {key: asdict(score) for key, score in scores.items()}}
+        happened = stream = 0
+        while happened < events:
+            progress(f"stream {stream + 1}, {happened} of {events} events")
+            own = [*words, STREAM + stream]
+            pictures, present = shown(own, frames)
+            watched, truth = chosen(present, watches, np.random.default_rng(own))
+            for memory, options in memories.items():
+                now = asked(model, pictures, watched, options)
+                for rule, settings in RULES.items():
+                    score = Score()
+                    for truths, probabilities in zip(truth.T.tolist(), now.T, strict=True):
+                        score.add(truths, opened(probabilities, settings))
+                    scores.setdefault((*memory, rule), []).append(score)
+            happened += sum(len(before ^ now) for before, now in pairwise([set(), *present]))
+            stream += 1
+    for (name, way, rule), each in scores.items():
+        yield {"bench": "watch", "policy": name, "append": way, "about": "now", "rule": rule, "streams": stream, **summed(each)}
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:

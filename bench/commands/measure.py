@@ -63,8 +63,6 @@ class MeasureOptions:
     seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None
     events: Annotated[int | None, option("N", "Watch until this many events.", min=1)] = None
     watches: Annotated[int | None, option("N", "Ask this many watches.", min=0, max=64)] = None
-    out: Annotated[Path | None, option("FILE", "Keep finished streams here, and continue there.")] = None
-    workers: Annotated[int | None, option("N", "Work in this many processes.", min=1, max=256)] = None
     prefill_ratio: Annotated[float | None, option("F", "Fetch this fraction of rows for a frame.", min=0, max=1)] = None
     generation_ratio: Annotated[float | None, option("F", "Fetch this fraction of rows for a token.", min=0, max=1)] = None
     realtime: Annotated[bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.")] = None
@@ -117,8 +115,7 @@ compression = command(
 stream = command(
     "stream",
     {"growth": "stream.growth:growth", "against": "stream.against:against", "changed": "stream.changed:changed"},
-    "model policy budget camera video fps frames chunk questions answer_tokens idle append encode clips precisions layers "
-    "attention threads",
+    "model policy budget fps frames chunk questions answer_tokens idle append encode clips precisions layers attention threads",
     """Watch a stream grow: frames a second, memory, answers, energy.
 
     growth compares policies, full KV included, each in a process of its own. against runs transformers with infinipot-v in
@@ -155,7 +152,7 @@ serve = command(
 watch = command(
     "watch",
     {"quality": "watches:quality", "cost": "watches:cost"},
-    "events seed policy append model watches rounds out workers threads",
+    "events seed policy append model watches rounds threads",
     """Measure how well watches open and close, and their cost.
 
     quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes

@@ -14,10 +14,11 @@ import torch
 
 from edgevlm.apps.bundles.cache import cached_bundle
 from edgevlm.bench.models import SEEDED, open_checkpoint
-from edgevlm.bench.stream.growth import QUESTION, GrowthWork, frames_of
+from edgevlm.bench.stream.growth import QUESTION, GrowthWork
 from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.bench.stream.torch_baseline import TorchBaseline, load
 from edgevlm.bench.timing import Job, Took, figures, ratio, spread, time_job
+from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
@@ -75,9 +76,6 @@ class Side:
 def against(
     model: Sequence[str] = (SEEDED,),
     budget: int | None = None,
-    camera: str | None = None,
-    video: str | None = None,
-    fps: float = 2.0,
     frames: Sequence[int] = (24,),
     chunk: Sequence[int] = (4,),
     answer_tokens: int = 16,
@@ -93,7 +91,7 @@ def against(
     once and take turns, chunk by chunk; frames are prepared once for all, outside of what is timed. Raises UserError for a
     checkpoint of another family, and for less than three chunks: one is cold, and a median wants two.
     """
-    work = GrowthWork(model[0], POLICY, budget, chunk[0], tuple(frames), fps, camera, video, 0, answer_tokens, threads)
+    work = GrowthWork(model[0], POLICY, budget, chunk[0], tuple(frames), 2.0, 0, answer_tokens, threads)
     count, threads = work.marks[-1] // work.chunk * work.chunk, threads or default_threads()
     if attention not in ("sdpa", "eager"):
         raise UserError(f"--attention {attention}: there is sdpa, eager")
@@ -147,12 +145,12 @@ def _turns(
 ) -> dict[tuple[str, str], Side]:
     """All watch a chunk, then all are asked, chunk by chunk; by runtime and precision."""
     ours = {(OURS, precision): (session, Side()) for precision, session in sessions.items()}
-    theirs, source = Side(), frames_of(work)
+    theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))
     ids, most = first._memory.conversations.prompt(None, QUESTION), min(work.answer_tokens, first.text_budget.answer)
     for number in range(frames // work.chunk):
         progress(f"chunk {number + 1} of {frames // work.chunk}")
-        pixels = [_prepared(first, next(source)[0]) for _ in range(work.chunk)]
+        pixels = [first.prepare(world.step()) for _ in range(work.chunk)]
         tensor = torch.from_numpy(np.stack([frame.values for frame in pixels]))
         for session, side in ours.values():
             side.frames.append(time_job(Job(partial(_watch, session, pixels), work.chunk)))
@@ -168,10 +166,6 @@ def _turns(
         theirs.answered(*baseline.ask(ids, most))
     theirs.compressions = baseline.compressions
     return {**{key: side for key, (_, side) in ours.items()}, (OTHER, "fp32"): theirs}
-
-
-def _prepared(session: Session, frame: Any) -> Pixels:
-    return session.prepare(frame.image) if frame.pixels is None else frame.pixels
 
 
 def _watch(session: Session, pixels: Sequence[Pixels]) -> None:

@@ -1,7 +1,7 @@
 """A stream as it grows: memory, speed, answers and energy at stated lengths, for each policy, full KV included.
 
 InfiniPot-V's Table 6 and HERMES's Table 4 and Fig. 4. Each policy runs in a process of its own, so that its peak memory is its
-own; they run one after the other. Frames go in as fast as they are taken.
+own; they run one after the other. Frames are the demo world's and go in as fast as they are taken.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.models import open_model
 from edgevlm.bench.timing import quartiles
+from edgevlm.calib.demo.world import World
 from edgevlm.engines.power import Meter, find_meter
 from edgevlm.engines.power.energy import Energy, idle_watts
 from edgevlm.engines.threads import default_threads
-from edgevlm.errors import UserError
 from edgevlm.progress import Notify, to_stderr
 from edgevlm.runtime.budget import TextBudget, available
 from edgevlm.runtime.helper_process import Helper, HelperEnded
@@ -48,8 +47,6 @@ class GrowthWork:
     chunk: int
     marks: tuple[int, ...]
     fps: float
-    camera: str | None = None
-    video: str | None = None
     questions: int = 5
     answer_tokens: int = 16
     threads: int | None = None
@@ -67,8 +64,6 @@ def growth(
     model: Sequence[str] = ("demo",),
     policy: Sequence[str] = POLICIES,
     budget: int | None = None,
-    camera: str | None = None,
-    video: str | None = None,
     fps: float = 2.0,
     frames: Sequence[int] = (16, 64, 256, 512),
     chunk: Sequence[int] = (8,),
@@ -96,8 +91,8 @@ def growth(
         progress(f"measuring {meter.name} at rest for {idle:g} s")
         idle_w = idle_watts(meter, idle)
     shared: dict[str, Any] = {
-        "budget": budget, "marks": tuple(sorted(frames)), "fps": fps, "camera": camera, "video": video, "questions": questions,
-        "answer_tokens": answer_tokens, "threads": threads, "idle_w": idle_w,
+        "budget": budget, "marks": tuple(sorted(frames)), "fps": fps, "questions": questions, "answer_tokens": answer_tokens,
+        "threads": threads, "idle_w": idle_w,
     }  # fmt: skip
     for name, text, size in product(model, policy, chunk):
         work = GrowthWork(model=name, policy=text, chunk=size, **shared)
@@ -161,18 +156,17 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _watch(session: Session, work: GrowthWork, marks: tuple[int, ...], meter: Meter | None) -> Iterator[dict[str, Any]]:
-    frames, seen, pace = frames_of(work), 0, Pace()
+    world, seen, pace = World(0), 0, Pace()
     for mark in marks:
         energy = Energy(meter, idle_w=work.idle_w) if meter else None
-        before, compress_ms, dropped = session.stats.frames, session.stats.memory.compress_ms, 0
+        before, compress_ms = session.stats.frames, session.stats.memory.compress_ms
         pace.chunks.clear()
         began = since = time.perf_counter()
         with energy or ExitStack():
             chunk, chunks = 0, session.stats.chunks
             while seen < mark:
-                frame, dropped = next(frames)
-                session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
                 seen, chunk = seen + 1, chunk + 1
+                session.watch(world.step(), seen / work.fps)
                 if seen == mark:
                     session.flush()
                 if session.stats.chunks > chunks:
@@ -195,7 +189,6 @@ def _watch(session: Session, work: GrowthWork, marks: tuple[int, ...], meter: Me
             "compress_fraction": round((after.memory.compress_ms - compress_ms) / (1e3 * took), 5),
             "joules_per_frame": _per(energy.joules if energy else None, count),
             "net_joules_per_frame": _per(energy.net() if energy else None, count),
-            "dropped": dropped,
             "oom": False,
         }
 
@@ -215,22 +208,6 @@ def _fitting(model: Model, work: GrowthWork) -> tuple[tuple[int, ...], int | Non
         else:
             return work.marks[:count], tokens, refused
     return (), None, refused
-
-
-def frames_of(work: GrowthWork) -> Iterator[tuple[Frame, int]]:
-    """Frames without end, and how many were dropped: a recording is played again, its times going on."""
-    passed, options = 0.0, SourceOptions(fps=work.fps)
-    while True:
-        source = open_source(work.camera, work.video, options)
-        last = None
-        try:
-            for last in source:
-                yield (replace(last, time_s=last.time_s + passed) if passed else last), source.dropped
-        finally:
-            source.close()
-        if last is None or source.live:
-            raise UserError(f"{source.name} ended; give a longer one, or fewer --frames")
-        passed += last.time_s + 1 / work.fps
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:

@@ -2,10 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 
-import cv2
-import numpy as np
 import pytest
 from typed import edgevlm
 
@@ -79,7 +76,6 @@ def test_the_table_and_what_stops_full_kv():
         (["--chunk", ""], "--chunk '': give integers"),
         (["--policy", "best"], "best"),
         (["--model", "/nowhere/at/all", "--frames", "8"], "/nowhere/at/all"),
-        (["--video", "/nowhere.avi", "--frames", "8"], "/nowhere.avi"),
     ],
 )
 def test_refusals(arguments, says):
@@ -93,18 +89,6 @@ def test_full_kv_that_does_not_fit_is_not_begun(monkeypatch):
     lines = list(measure(GrowthWork("demo", "full", None, 8, (2, 100), 2.0, questions=1, threads=1)))
     assert [(line["frames"], line["oom"]) for line in lines] == [(2, False), (100, True)]
     assert "do not fit in the memory that is free" in lines[1]["stopped"]
-
-
-def test_a_recording_is_played_again_and_its_times_go_on(tmp_path):
-    path = str(tmp_path / "clip.avi")
-    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 2.0, (64, 64))
-    for level in range(6):
-        writer.write(np.full((64, 64, 3), 40 * level, np.uint8))
-    writer.release()
-    frames = bench.frames_of(GrowthWork("demo", "full", None, 8, (20,), 2.0, video=path))
-    times = [next(frames)[0].time_s for _ in range(20)]
-    assert all(later > before for before, later in pairwise(times))
-    assert times[6] == pytest.approx(times[5] + 0.5)
 
 
 class Steady:
