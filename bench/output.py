@@ -44,7 +44,6 @@ COLUMNS = {
     "accuracy": "policy budget kind column accuracy rating difference evidence_held tokens appended encoded ttft_ms "
     "compress_ms moved left_out skipped",
     "vrex": "at quantity system over length batch predicted paper error fixes",
-    "vrex-latency": "system length frame_ms token_ms frame_j",
     "change": "times_worse field new old verdict subject",
 }
 

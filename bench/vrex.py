@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from statistics import median
 from typing import Any
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(slots=True)
 class Analytic:
-    """The model; ``ratios`` replaces a method's (prefill, generation) fractions of rows fetched, by its title.
+    """The model.
 
     Four constants say what Table I does not: ``utilisation`` of the rates of arithmetic and DRAM, ``scattered`` of PCIe's rate
     by rows that lie apart, and bytes of DRAM that a GPU's prediction costs per score, ``top_k`` and ``resv``. 1 and 0 are a
@@ -49,7 +49,6 @@ class Analytic:
     """
 
     paper: dict[str, Any]
-    ratios: dict[str, tuple[float, float]] = field(default_factory=dict)
     utilisation: float = 1.0
     scattered: float = 1.0
     top_k: float = 0.0
@@ -71,8 +70,7 @@ class Analytic:
         """Hardware, method and (prefill, generation) ratios of a system."""
         about = self.paper["systems"][system]
         method = self.paper["methods"][about["method"]]
-        ratios = self.ratios.get(method["title"], (method["prefill_ratio"], method["generation_ratio"]))
-        return self.paper["hardware"][about["hardware"]], method, ratios
+        return self.paper["hardware"][about["hardware"]], method, (method["prefill_ratio"], method["generation_ratio"])
 
     def row_bytes(self) -> int:
         """Keys and values of one row in all layers."""
@@ -174,16 +172,12 @@ def calibrated(paper: dict[str, Any]) -> Analytic:
     return model
 
 
-def vrex(prefill_ratio: float | None = None, generation_ratio: float | None = None) -> Iterator[dict[str, Any]]:
-    """A line for each figure of the paper, then one for each system and length. Nothing is run.
+def vrex() -> Iterator[dict[str, Any]]:
+    """A line for each figure of the paper, then the model's constants. Nothing is run.
 
-    Ratios are ReSV's fractions of the rows held that are fetched, for a frame and for a token. ``link_bound``: the fraction of
-    rows that PCIe can bring in a frame's milliseconds.
+    ``link_bound``: the fraction of rows that PCIe can bring in a frame's milliseconds.
     """
     model = calibrated(load_paper())
-    _, method, (prefill, generation) = model.parts("V-Rex8")
-    own = (prefill if prefill_ratio is None else prefill_ratio, generation if generation_ratio is None else generation_ratio)
-    model.ratios[method["title"]] = own
     errors, lengths = [], model.paper["lengths"]["value"]
     for figure in model.paper["figures"]:
         line = {"bench": "vrex"} | {name: figure.get(name) for name in ("at", "quantity", "system", "over", "length", "pick")}
@@ -200,14 +194,3 @@ def vrex(prefill_ratio: float | None = None, generation_ratio: float | None = No
         yield {**line, "batch": batch, **numbers, "fixes": figure.get("fixes"), "link_bound": bound}
     constants = {name: float(f"{getattr(model, name):.4g}") for name in ("utilisation", "scattered", "top_k", "resv")}
     yield {"bench": "vrex-constants", "median_error": round(median(errors), 4), **constants}
-    for system, about in model.paper["systems"].items():
-        hardware, _, (prefill, generation) = model.parts(system)
-        if hardware["link_gb_s"] > 4 or not about.get("offloads", True):
-            continue
-        for length in lengths:
-            frame, token = model.frame(system, length).seconds, model.token(system, length).seconds
-            yield {
-                "bench": "vrex-latency", "system": system, "length": length, "frame_ms": round(1e3 * frame, 2),
-                "token_ms": round(1e3 * token, 2), "frame_j": round(frame * hardware["watts"], 3),
-                "prefill_ratio": prefill, "generation_ratio": generation,
-            }  # fmt: skip

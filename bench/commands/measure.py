@@ -63,8 +63,6 @@ class MeasureOptions:
     seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None
     events: Annotated[int | None, option("N", "Watch until this many events.", min=1)] = None
     watches: Annotated[int | None, option("N", "Ask this many watches.", min=0, max=64)] = None
-    prefill_ratio: Annotated[float | None, option("F", "Fetch this fraction of rows for a frame.", min=0, max=1)] = None
-    generation_ratio: Annotated[float | None, option("F", "Fetch this fraction of rows for a token.", min=0, max=1)] = None
     realtime: Annotated[bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.")] = None
     inline: Annotated[bool | None, flag("--inline", "Prepare frames in the watching thread.")] = None
     threads: Threads = None
@@ -160,9 +158,7 @@ watch = command(
     with a dozen watches over those without, and what asking them together saves.
     """,
 )
-vrex = command(
-    "vrex", {"": "vrex:vrex"}, "prefill_ratio generation_ratio", "Model V-Rex's accelerator beside its paper's figures."
-)
+vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator beside its paper's figures.")
 
 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:

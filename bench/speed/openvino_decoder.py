@@ -142,9 +142,7 @@ def compress(model: Any, precision: str, group: int) -> None:
 
 
 def compiled(model: Any, precision: str, threads: int, **settings: str) -> Any:
-    """For one call at a time on the CPU. With compressed weights OpenVINO computes in bfloat16 where the processor has it; with
-    fp32 it would too, unless told otherwise.
-    """
+    """For one call at a time on the CPU; fp32 is computed in float32, not in bfloat16."""
     asked = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), **settings}
     if precision == "fp32":
         asked["INFERENCE_PRECISION_HINT"] = "f32"

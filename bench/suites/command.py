@@ -146,11 +146,5 @@ def _few(names: list[str]) -> str:
     return "; ".join(name if name.isprintable() else ascii(name) for name in names[:NAMED]) + more
 
 
-def _value(column: Column | None) -> str:
-    if column is None or column.value is None:
-        return "-"
-    return f"{column.value:.2f}" if column.rating else f"{100 * column.value:.1f}"
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)

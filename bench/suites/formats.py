@@ -354,8 +354,8 @@ def _coin_video(
 
 
 FORMATS = {
-    "streamingbench": Suite("StreamingBench", read_streamingbench, streaming_columns),
-    "ovobench": Suite("OVO-Bench", read_ovobench, ovo_columns),
-    "rvs": Suite("RVS", read_rvs, rvs_columns),
-    "coin": Suite("COIN", read_coin, lambda scores: scores.accuracies(COIN_HEADS)),
+    "streamingbench": Suite(read_streamingbench, streaming_columns),
+    "ovobench": Suite(read_ovobench, ovo_columns),
+    "rvs": Suite(read_rvs, rvs_columns),
+    "coin": Suite(read_coin, lambda scores: scores.accuracies(COIN_HEADS)),
 }

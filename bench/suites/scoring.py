@@ -157,6 +157,5 @@ def mean(head: str, name: str, columns: Sequence[Column]) -> Column:
 class Suite:
     """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered."""
 
-    title: str
     read: Callable[[Dataset], Iterable[SuiteQuestion]]
     columns: Callable[[SuiteScores], Iterator[Column]]

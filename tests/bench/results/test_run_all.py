@@ -156,13 +156,6 @@ def test_a_password_in_a_command_is_written_nowhere(tmp_path):
     assert "hunter2" not in (tmp_path / "out/results.jsonl").read_text()
 
 
-def test_a_number_that_is_none_is_null_in_the_results(tmp_path):
-    assert module._object('{"kl": NaN, "x": -Infinity, "y": 2.5}') == {
-        "kl": None, "x": None, "y": 2.5,
-    }  # fmt: skip
-    assert module._object("[" * 100_000) is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -171,8 +164,6 @@ def test_a_number_that_is_none_is_null_in_the_results(tmp_path):
         (["--also", "'"], "--also"),
         (["--also", " "], "give a command"),
         (["--also", "sped decode"], "there is no edgevlm bench sped; did you mean 'speed'?"),
-        (["--baseline", "nowhere"], "nowhere: cannot be read"),
-        (["--fail-over", "many"], "--fail-over 'many': give percent, such as 20%"),
     ],
 )
 def test_refusals(tmp_path, arguments, says):
@@ -193,12 +184,3 @@ def test_the_document_names_every_command():
     text = (Path(__file__).parents[3] / "docs/internals/benchmarking.md").read_text()
     named = set(re.findall(r"^\| `([\w-]+)[^|`]*` \|", text, re.MULTILINE))
     assert named - {"edgevlm"} == {*COMMANDS}, "edgevlm: the head"
-
-
-def test_what_a_jetson_says_of_itself(tmp_path):
-    jetson = Jetson(tmp_path / "nx", mode=2)
-    jetson.put("sys/class/devfreq/17000000.gpu/cur_freq", "612000000")
-    found = environment.describe(Machine(jetson.root))
-    assert found["device"] == "NVIDIA Jetson Orin NX Engineering Reference Developer Kit"
-    assert (found["power_mode"], found["l4t"], found["clocks_mhz"]["gpu"]) == ("15W", "36.4.3", 612)
-    assert found["governor"] is None

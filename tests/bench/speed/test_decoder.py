@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -60,15 +59,6 @@ def test_decode(tiny):
         ["edgevlm", "fp32", "fp32", "5"], ["edgevlm", "fp32", "fp16", "5"], ["transformers", "fp32", "fp32", "5"],
     ]  # fmt: skip
     assert table[5].split()[:6] == ["edgevlm", "fp32", "fp32", "5", "transformers", "fp32"]
-
-
-def test_the_first_layers_alone(tiny):
-    done = bench("decode", "--model", "demo", "--layers", "1", "--held", "5", "--precisions", "fp32", "--kv", "fp32", "--json")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["layers"] for line in lines] == [1, 1, 1]
-    assert lines[0]["read_mb"] == read_mb(replace(SHAPE, layers=1), "fp32", "fp32", 5)
-    assert seeded.open_text_model("demo", 99).shape.layers == SHAPE.layers
-    assert seeded.open_text_model("seeded-3b").shape.layers == 36
 
 
 def test_a_token_reads_every_matrix_once_and_what_is_held():

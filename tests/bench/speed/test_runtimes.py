@@ -6,10 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgevlm.bench import timing
 from edgevlm.bench.seeded import SHAPES, SeededTensors, TextModel, open_text_model
 from edgevlm.bench.speed.decoder import Append, Timing, pairs
-from edgevlm.bench.speed.runtimes import RUNTIMES, RuntimeKind
+from edgevlm.bench.speed.runtimes import RUNTIMES
 from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
@@ -86,14 +85,6 @@ def test_jobs_take_turns_and_the_first_round_does_not_count():
     assert [len(times) for times in took.values()] == [2, 2]
 
 
-def test_time_is_divided_by_the_count_and_leaves_out_what_comes_after(monkeypatch):
-    clock = iter(range(100))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(timing.time, "process_time", lambda: 0.25)
-    took = take_turns({"a": Job(lambda: None, 4, lambda: next(clock))}, 1)
-    assert took["a"] == [Took(250.0, 0.0)]
-
-
 def test_medians_quartiles_and_ratios():
     ours, others = [Took(1, 2), Took(2, 2), Took(6, 2)], [Took(2, 1), Took(2, 1), Took(2, 1)]
     assert figures("token", ours) == {"ms_per_token": 2, "low": 1.5, "high": 4, "cpu_ms_per_token": 2}
@@ -118,20 +109,9 @@ def test_results_are_compared_by_memory_and_then_at_their_fastest():
     ]  # fmt: skip
 
 
-def test_a_missing_package_is_named():
-    kind = RuntimeKind("no_such_module_here:Runtime", ("fp32",), ("fp32",), "pip install it")
-    assert kind.missing() == "no_such_module_here"
-
-
 def test_a_shape_that_llama_cpp_does_not_take_is_refused():
     if package := RUNTIMES["llama.cpp"].missing():
         pytest.skip(package)
     model = TextModel("tiny", "qwen2", replace(SHAPE, hidden=64), SeededTensors(0))
     with pytest.raises(UserError, match="cannot load tiny; leave it out of --against"):
         RUNTIMES["llama.cpp"].start(model, "fp32", 1, 64)
-
-
-def test_what_is_no_checkpoint_is_one_line():
-    with pytest.raises(UserError, match="does not exist"):
-        open_text_model("/nowhere/at/all")
-    assert list(SHAPES) == ["seeded-135m", "seeded-360m", "seeded-0.5b", "seeded-3b", "demo"]

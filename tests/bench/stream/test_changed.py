@@ -8,8 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.clips import CLIPS, open_clip
-from edgevlm.bench.stream.changed import compared
-from edgevlm.bench.timing import Took
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -53,18 +51,6 @@ def test_each_way_is_a_line_beside_the_first():
     assert (whole["appended"], whole["fps_ratio"], whole["ceiling"]) == (1.0, 1.0, 1.0)
     assert room["appended"] < 0.2 < moving["appended"]
     assert room["ceiling"] > 1
-
-
-def test_the_ceiling_is_what_the_fractions_leave():
-    class Whole:
-        took = (Took(9, 9), Took(60, 100), Took(80, 100), Took(160, 100))
-
-    class Faster:
-        took = (Took(9, 9), Took(30, 25), Took(40, 25), Took(80, 25))
-
-    whole = {"ms_per_frame": 80.0, "vision_ms": 60.0, "prefill_ms": 30.0, "appended": 1.0, "encoded": 1.0}
-    found = compared(whole, {"appended": 0.5, "encoded": 0.25}, Whole, Faster)
-    assert found == {"fps_ratio": 2.0, "low": 2.0, "high": 2.0, "cpu_ratio": 4.0, "ceiling": 2.5}
 
 
 @pytest.mark.parametrize(

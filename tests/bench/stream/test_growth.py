@@ -7,7 +7,7 @@ import pytest
 from typed import edgevlm
 
 from edgevlm.bench.stream import growth as bench
-from edgevlm.bench.stream.growth import GrowthWork, Pace, growth, measure
+from edgevlm.bench.stream.growth import GrowthWork, growth, measure
 from edgevlm.engines.power import Reading
 from edgevlm.runtime.budget import Available
 from edgevlm.runtime.helper_process import Helper, HelperEnded
@@ -44,26 +44,6 @@ def test_lines_at_each_mark_of_each_policy_and_chunk():
     assert full[0] < full[1] < full[2]
     assert bounded[2]["cache_mb"] < full[2]
     assert bounded[2]["compress_fraction"] > 0
-
-
-def test_the_first_chunk_is_apart():
-    pace = Pace()
-    pace.took(4, 8.0)
-    assert pace.line() == {"fps": None, "fps_low": None, "fps_high": None, "cold_ms_per_frame": 2000.0}
-    for frames, seconds in ((4, 1.0), (4, 2.0), (2, 2.0)):
-        pace.took(frames, seconds)
-    assert pace.line() == {"fps": 2.0, "fps_low": 1.5, "fps_high": 3.0, "cold_ms_per_frame": 2000.0}
-
-
-def test_the_table_and_what_stops_full_kv():
-    typed = ("--frames", "8,4000", "--chunk", 8, "--policy", "full", "--questions", 1, "--threads", 1)
-    done = edgevlm("bench", "stream", *typed)
-    assert done.returncode == 0, done.stderr
-    heads, measured, other_heads, stopped = done.stdout.splitlines()
-    assert heads.split()[:3] == other_heads.split()[:3] == ["policy", "chunk", "frames"]
-    assert measured.split()[:3] == ["full", "8", "8"]
-    assert stopped.split()[:3] == ["full", "8", "4,000"]
-    assert "the model has positions for" in stopped
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,3 @@ def test_a_suite_that_is_not_asked_here_is_told_where_it_is(tmp_path, suite, sai
     with pytest.raises(UserError) as refused:
         invoke(suite, tmp_path)
     assert str(refused.value).startswith(f"--suite {suite}: {said}")
-
-
-def test_no_video_at_all_is_one_line(tmp_path):
-    write(tmp_path / "ovo_bench_new.json", [ovobench_choice(video=f"k{number}.mp4") for number in range(3)])
-    with pytest.raises(UserError, match=r"none of 3 videos is there, src_videos/k0\.mp4 for one; see docs"):
-        invoke("ovobench", tmp_path)

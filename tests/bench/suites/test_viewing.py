@@ -5,7 +5,7 @@ from published import make_clip
 
 from edgevlm.apps.sources.video import VideoSource
 from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
-from edgevlm.bench.suites.run import is_answered, text_budget_for
+from edgevlm.bench.suites.run import is_answered
 from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker, Viewer
 from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.errors import UserError
@@ -138,14 +138,6 @@ def test_a_prompt_without_room_is_not_answered_and_the_others_are(demo, folder):
     records = by_name(perform(demo, folder, [long, asked("end")]))
     assert "are set aside for one" in records["long"]["error"]
     assert records["end"]["error"] is None
-
-
-def test_the_room_is_for_the_longest_prompt(demo):
-    questions = [asked("a"), asked("b", prompt="how many objects are there now? " * 5), asked("c", prompt="what <image>?")]
-    budget = text_budget_for(demo, questions)
-    assert 30 < budget.question < 60
-    assert (budget.conversation, budget.answer) == (0, 16)
-    assert text_budget_for(demo, [asked("b", prompt="how many objects " * 2000)]).question == demo.bundle.limit // 4
 
 
 def test_full_kv_that_is_used_up_answers_nothing_any_more(demo, folder):
