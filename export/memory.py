@@ -1,9 +1,8 @@
-"""What an export takes of the disk and of memory: looked at before it begins, and memory measured while it runs."""
+"""Check the disk and the memory that an export takes before it begins."""
 
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,6 @@ if TYPE_CHECKING:  # a plan asks this module too, and needs none of them
 
 FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
 WORKING = 1 << 30  # bytes that an export may take beside its largest layer
-EVERY_S = 0.01  # between two looks at this process's memory
-_STATUS = Path("/proc/self/status")
-_OWN = (b"RssAnon:", b"RssShmem:")  # resident memory that is no page of a file
 
 
 def layer_bytes(shape: DecoderShape) -> int:
@@ -54,45 +50,6 @@ def check_memory(checkpoint: Path, layer: int) -> None:
         raise UserError(
             f"{checkpoint}: exporting it takes {_size(needed)} of memory and {_size(free)} are available; end other programs"
         )
-
-
-class PeakMemory:
-    """The most memory of its own, page cache not counted, that this process had inside the block, sampled in a thread."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
-
-    def __enter__(self) -> PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        process = psutil.Process()
-        over = False
-        while True:
-            self.bytes = max(self.bytes, own_memory(process))
-            if over:
-                return
-            over = self._over.wait(EVERY_S)  # and once more at the end, for a block that was over before the next sample
-
-
-def own_memory(process: psutil.Process) -> int:
-    """Bytes of memory that are this process's own: anonymous and shared, not pages of files."""
-    if _STATUS.exists():
-        rows = (line.split() for line in _STATUS.read_bytes().splitlines())
-        return sum(int(row[1]) * 1024 for row in rows if row and row[0] in _OWN)
-    return int(process.memory_full_info().uss)
-
-
-def describe(peak: int, layer: int) -> str:
-    """One line for a person."""
-    return f"peak memory {peak / 1e6:.0f} MB beyond the page cache, largest layer {layer / 1e6:.0f} MB"
 
 
 def _size(count: int) -> str:

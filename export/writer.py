@@ -21,7 +21,7 @@ from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
 from edgevlm.export.graph import ExportJournal, save_array
 from edgevlm.export.kv_scales import add_scales, check_scales
-from edgevlm.export.memory import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
+from edgevlm.export.memory import bundle_bytes, check_disk, check_memory, layer_bytes
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.samples import ActivationSampler, Samples, rounded_layout
@@ -78,17 +78,14 @@ def write_bundle(
     options = replace(
         options, precision=precision, vision_precision=vision_precision(profile.name, options.vision_precision, precision)
     )
-    with PeakMemory() as memory:
-        model = _read(checkpoint, options, lambda: check_target(out_dir, force), progress)
-        layer = layer_bytes(model.shape)
-        check_memory(source, layer)
-        key = fingerprint(source, options.facts())
-        with atomic_directory(out_dir, partial(check_target, force=force), key=key, notify=notify) as folder:
-            check_disk(out_dir, folder, bundle_bytes(model.shape, model.tower_parameters, profile.precision(precision)))
-            samples = options.sampled(folder.parent)
-            with ExportJournal(journal_of(folder)) as journal:
-                _write(model, folder, journal, progress, precision, samples)
-    notify(describe(memory.bytes, layer))
+    model = _read(checkpoint, options, lambda: check_target(out_dir, force), progress)
+    check_memory(source, layer_bytes(model.shape))
+    key = fingerprint(source, options.facts())
+    with atomic_directory(out_dir, partial(check_target, force=force), key=key, notify=notify) as folder:
+        check_disk(out_dir, folder, bundle_bytes(model.shape, model.tower_parameters, profile.precision(precision)))
+        samples = options.sampled(folder.parent)
+        with ExportJournal(journal_of(folder)) as journal:
+            _write(model, folder, journal, progress, precision, samples)
     return out_dir
 
 
