@@ -38,9 +38,9 @@ def export_checkpoint(
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
-    ``progress(what)`` is told of each step, ``notify(line)`` of what a person wants to read afterwards: the memory that was
-    taken, and that an export which was stopped or killed is gone on with. With ``force`` an existing bundle is replaced, once
-    the new one is whole. ``text_gguf``: a GGUF file that the text half's weights are taken from.
+    ``progress(what)`` hears of each step, ``notify(line)`` that an export which was stopped or killed continues. With
+    ``force`` an existing bundle is replaced, once the new one is whole. ``text_gguf``: a GGUF file that the text half's
+    weights are taken from.
     ``st_spattn_from`` is the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn; 3, the layer
     above PureKV's CLIE layer, or a smaller model's last layer by default.
     ``camera``: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that

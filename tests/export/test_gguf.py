@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.gguf import text_tensors
+from edgevlm.export.gguf import _order, text_tensors
 from edgevlm.runtime.bundle import Bundle
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf")
@@ -152,3 +153,9 @@ def test_the_vision_half_alone_is_enough_beside_it(exported: Any, tmp_path: Path
     save_file(vision, folder / "model.safetensors", metadata={"format": "pt"})
     bundle = export_checkpoint(folder, tmp_path / "out", text_gguf=file, camera=(56, 84))
     assert (bundle / "decoder.weights").read_bytes() == (made.bundle / "decoder.weights").read_bytes()
+
+
+def test_a_tensor_without_a_shape_is_refused() -> None:
+    """Found by Atheris: an IndexError."""
+    with pytest.raises(UserError, match=r"'blk\.0\.attn_q\.weight' has 1 rows, which are not 6 heads"):
+        _order(Path("text.gguf"), SimpleNamespace(name="blk.0.attn_q.weight", shape=np.array([], np.uint64)), 6)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +14,11 @@ import pytest
 import torch
 from runner import Runner
 
+from edgevlm.errors import BundleError
 from edgevlm.export.kv_scales import in_fp32, measured_scales
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.engine import KVBuffer
-from edgevlm.runtime.kv import codes
+from edgevlm.runtime.kv import SCALES, KVScales, codes
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llava", {"tower": "clip", "backbone": "llama", "layers": 3, "heads": 4, "kv_heads": 1, "feature_layer": -2}),
@@ -69,3 +74,50 @@ def test_scales_hold_what_was_seen_and_are_the_same_each_time(exported: Callable
     np.testing.assert_allclose(kept.value, again.value, rtol=1e-5)
     half = kept.key.shape[-1] // 2
     np.testing.assert_array_equal(kept.key[..., :half], kept.key[..., half:])
+
+
+def _changed(source: Path, folder: Path, change: Callable[[dict[str, Any], Path], None]) -> Path:
+    shutil.copytree(source, folder)
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    change(manifest, folder)
+    if (folder / SCALES).exists() and SCALES in manifest["files"]:
+        manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
+    (folder / MANIFEST).write_bytes(seal_manifest(manifest))
+    return folder
+
+
+def _scales(change: Callable[[np.ndarray], Any]) -> Callable[[dict[str, Any], Path], None]:
+    return lambda _, folder: np.save(folder / SCALES, change(np.load(folder / SCALES)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda manifest, _: manifest["files"].pop(SCALES), "is not listed in bundle.json"),
+        (_scales(lambda x: x[:, :1]), "and not scales, float32"),
+        (_scales(lambda x: 0 * x), "scales that are not above 0"),
+        (_scales(lambda x: x * np.nan), "scales that are not above 0"),
+        (
+            _scales(lambda x: x * (np.arange(x.size) + 1).reshape(x.shape).astype(x.dtype)),
+            "two scales for the halves of one rotary pair",
+        ),
+        (lambda manifest, _: manifest["decoder"].update(kv="fp8"), "keeps fp8 keys and this edgevlm knows fp32, fp16, int8"),
+    ],
+)
+def test_a_bundle_whose_scales_do_not_fit_is_refused(exported: Any, tmp_path: Path, change: Any, says: str) -> None:
+    made = exported("llava_onevision", layers=2, heads=6, kv_heads=2, side=5, kv="int8")
+    with pytest.raises(BundleError, match=says) as refused:
+        Bundle.load(_changed(made.bundle, tmp_path / "bundle", change))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00v\x00"])
+def test_scales_that_are_none_are_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "kv-scales.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^(cannot be read|holds several arrays)"):
+        KVScales.load(tmp_path / "kv-scales.npy", (2, 2, 8))
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1099511627776, 2, 8), }"
+    np_header = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    (tmp_path / "kv-scales.npy").write_bytes(np_header)
+    with pytest.raises(ValueError, match="cannot be read"):
+        KVScales.load(tmp_path / "kv-scales.npy", (1 << 40, 2, 8))

@@ -1,51 +1,28 @@
-"""What an export takes of memory: measured by itself, and below its largest layer and 1 GB on a checkpoint of gigabytes."""
+"""An export's memory stays below its largest layer and 1 GB on a checkpoint of gigabytes."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import psutil
 import pytest
 import torch
 from checkpoints import TEMPLATE, make_tokenizer
 
-from edgevlm.export import export_checkpoint
 from edgevlm.export.backbones import text_backbone
-from edgevlm.export.memory import PeakMemory, layer_bytes
-
-MB = 1 << 20
+from edgevlm.export.memory import layer_bytes
 
 
-def test_own_memory_is_seen_and_the_page_cache_is_not(tmp_path: Path) -> None:
-    with PeakMemory() as idle:
-        time.sleep(0.05)
-    (tmp_path / "file").write_bytes(bytes(100 * MB))
-    with (tmp_path / "file").open("rb") as stream, PeakMemory() as mapped:
-        pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        assert int(np.frombuffer(pages, np.uint8).max()) == 0
-        time.sleep(0.05)
-    with PeakMemory() as own:
-        held = np.ones(100 * MB, np.uint8)
-        time.sleep(0.05)
-    assert held.size == 100 * MB
-    assert mapped.bytes < idle.bytes + 50 * MB
-    assert own.bytes > idle.bytes + 90 * MB
-
-
-def test_a_layer_is_counted_as_it_is_written(exported: Any, tmp_path: Path) -> None:
-    made, said = exported("llava", layers=3, heads=6, kv_heads=2), []
-    export_checkpoint(made.checkpoint, tmp_path / "out", notify=said.append)
+def test_a_layer_is_counted_as_it_is_written(exported: Any) -> None:
+    made = exported("llava", layers=3, heads=6, kv_heads=2)
     config = json.loads((made.checkpoint / "config.json").read_text())["text_config"]
     matrices = (96 * 96 * 2 + 2 * 96 * 32 + 3 * 96 * 128) * 4
     assert layer_bytes(text_backbone("qwen2").shape(config, False)) == matrices
-    assert re.fullmatch(r"peak memory \d+ MB beyond the page cache, largest layer 0 MB", said[-1])
 
 
 def save_large(folder: Path, layers: int) -> None:
@@ -97,10 +74,19 @@ def test_a_checkpoint_of_gigabytes(tmp_path: Path) -> None:
     """Embedding and head are 1.2 GB each in a bundle, the tower 1.6 GB: none of them is held."""
     save_large(tmp_path / "checkpoint", layers=6)
     command = [sys.executable, "-m", "edgevlm", "export", tmp_path / "checkpoint", "--out", tmp_path / "bundle"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stderr)
-    match = re.fullmatch(r"peak memory (\d+) MB beyond the page cache, largest layer (\d+) MB\n", done.stderr)
-    assert match is not None
-    assert int(match[2]) == 308
-    assert int(match[1]) < 308 + 1000
+    peak = 0
+    with subprocess.Popen(command) as child:
+        while child.poll() is None:
+            peak = max(peak, anonymous(child.pid))
+            time.sleep(0.05)
+    assert child.returncode == 0
+    assert 308e6 < peak < 308e6 + 1e9
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of a process beyond the page cache, 0 once it has ended."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(memory.rss - memory.shared)

@@ -125,3 +125,22 @@ def test_the_same_checkpoint_makes_the_same_bytes(exported: Any, tmp_path: Any) 
     again = export_checkpoint(made.checkpoint, tmp_path / "again")
     for path in sorted(made.bundle.iterdir()):
         assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_no_path_of_this_machine_is_in_a_bundle(exported: Any) -> None:
+    made = exported("llava", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=64, tied=True)
+    for path in made.bundle.iterdir():
+        content = path.read_bytes()
+        assert b"site-packages" not in content
+        assert str(made.checkpoint.parent).encode() not in content
+
+
+def test_a_frame_is_encoded_alike_alone_and_in_company(exported: Any) -> None:
+    made = exported("llava_onevision", layers=3, heads=6, kv_heads=2, side=5)
+    runner = Runner(made.bundle)
+    pixels = np.random.default_rng(1).standard_normal((5, 3, 70, 70)).astype(np.float32)
+    together = runner.engine.encode(pixels)
+    alone = np.concatenate([runner.engine.encode(pixels[i : i + 1]) for i in range(5)])
+    assert together.shape == (5, 9, 96)
+    assert np.abs(together - alone).max() < 1e-5
+    assert runner.engine.encode(pixels[:0]).shape == (0, 9, 96)

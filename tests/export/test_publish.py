@@ -143,3 +143,18 @@ def test_another_export_in_progress_is_left_alone(exported: Any, tmp_path: Path)
         shutil.rmtree(target)
     Bundle.load(target)
     assert leftovers(tmp_path) == []
+
+
+def test_a_failure_inside_removes_the_temporary_folder(tmp_path: Path) -> None:
+    def fail(error: type[BaseException]) -> None:
+        with atomic_directory(tmp_path / "bundle") as folder:
+            (folder / "file").write_text("x")
+            raise error
+
+    for error in (KeyboardInterrupt, RuntimeError):
+        with pytest.raises(error):
+            fail(error)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="cannot be written"), atomic_directory(tmp_path / "file" / "bundle"):
+        pass

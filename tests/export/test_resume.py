@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -158,3 +159,36 @@ def test_a_key_is_of_files_and_options(tmp_path: Path) -> None:
     os.utime(tmp_path / "model.safetensors", (1, 1))
     keys.add(fingerprint(tmp_path, {}))
     assert len(keys) == 5
+
+
+@pytest.mark.parametrize("change", ["options", "checkpoint"])
+def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) -> None:
+    checkpoint = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "checkpoint"))
+    out, said = tmp_path / "out", []
+    killed_at("decoder layer 2 of 3", checkpoint, out / "bundle")
+    if change == "checkpoint":
+        os.utime(checkpoint / "model.safetensors", (1, 1))
+    export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notify=said.append)
+    assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
+    assert leftovers(out) == []
+
+
+def test_keys_do_not_mix(tmp_path: Path) -> None:
+    """One of another key, or of none, does not get what was left; another that runs keeps its own."""
+
+    def left(key: str) -> None:
+        with atomic_directory(tmp_path / "bundle", key=key) as folder:
+            (folder / "file").write_text(key)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        left("a")
+    with atomic_directory(tmp_path / "bundle", key="a") as first, atomic_directory(tmp_path / "bundle", key="a") as second:
+        assert [path.name for path in first.iterdir()] == ["file"]
+        assert list(second.iterdir()) == []
+        shutil.rmtree(first)
+        first.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        left("a")
+    with atomic_directory(tmp_path / "other", key="a") as folder:
+        assert list(folder.iterdir()) == []
