@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
@@ -166,10 +167,13 @@ def word_tokenizer() -> Tokenizer:
 
 
 # Whole checkpoints, as transformers' ``save_pretrained`` writes them: to export, and to measure beside transformers.
-MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+MARKS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>",
+    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] + '\n' }}{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'video' %}{{ '<video>\n' }}"
+    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'video' %}{{ 'VIDEO\n' }}"
     "{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
@@ -200,11 +204,32 @@ def llava_onevision_config(layers: int | None = None) -> Any:
     )  # fmt: skip
 
 
+def qwen2_5_vl_config(layers: int | None = None) -> Any:
+    """Return Qwen2.5-VL-3B's configuration. layers: of tower and decoder each, theirs unless given."""
+    import transformers
+
+    s = SHAPES["seeded-3b"][1]
+    text = {
+        "vocab_size": s.vocab, "hidden_size": s.hidden, "intermediate_size": s.intermediate,
+        "num_hidden_layers": layers or s.layers, "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads,
+        "max_position_embeddings": s.model_limit, "rms_norm_eps": s.norm_eps,
+        "rope_parameters": {"rope_theta": s.rope_theta, "rope_type": "default", "mrope_section": [16, 24, 24]},
+    }  # fmt: skip
+    vision = {
+        "depth": layers or 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": s.hidden,
+        "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+    }  # fmt: skip
+    return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=s.tied)
+
+
+CONFIGS = {"llava-onevision-0.5b": llava_onevision_config, "qwen2.5-vl-3b": qwen2_5_vl_config}
+
+
 def write_checkpoint(folder: Path, config: Any | None = None, progress: Notify = lambda what: None) -> Path:
     """Save a checkpoint of ``config``, by default LLaVA-OneVision-0.5B's (1.8 GB), in bfloat16; returns the directory.
 
     Weights are as transformers initialises them, the same for the same torch. Its tokenizer has a token for each byte
-    and the marks of ChatML.
+    and the marks of ChatML. ``python -m edgevlm.bench.seeded qwen2.5-vl-3b DIR`` writes one of CONFIGS.
     """
     import torch
     import transformers
@@ -219,15 +244,28 @@ def write_checkpoint(folder: Path, config: Any | None = None, progress: Notify =
         "do_resize": True, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
         "resample": 3, "rescale_factor": 1 / 255,
     }  # fmt: skip
-    frames["size"] = dict.fromkeys(("height", "width"), config.vision_config.image_size)
-    config.image_token_id, config.video_token_id = map(tokenizer.token_to_id, ("<image>", "<video>"))
+    if config.model_type == "qwen2_5_vl":
+        video, mark = "<|vision_start|><|video_pad|><|vision_end|>", "<|{}_pad|>"
+        config.vision_start_token_id, config.vision_end_token_id = map(tokenizer.token_to_id, MARKS[5:7])
+        frames |= {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+        frames["size"] = {"shortest_edge": 56**2, "longest_edge": 3584**2}
+    else:
+        video, mark = "<video>", "<{}>"
+        frames["size"] = dict.fromkeys(("height", "width"), config.vision_config.image_size)
+    config.image_token_id, config.video_token_id = (tokenizer.token_to_id(mark.format(name)) for name in ("image", "video"))
     config.text_config.eos_token_id = tokenizer.token_to_id("<|im_end|>")
     progress("writing a checkpoint of random weights")
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    chat = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    chat = {"chat_template": TEMPLATE.replace("VIDEO", video), "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **chat}))
     (folder / "processor_config.json").write_text(json.dumps({"video_processor": frames, "video_token": "<video>"}))
     return folder
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in CONFIGS:
+        sys.exit(f"usage: python -m edgevlm.bench.seeded {'|'.join(CONFIGS)} DIR")
+    write_checkpoint(Path(sys.argv[2]), CONFIGS[sys.argv[1]]())
