@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.calib.accuracy.cases import LONGSTREAM
-from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
+from edgevlm.calib.accuracy.compare import Comparison, Pick, clusters
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, VariantRun
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Estimate, difference, fraction_right
@@ -29,7 +29,7 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
     the same policy on whole frames, the others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
     """
     kinds = comparison.kinds()
-    entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
+    entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
     groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
     runs, oracles = _without_lesser_oracles(comparison, _groups(entered, is_long=False)[BACKWARD])
     for run in runs:
@@ -53,7 +53,7 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
             yield _rounded(fields) | ({"oracles": oracles[_contest(run)]} if variant.is_oracle else {})
     for kind, of in kinds.items():
         if kind not in entered:
-            yield _rounded(_head(comparison, "full", "100%", kind, of)) | {"left_out": f"full KV answers < {ENTERS}"}
+            yield _rounded(_head(comparison, "full", "100%", kind, of)) | {"left_out": f"full KV answers < {comparison.enters}"}
     for skip in comparison.skipped:
         head = {"bench": "accuracy", "suite": comparison.settings.suite}
         yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}

@@ -16,8 +16,9 @@ from edgevlm.progress import to_stderr
 if TYPE_CHECKING:
     from edgevlm.calib.accuracy.pools import Processes, RayTasks
 
-DEMO = ("streamqa", "streamqa-hard", "longstream")
-BUDGETS = {"longstream": "256,512", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
+TEXT_FACTS = "text-facts"
+DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
+BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
@@ -27,6 +28,7 @@ Suites of the demo world, and their usual budgets:
   streamqa       ask after the last frame ({BUDGETS["demo"]})
   streamqa-hard  the same; scenes move, are cut, and more happens
   longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
+  text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.
@@ -55,7 +57,7 @@ def accuracy(
     encode: Annotated[
         str, option("all,changed[:interval=K]", "Encode all of each frame, or what changed.", panel=WORLD)
     ] = "all",
-    model: Annotated[str, option("demo|BUNDLE|ORG/NAME", "Ask this model.")] = "demo",
+    model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
     out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
     workers: Annotated[
@@ -98,7 +100,7 @@ def accuracy(
     from edgevlm.progress import progress
 
     with progress("reading the model") as step:
-        folder = resolve_model(model, step, to_stderr)
+        folder = model if suite == TEXT_FACTS else resolve_model(model, step, to_stderr)
     settings = AccuracySettings(folder, frames, seed, suite)
     run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, as_json)
 

@@ -12,6 +12,7 @@ from typing import Any
 from edgevlm import __version__
 from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.pools import HERE, Pool
+from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
 from edgevlm.calib.intervals import Estimate, fraction_right
@@ -33,6 +34,11 @@ class Comparison:
     runs: list[VariantRun]
     skipped: list[SkippedRun]
     records: dict[VariantRun, list[Record]]
+
+    @property
+    def enters(self) -> float:
+        """The least accuracy of the ceiling at which a kind of question counts; 0 for text, whose kinds always count."""
+        return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
         """The ceiling's accuracy on each kind of question."""
@@ -73,7 +79,7 @@ def compare(
         found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
-            rows = product(expand(variants), append, encode)
+            rows = product(expand(variants, settings.suite), append, encode)
             found += worker.runs([row.under(*ways) for row, *ways in rows], budget)
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
@@ -89,9 +95,9 @@ def compare(
     return Comparison(settings, runs, skipped, records)
 
 
-def expand(variants: Sequence[Variant]) -> list[Variant]:
-    """Replace ``oracle`` by all oracles, of which the report names the best."""
-    oracles = [Variant(f"{ORACLE}/{name}") for name in ORACLES]
+def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
+    """Replace ``oracle`` by all oracles, of which the report names the best; on text by one, since there they hardly differ."""
+    oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
 
@@ -107,5 +113,5 @@ def of_kinds(kinds: Collection[str]) -> Pick:
 
 def correct_answers(comparison: Comparison, run: VariantRun) -> list[list[bool]]:
     """Whether each answer of a run is right, a list a stream, for the kinds that count."""
-    entered = {kind for kind, of in comparison.kinds().items() if of.value >= ENTERS}
+    entered = {kind for kind, of in comparison.kinds().items() if of.value >= comparison.enters}
     return clusters(comparison.records[run], of_kinds(entered))

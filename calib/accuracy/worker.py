@@ -19,8 +19,9 @@ from edgevlm.calib.accuracy.cases import (
     score_evidence,
     seed_words,
 )
-from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
+from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import (
     FULL,
     ORACLE,
@@ -37,6 +38,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.cache import Kind, KVCache
+from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import AUTO, chosen_policy
@@ -48,6 +50,7 @@ from edgevlm.runtime.settings import ALL
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
 TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for the questions and answers here, and leaves the stream its positions
 MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays exist by then
+MEASURED_TEXT = 16  # the same for a stream of text, whose budget is a few frames
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """Stands in for full KV where a stream is too long for it: keeps the evidence and leaves half of the positions free."""
 
@@ -98,12 +101,16 @@ class Worker:
     def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
         self.settings, self.words = settings, seed_words(settings.seed)
         model = model or Model.load(settings.model, threads=1)
+        self._text = settings.suite == TEXT_FACTS
+        self._text_budget = FACTS_TEXT_BUDGET if self._text else TEXT_BUDGET
+        if self._text:
+            model = text_model(model)
         self._features = FeatureCache(model.engine)
         self.model = replace(model, engine=cast(Engine, self._features))
         self.per_frame = model.bundle.vision.tokens_per_frame
         self._long = settings.suite == LONGSTREAM
         self._stream = -1
-        self._case = self._make(0, 1)
+        self._case = self._make(0, settings.frames if self._text else 1)
         patches = self._case.owners.shape[1]
         if self.per_frame != patches:
             raise UserError(
@@ -118,7 +125,7 @@ class Worker:
     @property
     def kinds(self) -> list[str]:
         """The kinds of question that may be asked."""
-        return list(OFFERED)
+        return list(KINDS if self._text else OFFERED)
 
     def case(self, stream: int) -> Case:
         if stream != self._stream:
@@ -127,6 +134,8 @@ class Worker:
         return self._case
 
     def _make(self, stream: int, frames: int) -> Case:
+        if self._text:
+            return make_text_case(self.words, stream, frames, self.model.encode)
         return make_case(self.words, stream, frames, self.settings.suite)
 
     def perform(self, task: CaseTask) -> Record:
@@ -136,7 +145,9 @@ class Worker:
             policy: Policy = make_oracle(variant.policy.removeprefix(f"{ORACLE}/"), case)
         else:
             policy = policy_of(variant, self.model, run.tokens)
-        record = run_case(self.model, case, policy, run.tokens, variant.reindexing, TEXT_BUDGET, variant.append, variant.encode)
+        record = run_case(
+            self.model, case, policy, run.tokens, variant.reindexing, self._text_budget, variant.append, variant.encode
+        )
         if run.allowed and record["bytes"] > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {record['bytes']} bytes and was allowed {run.allowed}")
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
@@ -156,7 +167,7 @@ class Worker:
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, text_budget=TEXT_BUDGET, append=ALL).close()  # attaches the largest budget
+        Session.open(self.model, policy=full, text_budget=self._text_budget, append=ALL).close()  # attaches the largest budget
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(
@@ -168,6 +179,10 @@ class Worker:
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
         """The most bytes that cache and policy take in one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
+        if self._text:
+            prefix = self.model.encode(Chat(self.model.bundle.chat).prefix)
+            rows = self._text_budget.rows(self.model)
+            return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
         frames = case.frames[:MEASURED] if self._long else case.frames
         with _open(self.model, policy, tokens, variant.reindexing, TEXT_BUDGET, variant.append, variant.encode) as session:
             return watch(session, policy, frames[:0] if variant == PLAIN else frames).bytes
