@@ -147,10 +147,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("kit", ON_CPU[: 1 if once else None] + devices, indirect=True, ids="-".join)
 
 
-@pytest.fixture(scope="session")
-def kit(request):
-    where, dtype = request.param
-    backend(where)
+def kit_of(where, dtype):
+    """What tests of a cache need, with its backend and dtype."""
     return SimpleNamespace(
         frequencies=frequencies,
         make=partial(make, dtype=dtype, where=where),
@@ -170,3 +168,9 @@ def kit(request):
         sanitized=SANITIZED,
         instruction_sets=INSTRUCTION_SETS,
     )
+
+
+@pytest.fixture(scope="session")
+def kit(request):
+    backend(request.param[0])
+    return kit_of(*request.param)

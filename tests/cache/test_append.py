@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.errors import CacheError, CacheFull
+from edgevlm.errors import CacheFull
 
 
 def test_an_engine_appends_in_place(kit):
@@ -39,17 +39,6 @@ def test_an_aborted_append_leaves_no_trace(kit):
         assert not any(array[:, 3:12].any() for array in kit.memory(buffer)), "an engine that failed may have left a NaN"
 
 
-def test_a_refused_commit_changes_nothing_and_stays_reserved(kit):
-    cache = kit.make()
-    cache.reserve(2)
-    before = cache.memory.copy()
-    with pytest.raises(CacheError, match="2 rows are reserved, but 3 were committed"):
-        cache.commit(kit.rows(3))
-    np.testing.assert_array_equal(cache.memory, before)
-    cache.commit(kit.rows(2))
-    assert cache.lengths.tolist() == [2, 2]
-
-
 def test_a_full_layer_says_so_and_nothing_is_reserved(kit):
     cache = kit.make(capacity=[40, 16])
     kit.append(cache, 12)
@@ -73,54 +62,3 @@ def test_a_question_is_rolled_back_to_the_byte(kit):
         cache.rollback(mark)
         assert cache.lengths.tolist() == [6, 6]
         np.testing.assert_array_equal(kit.rows_memory(cache), before)
-
-
-def test_a_mark_is_stale_once_its_rows_were_rolled_back(kit):
-    cache = kit.make()
-    outer = cache.mark()
-    kit.append(cache, 3)
-    inner = cache.mark()
-    cache.rollback(outer)
-    with pytest.raises(CacheError, match="themselves rolled back"):
-        cache.rollback(inner)
-    kit.append(cache, 5, start=100)  # other rows in the same places do not bring it back
-    with pytest.raises(CacheError, match="themselves rolled back"):
-        cache.rollback(inner)
-    cache.rollback(outer)
-
-
-@pytest.mark.parametrize("touch", ["evict", "shift", "reindex", "append"])
-def test_a_mark_is_stale_once_rows_were_touched(kit, touch):
-    cache = kit.make()
-    kit.append(cache, 6, start=2)
-    mark = cache.mark()
-    if touch == "evict":
-        cache.evict([kit.random_keep(np.random.default_rng(0), 2, 6, 3), None])
-    elif touch == "shift":
-        cache.shift(1, cache.position(1) + np.int32(1))
-    elif touch == "reindex":
-        cache.reindex(0)
-    else:
-        cache.append(0, np.ones((2, 1, 8), np.float32), np.ones((2, 1, 8), np.float32), kit.rows(1, 9))
-    before = cache.memory.copy()
-    with pytest.raises(CacheError, match="stale"):
-        cache.rollback(mark)
-    np.testing.assert_array_equal(cache.memory, before)
-    held, fresh = cache.lengths, cache.mark()
-    kit.append(cache, 2, start=50)
-    cache.rollback(fresh)
-    np.testing.assert_array_equal(cache.lengths, held)
-
-
-def test_rows_that_a_policy_made_go_to_one_layer(kit):
-    cache = kit.make(capacity=8)
-    kit.append(cache, 6)
-    rng = np.random.default_rng(0)
-    key, value = rng.standard_normal((2, 2, 4, 8), np.float32)[:, :, ::2]  # strided, dense in the last axis
-    cache.append(1, key, value, kit.rows(2, 90))
-    assert cache.lengths.tolist() == [6, 8]
-    np.testing.assert_array_equal(cache.key(1)[:, 6:], kit.stored(key, cache.key_scale(1), kit.numpy))
-    np.testing.assert_array_equal(cache.value(1)[:, 6:], kit.stored(value, cache.value_scale(1), kit.numpy))
-    assert cache.seq(1)[:, 6:].tolist() == [[90, 91]] * 2
-    with pytest.raises(CacheFull, match="layer 1 holds 8 of 8 rows"):
-        cache.append(1, key, value, kit.rows(2, 92))

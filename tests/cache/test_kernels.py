@@ -74,19 +74,6 @@ def test_temporal_similarity(scene, data):
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
-def test_similarity_sees_through_the_rotation():
-    """One key at every position is similar to itself un-rotated, and not as stored."""
-    inv_freq = 1 / 1e4 ** (np.arange(0, 32, 2) / 32)
-    raw = np.random.default_rng(0).standard_normal(32)
-    position = np.arange(0, 6000, 60, dtype=np.int32).reshape(1, 100, 1)
-    key = reference.rotate(np.broadcast_to(raw, (1, 100, 32)), position[..., 0], inv_freq).astype(np.float32)
-    patch, valid = np.zeros((1, 100), np.int16), np.ones((1, 100), np.bool_)
-    recent = np.arange(100)[None] >= 90
-    arguments = (key, position, patch, patch, recent, valid, inv_freq)
-    np.testing.assert_allclose(kernels.temporal_similarity(*arguments)[:, :90], 1, atol=1e-5)
-    assert kernels.temporal_similarity(*arguments, rotated=True)[:, :90].max() < 0.9
-
-
 def test_similarity_of_patches_with_no_counterpart_and_of_zero_vectors():
     key = np.array([[[1, 0], [0, 2], [3, 0], [0, 0], [5, 0]]], np.float32)
     row = np.array([[0, 1, 2, 0, 0]], np.int16)
@@ -97,17 +84,6 @@ def test_similarity_of_patches_with_no_counterpart_and_of_zero_vectors():
     zero = key.copy()
     zero[0, 4] = 0  # the recent one is zero: it counts, and is like nothing
     assert kernels.temporal_similarity(zero, *arguments[1:]).tolist() == [[0, -1, -1, 0, 0]]
-
-
-def test_similarity_on_three_axes_compares_keys_as_stored():
-    rng = np.random.default_rng(0)
-    key, position = rng.standard_normal((2, 9, 8), np.float32), np.zeros((2, 9, 3), np.int32)
-    patch, valid, recent = np.zeros((2, 9), np.int16), np.ones((2, 9), np.bool_), np.arange(18).reshape(2, 9) % 2 == 0
-    arguments = (key, position, patch, patch, recent, valid, np.ones(4))
-    found = kernels.temporal_similarity(*arguments, rotated=True)
-    np.testing.assert_allclose(found, reference.temporal_similarity(*arguments, rotated=True), atol=1e-5)
-    with pytest.raises(CacheError, match="needs pair_axis where there is more than one position axis, not 3"):
-        kernels.temporal_similarity(*arguments)
 
 
 @given(st.data())
@@ -296,14 +272,3 @@ def test_selecting_is_the_scores_one_after_another(kit, settings):
         best = np.where(chosen, np.float32(np.inf), pooled)
         expected = ~among | kernels.top_k(best, seq, among, how["target"])
         np.testing.assert_array_equal(found[layer], expected)
-
-
-def score(cache, inv_freq):
-    valid = np.ones((2, int(cache.lengths[0])), np.bool_)
-    recent = cache.frame(0) == cache.frame(0).max()
-    similar = kernels.temporal_similarity(
-        cache.key(0), cache.position(0), cache.row(0), cache.col(0), recent, valid, inv_freq, scale=cache.key_scale(0)
-    )
-    norms = kernels.value_norms(cache.value(0)[:, ::-1][:, ::-1], cache.value_scale(0))
-    pooled = kernels.pool_norms(norms, cache.frame(0)[:, :], cache.row(0), cache.col(0), valid, 3)
-    return kernels.top_k(similar, cache.seq(0), valid, 9), kernels.top_k(pooled, cache.seq(0), valid, 9)

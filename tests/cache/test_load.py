@@ -41,27 +41,6 @@ def test_a_layer_comes_back_to_the_bit_and_behaves_alike(kit, axes):
             np.testing.assert_array_equal(mine[name], theirs[name], name)
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("key", lambda x: x[:, :-1]),
-        ("key", lambda x: x.astype(np.float64)),
-        ("value", lambda x: x[:1]),
-        ("seq", lambda x: x.astype(np.int32)),
-        ("kind", lambda x: x + np.uint8(9)),
-        ("position", lambda x: x[..., 0]),
-        ("position", lambda x: x - x.max() - 1),
-        ("frame", lambda x: x.tolist()),
-    ],
-)
-def test_misuse_changes_nothing(kit, name, change):
-    one = compressed(kit)
-    held, before = kit.arrays(one, 0), one.memory.tobytes()
-    with pytest.raises(CacheError):
-        one.load(0, {**held, name: change(held[name])})
-    assert one.memory.tobytes() == before
-
-
 def test_rows_that_do_not_fit_and_layers_that_are_none(kit):
     one, small = compressed(kit), kit.make(capacity=10)
     held = kit.arrays(one, 0)

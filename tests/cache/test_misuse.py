@@ -31,16 +31,9 @@ RESERVED = {
     "reindex": (lambda kit, c: c.reindex(0), "cannot reindex while"),
     "append": (lambda kit, c: c.append(0, NEW, NEW, kit.rows(2)), "cannot append while"),
     "too few rows": (lambda kit, c: c.commit(kit.rows(1)), "2 rows are reserved, but 1 were committed"),
-    "kind dtype": (lambda kit, c: c.commit(rows(kit, kind=np.ones(2, np.int64))), "kind must be uint8, not int64"),
     "kind unknown": (lambda kit, c: c.commit(rows(kit, kind=np.array([1, 99], np.uint8))), r"kind must be 0\.\.3, not 99"),
     "seq dtype": (lambda kit, c: c.commit(rows(kit, seq=np.ones(2, np.int32))), "seq must be int64, not int32"),
-    "frame shape": (lambda kit, c: c.commit(rows(kit, frame=np.ones(3, np.int32))), r"frame must be \[2\], not \[3\]"),
     "row a list": (lambda kit, c: c.commit(rows(kit, row=[0, 0])), r"row must be a numpy array of int16 \[2\]"),
-    "col byte order": (lambda kit, c: c.commit(rows(kit, col=np.ones(2, ">i2"))), "col must be int16, not >i2"),
-    "position flat": (
-        lambda kit, c: c.commit(rows(kit, position=np.ones(2, np.int32))),
-        r"position must be \[2, 1\], not \[2\]",
-    ),
     "position negative": (
         lambda kit, c: c.commit(rows(kit, position=np.array([[0], [-1]], np.int32))),
         "must not be negative: row 1 has -1",
@@ -52,36 +45,11 @@ SETTLED = {
     "reserve less than none": (lambda kit, c: c.reserve(-1), "cannot reserve -1 rows"),
     "one mask short": (lambda kit, c: c.evict([KEEP]), "each of the 2 layers, not 1"),
     "mask shape": (lambda kit, c: c.evict([None, KEEP[:, :5]]), r"mask of layer 1 must be \[2, 6\], not \[2, 5\]"),
-    "mask heads": (lambda kit, c: c.evict([KEEP[:1], None]), r"mask of layer 0 must be \[2, 6\], not \[1, 6\]"),
-    "mask dtype": (lambda kit, c: c.evict([KEEP.astype(np.uint8), None]), "keep must be bool, not uint8"),
-    "mask flat": (lambda kit, c: c.evict([KEEP[0], None]), r"keep must be \[any, any\], not \[6\]"),
     "layer too high": (lambda kit, c: c.key(2), r"no layer 2: the cache has layers 0\.\.1"),
-    "layer negative": (lambda kit, c: c.position(-1), "no layer -1"),
-    "shift layer": (lambda kit, c: c.shift(5, c.position(0) + 1), "no layer 5"),
-    "shift dtype": (lambda kit, c: c.shift(0, c.position(0).astype(np.int64)), "position must be int32, not int64"),
-    "shift shape": (lambda kit, c: c.shift(0, c.position(0)[:, :3] + 1), r"must be \[2, 6, 1\], not \[2, 3, 1\]"),
     "shift negative": (lambda kit, c: c.shift(0, c.position(0) - np.int32(3)), "not be negative: head 0, row 0"),
     "shift by its own": (lambda kit, c: c.shift(0, c.position(0)[:, ::-1]), "position overlaps memory that the call changes"),
     "load its own": (lambda kit, c: c.load(0, c.held(1)), "kind overlaps memory that the call changes"),
     "reindex prefix": (lambda kit, c: c.reindex(-1), "prefix cannot be -1"),
-    "append layer": (lambda kit, c: c.append(2, NEW, NEW, kit.rows(2)), "no layer 2"),
-    "append shape": (
-        lambda kit, c: c.append(0, NEW[:1], NEW, kit.rows(2)),
-        r"key must be \[2, 2, 8\], not \[1, 2, 8\]",
-    ),
-    "append dtype": (lambda kit, c: c.append(0, NEW, NEW.astype(np.float16), kit.rows(2)), "value must be float32"),
-    "append sparse": (
-        lambda kit, c: c.append(0, np.ones((2, 2, 16), np.float32)[..., ::2], NEW, kit.rows(2)),
-        "key must be dense in its last axis",
-    ),
-    "append kind": (
-        lambda kit, c: c.append(0, NEW, NEW, rows(kit, kind=np.array([4, 1], np.uint8))),
-        r"kind must be 0\.\.3, not 4",
-    ),
-    "append position": (
-        lambda kit, c: c.append(0, NEW, NEW, rows(kit, position=np.array([[-5], [1]], np.int32))),
-        "row 0 has -5",
-    ),
 }
 
 

@@ -86,17 +86,3 @@ def test_tokens_that_all_look_alike(noise, dim):
     valid = np.ones((1, n), np.bool_)
     found = kernels.newer_similarity(cache, 0, valid)
     np.testing.assert_allclose(found, expected(cache, valid, 0), atol=1e-6, rtol=0)
-
-
-def test_a_token_is_as_alike_as_its_best_newer_one_and_the_newest_as_unlike_as_can_be(kit):
-    cache = kit.make(layers=1, kv_heads=1, head_dim=2, capacity=8)
-    key = np.array([[[1, 0], [0, 3], [1, 1], [2, 0], [0, 0]]], np.float32)
-    rows = kit.rows(5)
-    rows.position[:] = 0
-    cache.append(0, key, key, rows)
-    found = kernels.newer_similarity(cache, 0, np.ones((1, 5), np.bool_))
-    np.testing.assert_allclose(found, [[1, 0.5**0.5, 0.5**0.5, 0, -1]], atol=1e-6)
-    among = np.array([[True, True, False, False, True]])
-    np.testing.assert_allclose(kernels.newer_similarity(cache, 0, among), [[0, 0, 0, 0, -1]], atol=1e-6)
-    since = kernels.newer_similarity(cache, 0, np.ones((1, 5), np.bool_), 4)
-    np.testing.assert_allclose(since, [[0, 0, 0, 0, -1]], atol=1e-6)

@@ -50,12 +50,6 @@ def test_one_question_a_stream_is_wilson():
     assert (found.clusters, found.count) == (50, 50)
 
 
-def test_streams_that_are_all_right_or_all_wrong_count_once():
-    found = fraction_right([[True] * 6] * 30 + [[False] * 6] * 10)
-    expected = wilson(30, 40)
-    assert (found.low, found.high) == (pytest.approx(expected[0], abs=3e-3), pytest.approx(expected[1], abs=3e-3))
-
-
 @pytest.mark.parametrize("right", [True, False])
 def test_no_error_seen_is_not_no_error(right):
     found = fraction_right([[right] * 5] * 20 + [[]])

@@ -75,17 +75,6 @@ def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
         peak.measure(cache, policy)
 
 
-@pytest.mark.parametrize("hide", [lambda held: held, lambda held: [held], lambda held: {3: held}])
-def test_arrays_that_a_users_policy_does_not_declare_are_refused(hide):
-    policy, peak = Mine(), PeakBytes()
-    stream(policy)
-    policy.more = hide(np.zeros(0))
-    assert policy.undeclared() == []
-    policy.more = hide(np.zeros(8))
-    with pytest.raises(UserError, match="policy mine keeps arrays in more, which its state_fields must name as an array, a"):
-        peak.measure(Filled(1, 8, GRID, np.random.default_rng(0)).cache, policy)
-
-
 @pytest.mark.parametrize("name", evicting())
 def test_our_own_policies_keep_no_more_than_they_declare(name):
     policy = create_policy(name)

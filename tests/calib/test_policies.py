@@ -10,7 +10,6 @@ from edgevlm.calib.layers import thresholds
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.infinipot_v import WINDOWS
 from edgevlm.runtime.session import Session
 
 
@@ -23,22 +22,6 @@ def windows(text, cvs, calibration=None):
     policy = create_policy(text)
     policy.attach(64, StreamShape(len(cvs), 4, 3, calibration=calibration))
     return [policy._window(layer, norms_of(cv)) for layer, cv in enumerate(cvs)]
-
-
-@pytest.mark.parametrize("layers", [4, 5, 6, 7, 24, 28, 33])
-def test_variation_that_rises_with_depth_gives_the_preset(layers):
-    cvs = np.linspace(0.1, 0.6, layers)
-    tau = "/".join(map(repr, thresholds(cvs)))
-    assert windows(f"infinipot-v:tau={tau}", cvs) == windows("infinipot-v:tau=preset", cvs)
-    assert set(windows("infinipot-v:tau=preset", cvs)) == set(WINDOWS)
-
-
-def test_no_layer_sits_on_a_border():
-    cvs = [0.5, 0.1, 0.3, 0.2, 0.4, 0.45, 0.15, 0.35]
-    for tau in thresholds(cvs):
-        assert min(abs(tau - cv) for cv in cvs) > 0.01
-    tau = thresholds(cvs)
-    assert [WINDOWS[np.searchsorted(tau, cv, side="right")] for cv in cvs] == [1, 7, 5, 5, 3, 1, 7, 3]
 
 
 @pytest.mark.parametrize("cvs", [[0.3], [0.3, 0.2], [0.1, 0.2, 0.3], [0.2] * 8, [0.0] * 4])

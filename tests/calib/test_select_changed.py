@@ -10,7 +10,6 @@ from edgevlm.calib.accuracy.select_changed import (
     SETTINGS,
     TAUS,
     append_by_agreement,
-    appended_fraction,
     best_trial,
 )
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
@@ -58,27 +57,15 @@ def test_agreement_loses_the_tokens_that_differ():
     assert (append_by_agreement(none).tau, append_by_agreement(none).refreshed) == (None, None)
 
 
-def test_what_is_appended_of_a_still_picture_is_its_first_frame():
-    features = np.ones((9, 4, 8), np.float32)
-    assert appended_fraction(features, AppendChanged(0.99)) == 1 / 8
-    assert appended_fraction(features, AppendChanged(0.99, 2)) == 4 / 8
-
-
-@pytest.fixture
-def few_streams(monkeypatch):
-    """As many as the policies are compared on."""
-    monkeypatch.setattr(module, "STREAMS", 1)
-
-
 def calibrate(out, said):
     comparison = command.parse_comparison("uniform", "25%", "streamqa", (), 5)
     request = command.CalibrateRequest("demo", [], 24, out, 1, comparison, layers=False)
     return command.start(request, said, lambda what: None)[1]
 
 
-@pytest.mark.usefixtures("few_streams")
-def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, monkeypatch):
+def test_the_demo_appends_and_encodes_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setitem(BOUND, "streamqa", 0.9)
+    monkeypatch.setattr(module, "STREAMS", 1)  # as many as the policies are compared on
     out, said = tmp_path / "demo", []
 
     def stop(what):
@@ -106,6 +93,3 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     monkeypatch.setattr(OnnxRuntimeCpu, "bind_tower", OnnxRuntimeCuda.bind_tower)  # which refuses
     with Session.open(out, budget=64) as session:
         assert session._chunk.encoder is None
-    table = list(command.policy_table(found.policies))
-    assert any(line.startswith(f"append: changed:tau={append.tau:g}, ") for line in table)
-    assert table[-1] == f"encode: {encode.setting}, {encode.best.encoded:.3f} of the patches"

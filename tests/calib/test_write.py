@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
@@ -64,16 +63,6 @@ def test_a_copy_leaves_the_bundle_as_it_is(copy, made_up, tmp_path):
         check_writable(Bundle.load(copy), out)
 
 
-def test_a_link_to_a_bundle_stays_one(copy, made_up, tmp_path):
-    link = tmp_path / "link"
-    link.symlink_to(copy)
-    (copy / "notes.txt").write_text("mine")
-    write_calibration(Bundle.load(link), made_up())
-    assert link.is_symlink()
-    assert Bundle.load(copy).calibration() == made_up()
-    assert (copy / "notes.txt").read_text() == "mine", "what else lies in the folder stays"
-
-
 def test_a_bundle_replaced_meanwhile_is_left_alone(copy, made_up):
     measured = Bundle.load(copy)
     write_calibration(measured, made_up())
@@ -121,13 +110,10 @@ def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
     ("changes", "says"),
     [
         ({"thresholds": [0.3, 0.2, 0.1]}, "do not rise"),
-        ({"thresholds": [0.1, 0.2]}, "thresholds"),
         ({"cv": [0.1]}, "different length"),
-        ({"cv": [0.1, 0.2, 0.3, 0.4, None]}, "does not describe"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
         ({"clie": 3}, "clie that is no candidate"),
-        ({"recency": 3}, "does not describe"),
     ],
 )
 def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):
@@ -152,30 +138,6 @@ def test_a_calibration_of_another_model_is_refused(copy, made_up):
         Bundle.load(copy).calibration()
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def stopped(target, settings, text=None):
-    """Work that ends before all is done; returns its folder."""
-    with suppress(KeyboardInterrupt), checkpoint_folder(target, settings) as folder:
-        if text is not None:
-            (folder / "done").write_text(text)
-        raise KeyboardInterrupt
-    return folder
-
-
-def test_what_was_put_there_is_there_again_and_goes_at_the_end(tmp_path):
-    target = tmp_path / "bundle"
-    folder = stopped(target, {"seed": 1}, "half")
-    assert stopped(target, {"seed": 2}, "of other settings") != folder
-    (tmp_path / ".bundle.other").mkdir()
-    with checkpoint_folder(target, {"seed": 1}) as again:
-        assert again == folder
-        assert (again / "done").read_text() == "half"
-    assert names(tmp_path) == [".bundle.other"]
-
-
 def test_two_processes_do_not_work_in_one(tmp_path):
     """A lock of another open file stands for another process."""
     target = tmp_path / "bundle"
@@ -186,13 +148,4 @@ def test_two_processes_do_not_work_in_one(tmp_path):
         with checkpoint_folder(target, {"other": "settings"}):
             pass
         assert (folder / "done").exists(), "somebody is at work in it"
-    assert names(tmp_path) == []
-
-
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UserError, match=r"cannot be written \(.*\); give another --out"),
-        checkpoint_folder(tmp_path / "file" / "x", {}),
-    ):
-        pass
+    assert list(tmp_path.iterdir()) == []

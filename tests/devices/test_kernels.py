@@ -8,7 +8,6 @@ from cuda_backend import DEVICES, backend
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.cuda.calls import turns_of
 
 WIDTHS = [2, 6, 16, 20, 80, 128, 272]  # in pieces of one number and of 16 bytes; one lane a row, all 32, and more than once
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
@@ -157,21 +156,6 @@ def test_attention_mass_with_more_query_rows_than_a_batch(make, queries, own, dt
         key, seq = np.concatenate([key, keys], 1), np.concatenate([seq, np.tile(places, (2, 1))], 1)
     expected = reference.attention_mass(query, query_seq, key, seq)[:, :130]
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
-
-
-def test_turns_are_exact_for_any_number_of_steps():
-    """The fraction of a turn after a billion steps, against 200 digits."""
-    from decimal import Decimal, localcontext
-
-    with localcontext() as context:
-        context.prec = 60
-        full = Decimal("6.283185307179586476925286766559005768394338798750211641949889")
-        for frequency in (1.0, 0.1, 1e-5, 2.5):
-            [turn] = turns_of(np.array([frequency]))
-            for steps in (1, 32768, 10**9):
-                wanted = float(Decimal(frequency) * steps / full % 1)
-                found = (int(turn) * steps % 2**64) / 2**64
-                assert abs(found - wanted) < 1e-10
 
 
 def test_int8_is_refused(make):

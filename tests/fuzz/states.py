@@ -8,11 +8,10 @@ ThreadSanitizer.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -29,16 +28,6 @@ STEPS, EXAMPLES = 50, 40  # operations of a sequence; sequences of a machine, in
 DONE: Counter[str] = Counter()
 
 
-def of(path: str) -> ModuleType:
-    """A module of the tests."""
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), TESTS / f"{path}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def counted(machine: Any, name: str) -> Any:
     """The machine, which counts its operations in DONE."""
 
@@ -52,7 +41,7 @@ def counted(machine: Any, name: str) -> Any:
 
 def of_clusters() -> Any:
     """Hash clusters of every size: tokens join, and leave in parts."""
-    tests = of("retrieval/test_hash_clusters")
+    tests = import_module("retrieval.test_hash_clusters")
 
     class Clusters(RuleBasedStateMachine):
         @initialize(slots=st.integers(4, 60), distance=st.integers(0, 32), seed=st.integers(0, 2**32))
@@ -83,17 +72,14 @@ def of_clusters() -> Any:
 
 def machines() -> list[Any]:
     """A cache of each dtype, clusters, a store and one that crashes."""
-    kit, twin, found = of("cache/conftest"), of("cache/test_stateful").Twin, []
+    found = []
     for dtype in DTYPES:
-        parts = {name: value for name, value in vars(kit).items() if not name.startswith("_") and name != "make"}
-        made = counted(twin, f"cache {dtype}")
-        made.kit = SimpleNamespace(**parts)
-        made.kit.make, made.kit.where, made.kit.dtype = kit.partial(kit.make, dtype=dtype), "cpu", dtype
-        made.kit.numpy, made.kit.error = DTYPES[dtype], kit.ERROR[dtype]
+        made = counted(import_module("cache.test_stateful").Twin, f"cache {dtype}")
+        made.kit = import_module("cache.conftest").kit_of("cpu", dtype)
         found.append(made)
     found.append(counted(of_clusters(), "clusters"))
-    for path, name in (("store/test_store", "Beside"), ("store/test_crashes", "Crashes")):
-        found.append(counted(getattr(of(path), name), f"store {name.lower()}"))
+    for module, name in (("test_store", "Beside"), ("test_crashes", "Crashes")):
+        found.append(counted(getattr(import_module(f"store.{module}"), name), f"store {name.lower()}"))
     return found
 
 

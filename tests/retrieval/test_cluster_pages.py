@@ -122,27 +122,6 @@ def test_a_fetch_reads_no_more_pages_than_it_has_room_for(room):
         assert of_second.max() > 40
 
 
-def test_a_run_with_gaps_is_asked_for_more_and_trimmed_when_there_are_many():
-    store, of, random = Counting(), ClusterPages(1, 1, 1), np.random.default_rng(0)
-    of.update(store, 0, 0, np.array([-1], np.int32), {0: block(range(100 * PAGE_ROWS))})
-    few, many = np.split(random.permutation(100)[:60], [10])
-
-    def fetched(room):
-        numbers, left = of.blocks_of(0, 0, np.array([0]), room)
-        rows = sum(map(len, filter(None, store.get(numbers))))
-        assert abs(rows + left - of.held[0, 0, 0]) <= 3 * PAGE_ROWS
-        return rows
-
-    for gone, trims in ((few, False), (many, True)):
-        store.drop(gone.tolist())
-        assert of.mark_lost(gone.tolist()).sum() == len(gone) * PAGE_ROWS
-        assert not of.compact(store).any()
-        assert (of.missing[0, 0, 0, 0] == 0) == trims
-        for room in (20 * PAGE_ROWS, 30 * PAGE_ROWS):
-            assert room - 3 * PAGE_ROWS <= fetched(room) <= room + 3 * PAGE_ROWS
-    assert of.held[0, 0, 0] == 40 * PAGE_ROWS == fetched(10**6)
-
-
 def test_clusters_in_a_file_that_is_full_keep_account_of_what_is_lost(tmp_path):
     """Pages go one by one as the ring comes to them; what the index holds in the end is what can be read."""
     of, count, told, lost = ClusterPages(1, 1, 5), 0, 0, 0

@@ -118,19 +118,6 @@ def test_clusters_are_those_of_the_reference(isa, slots, distance):
         assert both.forced > 0
 
 
-def test_a_whole_cluster_leaves_and_its_slot_is_used_again(isa):
-    both = Both(8, 7)
-    keys, places = tokens(np.random.default_rng(3), 4, kinds=1, noise=0.01)
-    both.join(keys, places)
-    both.leave([0, 1, 2, 3], np.ones(4, bool))
-    both.check()
-    assert both.clusters.sealed.sum() == HEADS
-    assert not both.clusters.open[both.clusters.count > 0].any()
-    both.join(keys, places)
-    both.check()
-    assert (both.clusters.count > 0).sum() == 2 * HEADS, "nothing joins what is sealed"
-
-
 @pytest.mark.parametrize("share", [0, 0.05, 0.2971, 0.9, 0.95])
 @pytest.mark.parametrize("sharpness", [0.02, 1, 8])
 def test_selections_are_those_of_the_reference(isa, share, sharpness):
@@ -151,17 +138,3 @@ def test_selections_are_those_of_the_reference(isa, share, sharpness):
         assert np.flatnonzero(found[head] >= 0).tolist() == sorted(expected)
         np.testing.assert_allclose([found[head, slot] for slot in expected], list(expected.values()), rtol=2e-4)
         assert (found[head][clusters.count[0, head] == 0] == -1).all()
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 16, 37, 64])
-def test_hamming_of_every_instruction_set(count):
-    """Through joins: each word of 32 bits against as many open clusters."""
-    random, before = np.random.default_rng(count), kernels.simd()
-    keys, places = random.normal(size=(HEADS, count + 60, DIM)).astype(np.float32), np.zeros((HEADS, count + 60, 1), np.float32)
-    found = []
-    for name in ("scalar", before):
-        kernels.use_simd(name)
-        clusters = HashClusters(1, HEADS, DIM, 1, 400, BITS)
-        clusters.join(0, keys[:, :count], places[:, :count], 0)
-        found.append(clusters.join(0, keys[:, count:], places[:, count:], 9)[0])
-    np.testing.assert_array_equal(found[0], found[1])

@@ -7,7 +7,6 @@ from stored import PlainStore
 
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies.retrieval import block_of
-from edgevlm.runtime.positions import Positions
 from edgevlm.runtime.retrieval.working_set import WorkingSet
 
 GRID, FRAMES, ROWS = (2, 2), 6, 9
@@ -51,13 +50,6 @@ def test_each_head_gets_its_own_blocks_as_they_were_stored(below):
         key, value = below.attended(head)
         np.testing.assert_array_equal(key, np.concatenate([below.blocks[frame].key[head] for frame in frames]))
         np.testing.assert_array_equal(value, np.concatenate([below.blocks[frame].value[head] for frame in frames]))
-
-
-def test_what_finds_no_room_is_cut_from_the_end_and_counted():
-    below = Below(rows=5)
-    assert below.set.load(0, [[below.numbers[0], below.numbers[3]], []]).tolist() == [5, 0]
-    np.testing.assert_array_equal(below.attended(0)[0][4], below.blocks[3].key[0, 0])
-    assert below.set.truncated == 3
 
 
 @pytest.mark.parametrize("appended", [1, 4, 7])
@@ -109,19 +101,3 @@ def test_contiguous_positions_follow_time_behind_the_prefix(below):
 def test_a_lost_block_is_left_out(below):
     below.store.drop([below.numbers[1]])
     assert below.set.load(0, [[below.numbers[1], below.numbers[2]], []]).tolist() == [4, 0]
-
-
-def test_positions_leave_a_gap_behind_the_prefix():
-    """Ranks from the prefix and the gap on, and the keys turned to them."""
-    below = Below()
-    positions = Positions(100, 4)
-    cache = below.cache
-    bare = [
-        turned(cache.dequantize("key", 0)[head].astype(np.float64), -cache.position(0)[head, :, 0]) for head in range(HEADS)
-    ]
-    positions.compact(cache, PREFIX, 10)
-    assert positions.next == PREFIX + 10 + 4 * FRAMES
-    for head in range(HEADS):
-        place = cache.position(0)[head, :, 0]
-        assert sorted(place.tolist()) == [*range(PREFIX), *range(PREFIX + 10, PREFIX + 10 + 4 * FRAMES)]
-        np.testing.assert_allclose(cache.dequantize("key", 0)[head], turned(bare[head], place), atol=2e-5)

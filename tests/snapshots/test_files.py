@@ -16,7 +16,6 @@ from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
 from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, padding, parts, read, read_about
-from edgevlm.runtime.snapshots.storage import snapshots
 
 ARRAYS = {
     "layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8),
@@ -130,21 +129,6 @@ def test_one_of_a_newer_edgevlm_is_not_written_over(tmp_path):
     with pytest.raises(UserError, match="upgrade edgevlm"):
         state.resume(WANTED)
     state.close()
-
-
-def test_two_generations_are_kept(tmp_path):
-    state = SnapshotDirectory(tmp_path)
-    assert state.resume(WANTED) == (None, [])
-    for frames in range(5):
-        state.write({**ABOUT, "session": {**SESSION, "frames": frames}}, ARRAYS)
-    assert [path.name for path in snapshots(tmp_path)] == ["00000005.snapshot", "00000004.snapshot"]
-    state.close()
-    again = SnapshotDirectory(tmp_path)
-    found, refused = again.resume(WANTED)
-    assert (found.about["session"]["frames"], refused) == (4, [])
-    assert again.write(ABOUT, ARRAYS).name == "00000006.snapshot"
-    assert [path.name for path in snapshots(tmp_path)] == ["00000006.snapshot", "00000005.snapshot"]
-    again.close()
 
 
 def test_one_of_another_model_is_refused_and_the_one_before_used(tmp_path):

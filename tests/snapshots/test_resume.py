@@ -128,16 +128,3 @@ def test_what_was_resumed_and_cannot_go_on_is_one_line(model, tmp_path, monkeypa
         with pytest.raises(SnapshotError, match=r"snapshot: the session resumed from it cannot go on \(IndexError.* move it"):
             watch(session, frames(AFTER, model))
     assert [path.read_bytes() for path in tmp_path.glob("*.snapshot")] == before, "what is broken replaces nothing"
-
-
-def test_the_second_buffer_is_counted_in_what_must_fit(model, tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
-    import psutil
-
-    with opened(model, "hermes") as session:
-        needed = session.cache.nbytes + 4 * 3 * np.prod(model.bundle.vision.size) * 4
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed, total=needed))
-    opened(model, "hermes").close()
-    with pytest.raises(UserError, match=r"GB, snapshots 0\.0 GB"):
-        opened(model, "hermes", tmp_path)

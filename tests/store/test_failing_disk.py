@@ -86,30 +86,6 @@ def test_a_disk_that_does_not_answer_keeps_nobody_waiting_for_long(opened, said,
     assert store.state()["number"].tolist() == list(range(12))
 
 
-def test_a_disk_that_cannot_be_read_loses_what_is_asked_of_it(opened, said, monkeypatch):
-    disk = Disk(monkeypatch, "pread")
-    store = opened()
-    for seed in range(40):
-        store.put(block(seed))
-    store.sync()
-    disk.error = errno.EIO
-    assert store.get([0, 1]) == [None, None]
-    assert same(store.get([39])[0], block(39)), "which is in host memory"
-    assert sorted(store.lost()) == [0, 1]
-    assert store.stats.damaged == 2
-    assert len(said) == 1
-
-
-def test_a_disk_that_gives_half_of_what_is_asked_is_asked_again(opened, said, monkeypatch):
-    store, real = opened(), os.pread
-    for seed in range(40):
-        store.put(block(seed))
-    store.sync()
-    monkeypatch.setattr(file_module.os, "pread", lambda handle, size, at: real(handle, (size + 1) // 2, at))
-    assert all(map(same, store.get(range(40)), map(block, range(40))))
-    assert said == []
-
-
 def test_a_full_file_system(tmp_path, said):
     """Of 3 MB: the file grows until it is full, and no further than that."""
     mounted = subprocess.run(
@@ -131,20 +107,3 @@ def test_a_full_file_system(tmp_path, said):
         store.close()
     finally:
         subprocess.run(["umount", tmp_path], check=True)
-
-
-LIMITED = """
-import resource, sys
-sys.path[:0] = sys.argv[2:]
-from stored import block, same
-from edgevlm.runtime.store import StoreSettings, Store
-resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
-store = Store(sys.argv[1], "", StoreSettings(64 << 20, 1 << 20), print)
-for seed in range(60):
-    store.put(block(seed))
-store.sync()
-found = store.get(range(60))
-assert all(each is None or same(each, block(seed)) for seed, each in enumerate(found))
-assert found[0] is not None and found[59] is not None
-store.close()
-"""

@@ -134,16 +134,3 @@ def test_visits_leave_gaps_of_many_lengths_and_do_not_meet(frames):
         gaps = [frames - visit.leaves for visit in visits[1:]]
         assert 27 <= gaps[-1] <= 3300
         assert gaps[0] > frames / 8
-
-
-def test_a_stream_without_room_for_a_gap_is_refused():
-    with pytest.raises(ValueError, match="60 frames are too few for a gap of 30"):
-        plan_visits(np.random.default_rng(0), 60)
-
-
-def test_without_visits_it_is_a_world_of_all_pairs():
-    world, seen = LongWorld(2, []), set()
-    for _ in range(2000):
-        world.step()
-        seen |= {(thing.color, thing.shape) for thing in world.history.present}
-    assert len(seen) > 32

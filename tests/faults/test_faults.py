@@ -1,8 +1,10 @@
-"""Each way in which cameras go wrong, once; ``python tests/faults/cameras.py 1000 --cameras 10`` is more of it."""
+"""Some of what the programs beside this file do by the thousand."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from faults import cameras
@@ -62,3 +64,41 @@ def test_what_a_camera_sends_takes_no_memory(program, argument):
     command = [sys.executable, "-c", program, argument]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) < 40e6
+
+
+FAULTS = {
+    "snapshot": ["full", "read", "map", "allocate", "dead", "kill"],
+    "store": ["write", "read", "half", "kill"],
+    "kernels": ["allocate"],
+    "export": ["full", "kill"],
+    "calibration": ["full", "kill"],
+    "outbox": ["write", "read", "dead", "kill"],
+    "journal": ["read", "kill"],
+}
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="the library that makes calls fail wants a C compiler")
+
+
+def exhaust(*arguments):
+    command = [sys.executable, str(Path(__file__).with_name("exhaust.py")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@needs_compiler
+@pytest.mark.parametrize("work", FAULTS)
+def test_what_a_call_that_fails_leaves_is_whole(work):
+    faults = [part for fault in FAULTS[work] for part in ("--fault", fault)]
+    done = exhaust(work, *faults, "--some", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 bad" in done.stdout
+
+
+@needs_compiler
+def test_allocations_are_struck_wherever_they_come_from():
+    """Two places end the process, as docs/verified.md says: pybind11's note of a new cache."""
+    done = exhaust("kernels", "--fault", "allocate", "--sites")
+    places, *bad = done.stdout.splitlines()[:-2]
+    assert int(places.split()[2]) > 20, done.stdout + done.stderr
+    assert len(bad) <= 2
+    assert all("killed: 6" in line for line in bad), done.stdout
