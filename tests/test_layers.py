@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from edgevlm.runtime.plugins import GROUPS
+from edgevlm.runtime.settings import SessionSettings
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (("bench",), ("apps",), ("calib", "export"), ("engines",), ("runtime",))
@@ -62,3 +63,30 @@ def test_no_module_assigns_the_names_of_another():
 def test_what_can_be_extended_is_one_table():
     declared = entry_points().groups
     assert {group.removeprefix("edgevlm.") for group in declared if group.startswith("edgevlm.")} == set(GROUPS)
+
+
+def sources():
+    """The text of each file of the packages, by its path from the root."""
+    paths = [path for packages in LAYERS for package in packages for path in (ROOT / package).rglob("*.py")]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+def test_each_mechanism_has_one_owner():
+    owners = {
+        "sqlite3.connect": ["apps/store.py"],
+        "os.fsync": ["export/graph.py", "runtime/files.py"],  # weights are flushed where they are written
+        "def atomic_write": ["runtime/files.py"],
+        "class JsonLines": ["runtime/files.py"],
+        "RLIMIT_AS": ["runtime/helper_process.py"],
+    }
+    found = {words: sorted(path for path, text in sources().items() if words in text) for words in owners}
+    assert found == owners
+
+
+def test_a_sessions_setting_is_declared_once():
+    """The command line, edgevlm.toml and HTTP take a setting's help, default and bounds from its field."""
+    readers = ("runtime/settings.py", "apps/settings.py", "apps/commands/run.py", "apps/commands/watch.py", "apps/serve/")
+    text = "".join(text for path, text in sources().items() if path.startswith(readers))
+    assert {name: text.count(field.description) for name, field in SessionSettings.model_fields.items()} == dict.fromkeys(
+        SessionSettings.model_fields, 1
+    )
