@@ -1,4 +1,4 @@
-"""Precisions of weights, tower and cache in one bundle, as they are typed: made, run, resumed, measured and calibrated."""
+"""Precisions of weights, tower and cache in one bundle, as they are typed: made, run, resumed and calibrated."""
 
 import json
 from pathlib import Path
@@ -48,11 +48,6 @@ def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_p
     *found, summary = lines(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
     assert [line["event"] for line in found if line["event"] != "stats"] == ["answer"]
     assert summary["compressions"] > 0
-    (measured,) = lines("bench", "speed", "kv", "--model", bundle, "--tokens", 96, "--json")
-    assert (measured["bench"], measured["kv"]) == ("kv-precision", options[options.index("--kv") + 1])
-    assert 0 <= measured["kl"] <= measured["kl_most"]
-    assert 0 < measured["top1"] <= 1
-    assert measured["saturated"] < 0.01
     found = lines("calibrate", bundle, "--video", video, "--policies", "uniform,last-seen", "--budget", "25%", "--json")
     (choice,) = (line for line in found if line["event"] == "choice")
     assert [line["event"] for line in found if line["event"].endswith("_choice")] == ["append_choice", "encode_choice"]
