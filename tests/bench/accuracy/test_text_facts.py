@@ -8,19 +8,8 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from edgevlm.calib.accuracy.text_facts import (
-    DID,
-    FACTS_TEXT_BUDGET,
-    FAMILY,
-    GIVEN,
-    KINDS,
-    TEXT_FACTS,
-    TOKENS,
-    WHAT,
-    WHERE,
-    WHO,
-    FactQuestion,
-)  # fmt: skip
+from edgevlm.calib.accuracy import text_facts as facts
+from edgevlm.calib.accuracy.text_facts import KINDS, TEXT_FACTS, TOKENS
 from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker
 from edgevlm.cli import app
@@ -30,7 +19,8 @@ gguf = pytest.importorskip("gguf", reason="needs the package gguf")
 
 FRAMES = 24
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-WORDS = f"{GIVEN} {FAMILY} A visitor called Who user assistant {WHO} {DID} {WHAT} {WHERE}".replace("|", " ").split()
+LISTS = f"{facts.WHO} {facts.DID} {facts.WHAT} {facts.WHERE}".replace("|", " ")
+WORDS = f"{facts.GIVEN} {facts.FAMILY} A visitor called Who user assistant {LISTS}".split()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +96,7 @@ def test_each_visitor_comes_by_once_where_the_case_says(worker):
 
 
 def test_an_answer_is_right_that_names_the_family():
-    question = FactQuestion(KINDS[0], "Who came in?\nA visitor called Alice", "Porter", np.arange(2), 0)
+    question = facts.FactQuestion(KINDS[0], "Who came in?\nA visitor called Alice", "Porter", np.arange(2), 0)
     answers = ("Porter came in", "it was Porter.", "Porterfield", "Walker", "")
     assert [question.is_right(answer) for answer in answers] == [True, True, False, False, False]
 
@@ -121,7 +111,7 @@ def test_full_kv_answers_as_transformers_does(tiny, worker):
         before = tokenizer.encode("<|im_start|>user\n").ids
         after = tokenizer.encode(f"\n{asked}<|im_end|>\n<|im_start|>assistant\n{start}").ids
         ids = torch.tensor([[*before, *ids_of(case).ravel().tolist(), *after]])
-        most = FACTS_TEXT_BUDGET.answer
+        most = facts.FACTS_TEXT_BUDGET.answer
         made = tiny[0].generate(ids, max_new_tokens=most, do_sample=False, eos_token_id=[0, 2], pad_token_id=0)
         answers.append(tokenizer.decode(made[0, ids.shape[1] :].tolist(), skip_special_tokens=True).strip())
     assert [result["answer"] for result in record["results"]] == answers
