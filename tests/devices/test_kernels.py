@@ -5,7 +5,7 @@ import pytest
 import reference
 from cuda_backend import DEVICES, backend
 
-from edgevlm.errors import CacheError, UserError
+from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 
@@ -47,20 +47,6 @@ def cache_of(make, rows, sections=None):
 def cosines(cache, rows, recent, valid, rotated=False):
     arguments = (rows["key"], rows["position"], rows["row"], rows["col"], recent, valid, cache.inv_freq)
     return reference.temporal_similarity(*arguments, rotated=rotated, pair_axis=cache.pair_axis)
-
-
-def test_three_axes(make):
-    random = np.random.default_rng(0)
-    rows = held(random, 90, 16, axes=3)
-    cache = cache_of(make, rows, sections=(4, 2, 2))
-    valid, recent = np.ones((2, 90), bool), random.random((2, 90)) < 0.3
-    [(similarity, _)] = kernels.infinipot_scores(cache, [recent], [valid])
-    np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid), atol=3e-6)
-    unknown = cache_of(make, rows)
-    with pytest.raises(CacheError, match="cannot un-rotate keys with 3 position axes"):
-        kernels.infinipot_scores(unknown, [recent], [valid])
-    with pytest.raises(CacheError, match="cannot reindex keys with 3 position axes"):
-        unknown.reindex(0)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-20, 1e18, 1e30])

@@ -3,7 +3,7 @@
 ``python tests/faults/exhaust.py WORK`` does the work of that name again and again: in each run the Nth call of one kind is
 disturbed, for every N until the work has no more of them; ``all`` for each work. Afterwards nothing may be wrong: no traceback,
 no byte and no answer but those of undisturbed work, nothing lost that was there before, and nothing that was to be written
-missing without a word. ``--every 10`` takes every tenth call, ``--first 500`` goes on from there, ``--only 1`` is one run.
+missing without a word. ``--some 10`` takes ten calls of each kind, evenly spread, ``--only 1`` is one run.
 ``--sites`` takes of allocations, which may be many thousands, the first, the last and a middle one of each place that they come
 from: the innermost four calls inside the extension. Needs a C compiler.
 """
@@ -166,7 +166,7 @@ def numbers_of(total: int, given: argparse.Namespace) -> Iterable[int]:
         return [given.only]
     if given.some:
         return sorted({1 + total * (2 * place + 1) // (2 * given.some) for place in range(given.some)}) if total else []
-    return range(given.first, total + 1, given.every)
+    return range(1, total + 1)
 
 
 def exhaust(name: str, folder: Path, given: argparse.Namespace) -> Counter[str]:
@@ -199,8 +199,6 @@ def exhaust(name: str, folder: Path, given: argparse.Namespace) -> Counter[str]:
                 place = f" of site {site:x}" if site else ""
                 print(f"{name} {fault} {number}{place} {end}: {run.status} {run.of('failed') or run.of('said')}", flush=True)
                 count["bad"] += 1
-            elif os.environ.get("VERBOSE"):
-                print(f"{name} {fault} {number} {end}: {run.of('said') or run.of('refused')}", flush=True)
         ends += count
         counts = ", ".join(f"{many} {end}" for end, many in count.items())
         print(f"{name} {fault}: {total} calls; {counts}; {time.monotonic() - began:.0f} s", flush=True)
@@ -220,8 +218,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", choices=["all", *WORKS])
     parser.add_argument("--fault", choices=FAULTS, action="append")
-    parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--only", type=int)
     parser.add_argument("--some", type=int, default=0, help="so many calls of each kind, evenly spread")
     parser.add_argument("--sites", action="store_true", help="allocations: three of each place that they come from")

@@ -131,18 +131,6 @@ def test_one_of_a_newer_edgevlm_is_not_written_over(tmp_path):
     state.close()
 
 
-def test_one_of_another_model_is_refused_and_the_one_before_used(tmp_path):
-    state = SnapshotDirectory(tmp_path)
-    state.write(ABOUT, ARRAYS)
-    state.write({**ABOUT, "identity": {**WANTED, "model": "xyz", "name": "garden"}}, ARRAYS)
-    found, refused = state.resume(WANTED)
-    assert found.path.name == "00000001.snapshot"
-    assert refused == ["00000002.snapshot is of another model (garden)"]
-    with pytest.raises(UserError, match=r"is of another model \(garden\); run with the same settings as before"):
-        state.resume({**WANTED, "model": "other"})
-    state.close()
-
-
 @pytest.mark.parametrize("call", ["open", "fsync", "replace"])
 def test_a_write_that_fails_changes_nothing_and_the_next_one_works(tmp_path, monkeypatch, call):
     state = SnapshotDirectory(tmp_path)

@@ -204,11 +204,6 @@ def test_a_store_that_is_away_is_told_of_once_and_tried_again(bucket):
     assert len(list(verified(bucket.address))) >= 1
 
 
-def test_a_bucket_that_is_not_there_is_one_line(bucket):
-    with pytest.raises(UserError, match=r"--state s3://nowhere/front: cannot be written \(.*\); choose another folder"):
-        SnapshotDirectory("s3://nowhere/front")
-
-
 def test_an_address_that_nobody_knows_is_one_line_without_its_password():
     with pytest.raises(UserError, match=r"--state gopher://\*\*\*@host/x: ") as raised:
         SnapshotDirectory("gopher://me:hunter2@host/x")

@@ -5,12 +5,15 @@ import errno
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from memory import arena
 from pictures import frames
+from stored import until
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import Available, Pressure
@@ -18,7 +21,7 @@ from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
-from edgevlm.runtime.snapshots.format import parts, read
+from edgevlm.runtime.snapshots.format import Snapshot, parts, read
 from edgevlm.runtime.snapshots.storage import snapshots
 
 TEXT_BUDGET = TextBudget(24, 64, 8)
@@ -35,13 +38,6 @@ def opened(model, folder, said, every=3600.0):
 def watch(session, images):
     for image in images:
         session.watch(image)
-
-
-def until(done):
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_nothing_is_written_where_nothing_has_changed(model, tmp_path):
@@ -231,45 +227,35 @@ def test_a_pipe_is_not_waited_for_and_a_new_stream_says_what_is_lost(model, tmp_
     assert "a new stream begins; lost: 00000007.snapshot; 00000001.snapshot: 3 frames to " in said[-1]
 
 
-class Machine:
-    """Its free memory, in sixteenths, and its clock."""
-
-    def __init__(self, model, monkeypatch, chunk=8):
-        self.free, self.now, self.said = 16, 0.0, []
-        budget = 40 * model.bundle.vision.tokens_per_frame
-        self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, text_budget=TEXT_BUDGET)
-        read = lambda: Available(self.free * MEMORY // 16, MEMORY)  # noqa: E731
-        self.session._pressure = Pressure(chunk, self.said.append, read, lambda: self.now)
-        self.released = []
-        monkeypatch.setattr(model.engine, "release_memory", self.released.append)
-        self.appended, append = [], self.session._stream.append_frames
-        self.session._stream.append_frames = lambda features, *rest: (
-            self.appended.append(len(features)) or append(features, *rest)
-        )
-
-    def watch(self, images, count):
-        for _ in range(count):
-            self.session.watch(next(images))
-            self.now += 2
-
-
 def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypatch):
-    machine, images = Machine(model, monkeypatch), iter(frames(80, model))
-    machine.watch(images, 9)
-    machine.free = 0.9
-    machine.watch(images, 7 + 4 + 2 + 1 + 1)
-    assert machine.appended == [8, 8, 4, 2, 1, 1], "a chunk that has begun is finished"
-    assert [line[:15] for line in machine.said] == ["memory is short"] * 3
-    assert "frames are taken in 4 at a time, not 8" in machine.said[0]
-    machine.free = 1.5
-    machine.watch(images, 2)
-    assert machine.appended[-2:] == [1, 1], "between the two thresholds nothing changes"
-    machine.free = 2.1
-    machine.watch(images, 2 + 4 + 8)
-    assert machine.appended[-3:] == [2, 4, 8]
-    assert machine.released == [False, False, True, True, True, True, True, True, True, True, False]
-    assert machine.said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
-    machine.session.close()
+    images, said, released, appended, free, now = iter(frames(80, model)), [], [], [], 16, 0.0
+    budget = 40 * model.bundle.vision.tokens_per_frame
+    monkeypatch.setattr(model.engine, "release_memory", released.append)
+
+    def watch(count):
+        nonlocal now
+        for _ in range(count):
+            session.watch(next(images))
+            now += 2
+
+    with Session.open(model, policy="sliding-window", budget=budget, chunk=8, text_budget=TEXT_BUDGET) as session:
+        session._pressure = Pressure(8, said.append, lambda: Available(free * MEMORY // 16, MEMORY), lambda: now)
+        append = session._stream.append_frames
+        session._stream.append_frames = lambda features, *rest: appended.append(len(features)) or append(features, *rest)
+        watch(9)
+        free = 0.9
+        watch(7 + 4 + 2 + 1 + 1)
+        assert appended == [8, 8, 4, 2, 1, 1], "a chunk that has begun is finished"
+        assert [line[:15] for line in said] == ["memory is short"] * 3
+        assert "frames are taken in 4 at a time, not 8" in said[0]
+        free = 1.5
+        watch(2)
+        assert appended[-2:] == [1, 1], "between the two thresholds nothing changes"
+        free = 2.1
+        watch(2 + 4 + 8)
+        assert appended[-3:] == [2, 4, 8]
+        assert released == [False, False, *[True] * 8, False]
+        assert said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
 
 
 def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_path, monkeypatch):
@@ -314,3 +300,56 @@ def test_a_memory_left_half_changed_is_never_written(model, tmp_path, monkeypatc
     with opened(model, tmp_path, said) as again:
         assert again.stats.frames == 8
         assert str(again.ask(ASKED))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Of 2 MB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def fill(disk):
+    path = disk / "stuff"
+    with path.open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+    return path
+
+
+def test_it_costs_one_warning_and_no_frame_and_ends_when_there_is_room(model, disk):
+    said, images = [], itertools.cycle(list(frames(60, model)))
+    writer = SnapshotWriter(disk / "state", every=0.02, notify=said.append)
+    with Session.open(model, budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=writer) as session:
+
+        def until(done):
+            deadline = time.monotonic() + 120
+            while not done():
+                assert time.monotonic() < deadline
+                session.watch(next(images))
+                time.sleep(0.03)
+
+        until(lambda: len(snapshots(disk / "state")) == 2)
+        stuff = fill(disk)
+        until(lambda: said)
+        good, seen = snapshots(disk / "state"), session.stats.frames
+        for _ in range(8):
+            session.watch(next(images))
+            time.sleep(0.03)
+        assert session.stats.frames == seen + 8
+        assert snapshots(disk / "state") == good, "the good ones stay"
+        assert len(said) == 1
+        assert "(the disk is full): the stream goes on" in said[0]
+        stuff.unlink()
+        until(lambda: len(said) == 2)
+        assert said[1].startswith("snapshots are written again")
+        until(lambda: snapshots(disk / "state")[0] not in good)
+    assert all(isinstance(found, Snapshot) for _, found in verified(disk / "state"))
+    assert sorted(path.suffix for path in (disk / "state").iterdir()) == ["", ".snapshot", ".snapshot"]
+    with Session.open(model, budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=disk / "state") as resumed:
+        assert resumed.stats.frames == session.stats.frames
