@@ -57,15 +57,6 @@ def test_made_once_for_a_checkpoint_and_its_options(made, monkeypatch, capsys):
     Bundle.load(paths[0].strip())
 
 
-def test_run_takes_a_checkpoint(made, monkeypatch, capsys):
-    checkpoint, exports = made
-    for _ in range(2):
-        assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "2", "--ask", "how many?", "--json") == 0
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert lines[-1]["frames"] == 2
-    assert len(exports) == 1
-
-
 def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypatch, capsys):
     """Before those the one of default options, once that is kept."""
     checkpoint, exports = made
@@ -203,15 +194,6 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
         child.join(300)
         assert child.exitcode == 0
     assert exports.value == 1
-
-
-def test_where_they_are_kept(monkeypatch, tmp_path):
-    monkeypatch.delenv("EDGEVLM_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert bundles.cache_folder() == tmp_path / "edgevlm" / "bundles"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert bundles.cache_folder() == tmp_path / ".cache" / "edgevlm" / "bundles"
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(made, monkeypatch, tmp_path):

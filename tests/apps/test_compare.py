@@ -16,7 +16,7 @@ from edgevlm.calib.accuracy import select_policy
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
-from edgevlm.runtime.model import Model, bundle_folder
+from edgevlm.runtime.model import bundle_folder
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
@@ -178,13 +178,6 @@ def test_a_kill_keeps_what_was_measured(demo_bundle):
 def _records(journal):
     """Whole lines of a journal."""
     return journal.read_text().split("\n")[:-1]
-
-
-@pytest.fixture(scope="module")
-def demo():
-    loaded = Model.load("demo", threads=1)
-    yield loaded
-    loaded.close()
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,6 @@ def test_a_real_clip(bundle, name):
     assert summary["cache_tokens"] <= 32
 
 
-def test_what_cannot_be_exported_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llava_onevison"}')
-    for checkpoint in (tmp_path, tmp_path / "nowhere"):
-        done = edgevlm("export", checkpoint, "--out", tmp_path / "out")
-        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
-        assert not (tmp_path / "out").exists()
-
-
 def test_a_precision_of_whole_numbers_runs_and_an_unknown_one_is_one_line(bundle):
     checkpoint, out = bundle.parent / "checkpoint", bundle.parent / "int4"
     done = edgevlm("export", checkpoint, "--out", out, "--precision", "int4", "--rounding", "gptq")

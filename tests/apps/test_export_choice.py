@@ -1,17 +1,14 @@
 """What a run chooses for a checkpoint: from its config.json, a described machine and the options. Nothing is exported."""
 
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from more_checkpoints import make_more
 from planned import with_figures
 
-from edgevlm.apps.bundles.cache import DEFAULTS
 from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
-from edgevlm.apps.planning.model import plan_checkpoint
-from edgevlm.apps.planning.plan import PlanRequest, default_budget
+from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.schemas import schemas
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import PixelBudget
@@ -50,14 +47,6 @@ def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape
     assert "too few" not in said[0]
 
 
-def test_a_source_that_cannot_tell_is_asked_once(qwen):
-    made, _, looked = choice(None)
-    made.options(qwen)
-    assert made.size() is None
-    assert made.plan.roofline.model.tower.size == plan_checkpoint(qwen, DEFAULTS["camera"]).tower.size
-    assert len(looked) == 1
-
-
 def test_what_falls_short_is_said_with_what_would_help(qwen):
     made, said, _ = choice(figures=SLOW)
     assert made.options(qwen)["precision"] == "int8"
@@ -68,24 +57,6 @@ def test_what_falls_short_is_said_with_what_would_help(qwen):
     assert (line["fits"], line["keeps_up"], line["precision"]) == (True, False, "int8")
     assert line["remedy"].startswith("give --fps")
     assert schemas()["chosen"]["properties"].keys() == {"event", "schema", "time", *line}
-
-
-def test_what_was_asked_for_stays(qwen):
-    made, said, _ = choice(figures=SLOW, precision="fp32", kv="int8", budget=1)
-    assert made.options(qwen) == {"precision": "fp32", "vision_precision": "fp32", "kv": "int8"}
-    assert made.budget is None
-    assert "fp32 weights" in said[0]
-
-
-def test_memory_that_is_short_is_said_and_shrinks_the_budget(qwen):
-    made, said, _ = choice(figures={"usable_mib": 20, "system_mib": 0})
-    made.options(qwen)
-    assert "GB of 0.0: take a smaller model (edgevlm models)" in said[0]
-    usual = default_budget(made.plan.roofline.model)
-    made.plan = replace(made.plan, budget=usual)
-    assert made.budget is None
-    made.plan = replace(made.plan, budget=usual - 100)
-    assert made.budget == usual - 100
 
 
 def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):

@@ -40,12 +40,6 @@ def test_what_a_device_wants(
     assert profile in target.line
 
 
-def test_what_was_asked_for_stays(checkpoint: Path) -> None:
-    target = target_for(checkpoint, "orin-nano-8", None, "int8", "fp32", CAMERA)
-    assert (target.precision, target.kv) == ("int8", "fp32")
-    assert "int8 weights, fp32 keys and values" in target.line
-
-
 def test_weights_are_rounded_until_they_fit(checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     sizes = {"hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16, "head_dim": 128}

@@ -39,11 +39,6 @@ def test_the_bundle_is_the_same_and_is_told_of(exported, checkpoint, tmp_path):
     assert "decoder layer 2 of 3" in steps
 
 
-def test_what_cannot_be_exported_is_one_line(checkpoint, tmp_path):
-    with pytest.raises(UserError, match="--vision-precision 'int3' is not known"):
-        apart(checkpoint, tmp_path / "out", vision_precision="int3")
-
-
 def test_an_interrupt_ends_the_export(checkpoint, tmp_path):
     """As ctrl-C does it: raised in whatever is running, here the progress."""
     before, children = psutil.Process().children(), []

@@ -69,14 +69,6 @@ def test_what_is_printed_stays_and_the_line_does_not():
     assert shown == [line for part in wanted for line in part]
 
 
-def test_what_it_shows():
-    endless = "import time\nfrom edgevlm.progress import progress\nwith progress('x') as step:\n step('measuring', 2, 7)\n"
-    shown, before, status = on_a_terminal(f"{endless} time.sleep(60)", interrupt_at="2/7")
-    assert "measuring" in before[0]
-    assert status != 0
-    assert not any("measuring" in line and "2/7" in line for line in shown)
-
-
 @pytest.mark.parametrize("term", ["dumb", ""])
 def test_a_terminal_that_cannot_redraw_shows_only_lines(term):
     shown, _, status = on_a_terminal(WRITES, term=term)

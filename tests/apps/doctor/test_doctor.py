@@ -63,13 +63,6 @@ def test_a_healthy_jetson_is_named_and_nothing_stops_a_run(tmp_path, kind, l4t, 
     assert (found["cuda"][0].status, found["tensorrt"][0].status) == (("ok", "ok") if is_six else ("warn", "warn"))
 
 
-def test_a_machine_that_is_no_jetson_is_not_asked_for_one(tmp_path):
-    found = findings(machine(tmp_path))
-    silent = {"device", "jetpack", "cuda", "tensorrt", "cma", "swap", "power mode", "clocks", "gpu in use"}
-    assert not (silent | {"cudnn", "cuda runtime", "cuda wheels"}) & set(found)
-    assert "runs on the CPU" in found["gpu"][0].found or "run on the CPU" in found["gpu"][0].found
-
-
 def test_an_empty_machine_says_not_found_and_guesses_nothing(tmp_path):
     found = findings(machine(tmp_path, packages={}))
     assert "not found" in found["memory"][0].found
@@ -109,13 +102,6 @@ def test_a_slower_power_mode_is_named_with_the_fastest(tmp_path):
     assert only("power mode", machine(tmp_path / "old")).fix == "sudo nvpmodel -m 0"
 
 
-def test_clocks_that_wander_are_warned_of(tmp_path):
-    Jetson(tmp_path).clocks(306_000_000, 918_000_000)
-    finding = only("clocks", machine(tmp_path))
-    assert (finding.status, finding.fix) == ("warn", "sudo jetson_clocks")
-    assert "306 to 918 MHz" in finding.found
-
-
 def test_an_old_jetpack_stops_a_run(tmp_path):
     Jetson(tmp_path, l4t=("35", "4.1"))
     assert only("jetpack", machine(tmp_path)).status == "fail"
@@ -133,14 +119,6 @@ def test_versions_that_do_not_belong_together_are_named(tmp_path):
 def test_little_memory_is_told(tmp_path, available, status):
     Jetson(tmp_path, "nano").memory(7_802_000, available)
     assert only("memory", machine(tmp_path)).status == status
-
-
-def test_cma_and_swap_are_told(tmp_path):
-    Jetson(tmp_path, "nano").memory(7_802_000, swap=0, cma_free=1000)
-    assert "cma=256M" in only("cma", machine(tmp_path)).fix
-    assert only("swap", machine(tmp_path)).status == "warn"
-    Jetson(tmp_path, "agx").memory(64_350_000, swap=0)
-    assert only("swap", machine(tmp_path)).status == "ok"
 
 
 @pytest.mark.parametrize(("free", "status"), [(1e8, "fail"), (1e9, "warn"), (9e9, "ok")])
@@ -167,17 +145,6 @@ def test_a_folder_of_bundles_that_may_not_be_written_is_told(tmp_path, monkeypat
     finding = only("disk", machine(tmp_path))
     assert (finding.status, finding.found) == ("warn", "/mnt/nvme/bundles: bundles cannot be written there")
     assert "EDGEVLM_CACHE" in finding.fix
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"), [("fpu sse2 avx2 avx512f", "AVX-512"), ("fpu sse2 avx2", "AVX2"), ("fpu sse2", "plain C++")]
-)
-def test_what_the_kernels_can_use_is_told(tmp_path, flags, said):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text(f"model name\t: A processor\nflags\t\t: {flags}\n")
-    finding = only("cpu", machine(tmp_path))
-    assert said in finding.found
-    assert finding.status == ("warn" if said == "plain C++" else "ok")
 
 
 @pytest.mark.parametrize(("engine", "status"), [("onnxruntime-cpu", "warn"), ("onnxruntime-cuda", "fail")])

@@ -6,7 +6,6 @@ from jetsons import Jetson
 from edgevlm.apps import doctor
 from edgevlm.apps.doctor import Finding
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.packages import install
 
 DEB = "Package: {}\nStatus: {}\nArchitecture: arm64\nVersion: {}\n\n"
 INSTALLED, REMOVED = "install ok installed", "deinstall ok config-files"
@@ -64,17 +63,3 @@ def test_cudas_runtime(card):
     assert (found.status, found.found) == ("ok", said)
     put(card, "usr/local/cuda/version.json", '{"cuda": {"version": 12}}')
     assert "/usr/local/cuda" not in only("cuda runtime", card).found
-
-
-def test_a_jetsons_cuda_has_its_own_check(tmp_path):
-    Jetson(tmp_path)
-    assert "cuda runtime" not in [finding.check for finding in doctor.examine(Machine(tmp_path, dict))]
-    assert only("cuda", tmp_path).status == "ok"
-
-
-def test_wheels_for_a_card(card):
-    packages = {"onnxruntime-gpu": "1.23.2", "nvidia-ml-py": "12.5"}
-    assert only("cuda wheels", card, packages) == Finding("cuda wheels", "ok", "onnxruntime-gpu 1.23.2, nvidia-ml-py 12.5")
-    finding = only("cuda wheels", card, {"onnxruntime": "1.23.2"})
-    missing = "not found: onnxruntime-gpu, nvidia-ml-py"
-    assert finding == Finding("cuda wheels", "warn", missing, install("cuda"))

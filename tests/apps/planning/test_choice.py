@@ -1,7 +1,5 @@
 """What a plan chooses for a model and a machine, and this machine as Linux describes it. No hardware is looked at."""
 
-from dataclasses import replace
-
 import pytest
 from planned import MODEL, SMALL, with_figures
 
@@ -59,12 +57,6 @@ def test_what_was_asked_for_is_not_second_guessed(device, asked, same):
     assert same(choose(MODEL, device, PlanRequest("a model", **asked)))
 
 
-def test_a_bundle_and_rounded_weights_stay_as_they_are():
-    bundle = replace(SMALL, files={"decoder": 1, "embedding": 1, "vision": 1}, precision="int8")
-    assert chosen(cpu(100), bundle)[:2] == ("int8", "fp32")
-    assert chosen(cpu(100), replace(SMALL, precision="int4-zp"))[:2] == ("int4-zp", "int8")
-
-
 # This machine.
 
 
@@ -96,9 +88,3 @@ def test_a_cgroup_bounds_the_memory_and_little_is_assumed_of_little(tmp_path):
     device = this_machine(machine, cores=4)
     assert (device["usable_mib"], device["system_mib"], device["bandwidth_gb_s"]) == (1024, 256, 25.6)
     assert device["int8_tops"] == 4 * device["fp32_tflops"]
-
-
-def test_a_jetson_is_its_module(tmp_path):
-    compatible = "nvidia,p3768-0000+p3767-0003\0nvidia,p3767-0003\0nvidia,tegra234\0"
-    machine = described(tmp_path, "", **{"proc/device-tree/compatible": compatible})
-    assert this_machine(machine).title.startswith("Jetson Orin Nano")

@@ -147,12 +147,6 @@ def test_the_demo_and_its_checkpoint_agree(tmp_path):
     assert (checkpoint.tower.tokens, checkpoint.limit) == (bundle.tower.tokens, bundle.limit) == (16, 2368)
 
 
-def test_config_json_alone_will_do(exported, tmp_path):
-    shutil.copy(exported("qwen2_5_vl", depth=3).checkpoint / "config.json", tmp_path)
-    model = plan_checkpoint(tmp_path, (480, 640))
-    assert model.tower.size == (476, 644)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planned import MODEL, SMALL, make_line, roofline, with_figures
+from planned import MODEL, SMALL, roofline, with_figures
 
 from edgevlm.apps.planning.memory import (
     arena_bytes,
     weights_of,
 )
-from edgevlm.apps.planning.speed import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, QUESTION, speed_of
-from edgevlm.engines.devices import load_device
+from edgevlm.apps.planning.speed import COMPUTE_EFFICIENCY, speed_of
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache
@@ -34,21 +33,6 @@ def test_what_changes_costs_its_fraction_and_reads_the_weights_once_a_chunk():
     still = [speed_of(slow, 6000, chunk, 0.0).prefill_ms * line.model.tower.group for chunk in (2, 8)]
     read = 1e3 * (weights_of(line.model, "int8", "cpu").layers + slow.kv_bytes(line.model.prefix + 6000)) / slow.bandwidth
     assert still[0] - still[1] == pytest.approx(read * 3 / 4, rel=0.01)
-
-
-def test_a_camera_keeps_a_frame_its_references_and_the_towers_keys():
-    tower, tokens = SMALL.tower, SMALL.tower.tokens
-    features = np.zeros((2, tokens, SMALL.hidden * (1 + SMALL.deepstack)), np.float32).nbytes
-    rows = arena_bytes(SMALL, 6000 + tower.rows, "fp16") - arena_bytes(SMALL, 6000, "fp16")
-    line = make_line(device="orin-nx-16", precision="int4", kv="fp16", budget=6000, changed=0.1)
-    assert line["present_mb"] == round((features + rows) / 1e6, 1)
-    keys = np.zeros((2, tower.blocks, tower.patches, tower.width), np.float32).nbytes
-    assert line["tower_cache_mb"] == pytest.approx((keys + 4 * tower.patches * tower.width) / 1e6, abs=0.05)
-    assert line["changed"] == 0.1
-    assert line["changed_fps"] > line["prefill_fps"]
-    assert make_line(device="orin-nx-16", budget=6000, changed=1.0)["changed_fps"] == pytest.approx(
-        make_line(device="orin-nx-16", budget=6000)["prefill_fps"]
-    )
 
 
 # Memory.
@@ -93,15 +77,6 @@ def test_a_rounded_bundle_can_only_be_planned_as_it_is():
 # Speed, against sums written out.
 
 
-def test_a_token_takes_as_long_as_its_bytes_take_to_be_read():
-    device, weights, held = load_device("orin-nx-16"), weights_of(SMALL, "int4", "jetson"), 1000
-    cache = sum(2 * SMALL.kv_heads * SMALL.head_dim * 2 * held for _ in range(SMALL.layers))
-    seconds = (weights.layers + weights.embedding + cache) / (device["bandwidth_gb_s"] * 1e9 * BANDWIDTH_EFFICIENCY)
-    call = roofline().token(held)
-    assert call.term == "memory bandwidth"
-    assert call.seconds == pytest.approx(seconds)
-
-
 def test_a_prefill_takes_as_long_as_its_products():
     held, count = 500, 292
     operations = 0.0
@@ -112,22 +87,3 @@ def test_a_prefill_takes_as_long_as_its_products():
     call = roofline().prefill(count, held, logits=True)
     assert call.term == "compute"
     assert call.seconds == pytest.approx(operations / (15e12 * COMPUTE_EFFICIENCY))
-
-
-def test_a_tower_takes_as_long_as_its_products():
-    tower = SMALL.tower
-    block = 4 * 1024 * 1024 + 2 * 1024 * 4096 + 4 * 1024 + 4096 + 1024
-    pairs = 2 * 2 * tower.patches * tower.patches * 1024
-    merger = 4096 * 4096 + 4096 + 4096 * 2048 + 2048
-    operations = 24 * (2 * block * tower.patches + pairs) + 2 * 4 * merger * tower.tokens
-    assert roofline().vision().seconds == pytest.approx(operations / (15e12 * COMPUTE_EFFICIENCY))
-
-
-def test_a_frame_is_its_share_of_a_grid_and_energy_its_time_at_full_power():
-    line = roofline()
-    speed = speed_of(line, 6000, 8)
-    parts = speed.vision_ms + speed.prefill_ms + speed.compression_ms
-    assert 1e3 / speed.prefill_fps == pytest.approx(parts)
-    assert speed.vision_ms == pytest.approx(1e3 * line.vision().seconds / 2)
-    assert speed.j_per_frame == pytest.approx(25 / speed.prefill_fps)
-    assert speed.ttft_ms == pytest.approx(1e3 * line.prefill(QUESTION, 6000 + SMALL.prefix, logits=True).seconds)

@@ -46,17 +46,6 @@ def test_of_more_held_frames_than_fit_every_second_one_goes():
     assert taken[0] < 4, "the oldest are thinned out and not lost"
 
 
-def test_a_picture_is_the_frame():
-    picture = np.zeros((480, 640, 3), np.uint8)
-    picture[:, :320, 0] = 255
-    ring = Thumbnails()
-    ring.add(7, 3.5, 1e9, picture)
-    image = ring.image(7)
-    assert image.shape == (180, 240, 3)
-    assert image[90, 60, 0] > 240 > 10 > image[90, 60, 2]
-    assert ring.image(8) is None
-
-
 def test_a_restart_shows_them_up_to_the_frame_it_goes_on_from(tmp_path):
     filled(10, tmp_path).close()
     ring = Thumbnails(tmp_path)

@@ -98,12 +98,6 @@ def test_each_failure_has_a_reason(machine, camera, says):
     assert "\n" not in problem
 
 
-def test_who_holds_a_busy_camera_is_named(machine):
-    node = machine.add(0, Camera(fails=errno.EBUSY))
-    machine.hold(node, 4321, "cheese")
-    assert "is in use by cheese (process 4321)" in probe(devices(machine.root)[0], machine.root, machine.ioctl).problem
-
-
 def test_a_camera_is_looked_through_when_it_captures(machine):
     node = machine.add(0)
     machine.add(1, Camera(caps=META))
@@ -176,10 +170,3 @@ def test_what_is_asked_for_is_set_while_it_opens_and_what_was_taken_is_said(mach
     assert connection.grab().stamp_s == 1.5
     assert UsbConnection("0", SourceOptions(), machine.root).mode == "1280x720 at 30 fps, MJPG"
     assert [name for name, _ in capture.asked] == [cv2.CAP_PROP_BUFFERSIZE]
-
-
-def test_a_camera_that_does_not_open_says_why(machine, capture):
-    machine.add(0)
-    capture.opened = False
-    with pytest.raises(SourceError, match="is no Video4Linux device"):
-        UsbConnection("0", SourceOptions(), machine.root)

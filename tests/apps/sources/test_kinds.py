@@ -15,7 +15,7 @@ from edgevlm.apps.sources import SourceOptions, comes_to_an_end, kind_of, open_s
 from edgevlm.apps.sources.base import State
 from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.cli import app
-from edgevlm.errors import SourceError, UserError
+from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import names
 
 COUNT = "how many objects are there now?"
@@ -44,20 +44,6 @@ def run(*arguments):
 )
 def test_what_is_taken_for_what(camera, kind):
     assert kind_of(camera, None)[0] == kind
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"camera_fps": 0}, "--camera-fps 0"),
-        ({"camera_fps": float("nan")}, "--camera-fps nan"),
-        ({"pixel_format": "motion"}, "FourCC"),
-        ({"pixel_format": "é"}, "FourCC"),
-    ],
-)
-def test_wrong_options_are_one_line(options, says):
-    with pytest.raises(UserError, match=says):
-        SourceOptions(**options)
 
 
 @pytest.fixture

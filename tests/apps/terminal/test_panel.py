@@ -6,8 +6,8 @@ import pytest
 from edgevlm.apps.run.comparison import ComparisonView, LaneView
 from edgevlm.apps.run.memory_view import MemoryView, StripView
 from edgevlm.apps.sources.base import Fact
-from edgevlm.apps.terminal.panel import Signs, comparison_panel, gauge, timeline, watching_panel
-from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw, fit
+from edgevlm.apps.terminal.panel import comparison_panel, watching_panel
+from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw
 
 IMAGE = np.zeros((56, 56, 3), np.uint8)
 FACTS = tuple(Fact(f"red {shape}", f"where was the red {shape}?", "top left", 3.0) for shape in ("star", "heart", "ring"))
@@ -63,32 +63,11 @@ def test_a_camera_shows_frames_held_and_forgotten(columns, lines):
     assert ("just forgotten" in "\n".join(rows)) == (columns > 60 and lines > 9)
 
 
-def test_gauge_and_timeline():
-    signs = Signs.of(ASCII)
-    assert gauge(0.5, 8, signs) == "####----"
-    assert timeline(memory(), 8, signs) == "....####"
-    assert timeline(memory(watched=4, frames=[0]), 8, signs) == "#...", "never wider than the frames watched"
-    assert timeline(memory(watched=1000, frames=[0]), 10, signs) == "-.........", "a single frame of a hundred is seen"
-    assert timeline(memory(watched=0, frames=[]), 10, signs) == ""
-
-
-def test_pictures_keep_their_shape():
-    assert fit(np.zeros((1080, 1920, 3)), 48, 14) == (48, 14)
-    assert fit(np.zeros((56, 56, 3)), 28, 14) == (28, 14)
-    assert fit(np.zeros((56, 56, 3)), 28, 6) == (12, 6)
-
-
 def test_half_blocks_have_the_pixels_colours():
     image = np.array([[[255, 0, 0]], [[0, 0, 255]]], np.uint8)
     assert draw(image, 1, 1, PLAIN) == ["\x1b[38;2;255;0;0;48;2;0;0;255m▀\x1b[0m"]
     assert draw(image, 1, 1, Capabilities(colors=256)) == ["\x1b[38;5;196;48;5;21m▀\x1b[0m"]
     assert draw(image, 1, 1, ASCII) == ["-"]
-
-
-def test_a_cell_has_the_mean_colour_of_its_pixels():
-    image = np.zeros((8, 8, 3), np.uint8)
-    image[::2] = 200
-    assert draw(image, 1, 1, PLAIN) == ["\x1b[38;2;100;100;100;48;2;100;100;100m▀\x1b[0m"]
 
 
 @pytest.mark.parametrize(

@@ -200,11 +200,6 @@ def test_questions_of_a_recording_are_answered_at_its_end():
     assert "there is no command /nothing" in done.stderr
 
 
-def test_piped_questions_replace_those_of_the_demo():
-    done = piped(f"{COUNT}\n")
-    assert [line.partition("]")[2].split("  ")[0].strip() for line in done.stdout.splitlines()] == [COUNT]
-
-
 def test_questions_of_a_live_source_are_answered_when_they_come():
     done = piped(f"{COUNT}\n", "--realtime", "--frames", 6, "--json")
     (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]

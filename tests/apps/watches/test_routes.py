@@ -10,9 +10,6 @@ pytest.importorskip("openai")
 
 from served import WAIT_S, eventually, serving
 
-from edgevlm.apps.serve.config import check_config, read_config
-from edgevlm.errors import UserError
-
 CONFIG = """
 [cameras.demo]
 source = "demo"
@@ -99,18 +96,3 @@ def test_what_is_wrong_with_a_watch_is_named(server):
     assert refused(server, asked | {"colour": "red"}) == "colour"
     assert refused(server, {"state": "closed"}, "PATCH", "/v1/watches/count") == "state"
     assert server.request("DELETE", "/v1/watches/nothing")[0] == 404
-
-
-def test_wrong_keys_of_a_watch_name_the_nearest(tmp_path):
-    path = tmp_path / "edgevlm.toml"
-    for wrong, line in [
-        ('opn_above = 0.8\nquestion = "a?"', "watches.0.opn_above: there is no such key; did you mean 'open_above'?"),
-        ("every = 1", "watches.0.question: Field required"),
-        ('question = "a?"\ncameras = ["garage"]', "watches: a: there is no camera 'garage'; there are: demo"),
-        ('question = "a?"\n[[watches]]\nquestion = "a?"', "watches: two are called a; give one of them another name"),
-    ]:
-        path.write_text(f'[cameras.demo]\nsource = "demo"\n[[watches]]\n{wrong}\n')
-        with pytest.raises(UserError) as refused:
-            read_config(path)
-        assert str(refused.value) == f"{path}: {line}"
-    assert check_config({"watches": [{"question": "a?"}]}, "here").watches[0].name == "a"

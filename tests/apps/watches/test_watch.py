@@ -69,8 +69,3 @@ def test_settings_that_do_not_fit_together_are_refused():
         with pytest.raises(ValidationError) as refused:
             watch(**wrong)
         assert refused.value.errors()[0]["loc"][0] == named
-
-
-def test_a_watch_is_named_after_its_question():
-    assert watch().name == "is-there-a-red-square"
-    assert Watch(question="¿?").name == "watch"
