@@ -218,14 +218,6 @@ def stream_changed(lines: Sequence[Line]) -> Table:
     return [*heads, "times", "by processor time", "ceiling"], rows
 
 
-def stream_changed_short(lines: Sequence[Line]) -> Table:
-    """:func:`stream_changed` where both are."""
-    heads, rows = stream_changed(lines)
-    columns = (0, 3, 4, 5, 6, 7, 9)
-    both = [row for row in rows if row[1] == row[2] == "changed"]
-    return [heads[column] for column in columns], [[row[column] for column in columns] for row in both]
-
-
 def accuracy(lines: Sequence[Line]) -> Table:
     """Questions about the past answered right, test seeds, by frames and budget."""
     place = {"bench": "accuracy", "suite": "streamqa", "kind": "backward", "seed": "test"}
@@ -349,7 +341,6 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "stream-against": against,
     "stream-against-short": against_short,
     "stream-changed": stream_changed,
-    "stream-changed-short": stream_changed_short,
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
         {
