@@ -37,19 +37,8 @@ def test_exported_and_run(family, tmp_path, monkeypatch, capsys):
         edgevlm(monkeypatch, "export", name, "--frame-size", "84x56")
     said = capsys.readouterr()
     assert said.out.startswith(str(tmp_path / "bundles"))
-    options = [
-        "--video",
-        clip("bikes.mp4"),
-        "--frame-size",
-        "84x56",
-        "--frames",
-        8,
-        "--budget",
-        64,
-        "--ask",
-        "how many are there now?",
-        "--json",
-    ]
+    options = ["--video", clip("bikes.mp4"), "--ask", "how many are there now?"]
+    options += ["--frame-size", "84x56", "--frames", "8", "--budget", "64", "--json"]
     edgevlm(monkeypatch, "run", "--model", name, *options)  # the hub is gone
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     answers, summary = [line for line in lines if line["event"] == "answer"], lines[-1]

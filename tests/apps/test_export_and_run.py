@@ -23,20 +23,8 @@ def bundle(tmp_path_factory):
 @pytest.mark.parametrize("name", ["bikes.mp4", "vtest.avi"])
 def test_a_real_clip(bundle, name):
     question = "how many are there now?"
-    done = edgevlm(
-        "run",
-        "--video",
-        clip(name),
-        "--model",
-        bundle,
-        "--budget",
-        "32",
-        "--ask",
-        question,
-        "--ask-at",
-        f"5:{question}",
-        "--json",
-    )
+    asked = ("--ask", question, "--ask-at", f"5:{question}")
+    done = edgevlm("run", "--video", clip(name), "--model", bundle, "--budget", "32", *asked, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate ")
     assert done.stderr.endswith(

@@ -7,7 +7,7 @@ import pytest
 from more_checkpoints import make_more
 from planned import with_figures
 
-from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
+from edgevlm.apps.bundles.choice import ExportChoice, fields
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.schemas import schemas
 from edgevlm.engines.devices import load_device
@@ -74,28 +74,6 @@ def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
     assert not made.suits(kept)
     vision.pixels = PixelBudget(14, 1, 10**6)
     assert made.suits(kept)
-
-
-@pytest.mark.parametrize(
-    ("shape", "says"),
-    [
-        ((480, 640), None),
-        ((600, 760), None),
-        (WIDE, "frames of 1280x720 are stretched to this model's 644x476, aspect 1.78 to 1.35; "),
-        ((1280, 720), "frames of 720x1280 are stretched to this model's 644x476, aspect 0.56 to 1.35; "),
-    ],
-)
-def test_frames_that_lose_their_aspect_are_warned_of(shape, says):
-    bundle = SimpleNamespace(family="qwen2_vl", path="", vision=SimpleNamespace(size=(476, 644), pixels=None))
-    warning = stretched(bundle, shape)
-    assert warning is None if says is None else says in warning
-    if says:
-        mend = f"--frame-size {shape[1]}x{shape[0]}"
-        assert f"edgevlm export CHECKPOINT {mend}" in warning
-        bundle.vision.pixels = PixelBudget(28, 1, 10**6)
-        assert stretched(bundle, shape).endswith(f"give {mend}")
-    bundle.family = "smolvlm"  # squares, whatever the camera
-    assert stretched(bundle, shape) is None
 
 
 @pytest.mark.parametrize(

@@ -160,21 +160,6 @@ TestCluster = Cluster.TestCase
 TestCluster.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
-def test_what_fits_nowhere_says_why():
-    cameras = [
-        Camera("big", "demo", 9.0),
-        Camera("far", "demo", 1.0, "z"),
-        Camera("other", "llava", 1.0),
-        Camera("ok", "demo", 1.0),
-    ]
-    found = place(cameras, NODES, NEEDS)
-    assert list(found.placed) == ["ok"]
-    assert found.refused["far"] == "its node z is not there"
-    assert found.refused["other"] == "llava runs on no node that is there"
-    assert "9 frames a second; " in found.refused["big"]
-    assert place(cameras, [], NEEDS).refused["ok"] == "there is no node"
-
-
 def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
     is_full = False
 

@@ -17,6 +17,8 @@ from edgevlm.apps.serve.config import ServeConfig, ServerSettings
 from edgevlm.apps.serve.service import Service
 from edgevlm.runtime.answer import Answer
 
+SCOPE = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
+
 
 def service(key=None, **settings):
     """What a guard needs of a service."""
@@ -56,9 +58,8 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch):
         await receive()
 
     async def ask():
-        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
         with pytest.raises(StarletteHTTPException, match="the body did not come"):
-            await guard.Guard(app, service())(scope, asyncio.Event().wait, None)
+            await guard.Guard(app, service())(SCOPE, asyncio.Event().wait, None)
 
     asyncio.run(asyncio.wait_for(ask(), 60))
 
@@ -140,8 +141,7 @@ def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
         async def receive():
             return {"type": "http.request", "body": bytes(size), "more_body": False}
 
-        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
-        await server(scope, receive, sent.append)
+        await server(SCOPE, receive, sent.append)
 
     async def all_at_once():
         server = guard.Guard(app, service(max_body=1 << 17))
@@ -172,13 +172,7 @@ def test_names_that_are_not_this_servers_are_refused(host, status):
         sent.append(message)
 
     async def ask(**headers):
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/",
-            "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        }
+        scope = {**SCOPE, "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
         await guard.Guard(answer, service(hosts=["box.lan"]))(scope, None, send)
 
     asyncio.run(ask(host=host))
@@ -208,15 +202,7 @@ def test_an_address_that_asks_too_often_waits_and_others_do_not(monkeypatch):
 
     def ask(address):
         sent.clear()
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost")],
-            "client": (address, 1),
-        }
-        asyncio.run(server(scope, None, send))
+        asyncio.run(server({**SCOPE, "client": (address, 1)}, None, send))
         return sent[0]["status"]
 
     assert [ask("a") for _ in range(21)] == 20 * [200] + [429]

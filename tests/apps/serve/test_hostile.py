@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -197,17 +197,8 @@ source = "http://admin:{SECRET}@127.0.0.1:9/mjpeg?token={SECRET}&user-pw={SECRET
             server.request("POST", "/v1/chat/completions", {"model": name, "messages": messages})[2] for name in ("demo", "new")
         ]
         told += [server.request("GET", "/v1/streams", headers={"authorization": f"Bearer {SECRET}"})[2]]
-        for path in (
-            "/",
-            "/metrics",
-            "/openapi.json",
-            "/docs",
-            "/health/ready",
-            "/v1/streams",
-            "/v1/models",
-            "/v1/streams/two/memory",
-        ):
-            told.append(server.request("GET", path)[2])
+        paths = "/ /metrics /openapi.json /docs /health/ready /v1/streams /v1/models /v1/streams/two/memory"
+        told += [server.request("GET", path)[2] for path in paths.split()]
         told.append(Path(f"/proc/{server.process.pid}/cmdline").read_bytes())
         (tmp_path / "edgevlm.toml").write_text(
             f'[cameras.x]\nsource = "rtsp://a:{SECRET}@[/"\n[cameras.y]\nsuorce = "{SECRET}"\n'
@@ -219,27 +210,6 @@ source = "http://admin:{SECRET}@127.0.0.1:9/mjpeg?token={SECRET}&user-pw={SECRET
     told += [path.read_bytes() for path in (tmp_path / "served").rglob("*") if path.is_file()]
     assert len(told) > 20
     assert [text[:300] for text in told if SECRET.encode() in text] == []
-
-
-def test_a_service_manager_waits_while_it_starts_and_watches_once_it_serves(tmp_path):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(WAIT_S)
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "60000000"}
-        with serving(tmp_path / "served", environment=environment) as server:
-            said = []
-            while "WATCHDOG=1" not in said:
-                said.append(manager.recv(4096).decode())
-            assert server.end() == 0
-        manager.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                said.append(manager.recv(4096).decode())
-    ready = said.index("READY=1")
-    assert said[0].startswith("EXTEND_TIMEOUT_USEC=")
-    assert all(each.startswith("EXTEND_TIMEOUT_USEC=") for each in said[:ready])
-    assert not any(each.startswith("EXTEND_TIMEOUT_USEC=") for each in said[ready:])
-    assert said[-1] == "STOPPING=1"
 
 
 TABLES = {"": ServeConfig, "server": ServerSettings, "cameras.a": CameraSettings}

@@ -106,14 +106,3 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, address, says):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
     assert "wr0ng" not in done.stderr
-
-
-def test_a_camera_that_is_not_there_yet_is_waited_for(tmp_path):
-    with mjpeg_camera(tmp_path) as camera:
-        camera.kill()
-        run = Command(f"http://127.0.0.1:{camera.port}/live", "--wait")
-        run.reach(lambda stats: stats["source_state"] == "initialising" and stats["source_problem"], "it waits")
-        camera.start()
-        assert run.reach(running, "it runs")["reconnects"] == 0
-        run.end()
-    assert any("waiting for it (Connection refused)" in line for line in run.said)

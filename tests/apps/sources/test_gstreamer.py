@@ -9,7 +9,7 @@ import pytest
 
 from edgevlm.apps.sources import gstreamer
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.errors import SourceError, SourceRefused
+from edgevlm.errors import SourceRefused
 
 END = " ! videoconvert ! video/x-raw,format=BGR ! appsink name=edgevlm max-buffers=1 drop=true sync="
 OPTIONS = SourceOptions()
@@ -47,16 +47,6 @@ def test_without_any_gstreamer_one_line_says_what_is_missing(monkeypatch):
     with pytest.raises(SourceRefused, match="OpenCV was built without GStreamer, and PyGObject is not installed") as caught:
         gstreamer.connect("videotestsrc ! fakesink", OPTIONS)
     assert "\n" not in str(caught.value)
-
-
-def test_a_sensor_is_a_pipeline_of_the_platforms():
-    assert gstreamer.csi_pipeline("csi://1", SourceOptions(size=(1280, 720), camera_fps=60)) == (
-        "nvarguscamerasrc sensor-id=1 ! "
-        "video/x-raw(memory:NVMM),width=1280,height=720,framerate=60/1,format=NV12 ! "
-        "nvvidconv ! video/x-raw,format=BGRx"
-    )
-    with pytest.raises(SourceError, match="like csi://0"):
-        gstreamer.csi_pipeline("csi://front", OPTIONS)
 
 
 def test_real_pipelines():
