@@ -30,10 +30,9 @@ BENCH = [
         "32",
         "--streams",
         "2",
-        "--policy",
-        "sliding-window,oracle",
         "--budget",
         "25%",
+        "--policy=sliding-window,oracle",
     ],
     ["vrex"],
 ]

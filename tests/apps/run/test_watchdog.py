@@ -153,6 +153,7 @@ def serving(manager, folder, code=None):
 def test_a_server_from_its_start_to_its_end(manager, tmp_path):
     with serving(manager, tmp_path) as process:
         said = manager.until("READY=1")
+        assert said[0].startswith("EXTEND_TIMEOUT_USEC=")
         assert "WATCHDOG=1" not in said[:-1]
         manager.until("STATUS=1 streams, ")
         for _ in range(3):
