@@ -315,7 +315,7 @@ class TooLate(UserError):
 class Completion:
     """One answer, in OpenAI's shapes."""
 
-    def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer, asked: Asked) -> None:
+    def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer | str, asked: Asked) -> None:
         self.request, self.stream, self.question, self.answer, self._asked = request, stream, question, answer, asked
         self.began = time.perf_counter()
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
@@ -328,7 +328,7 @@ class Completion:
         """Take the question back where it still waits then: its answer raises TooLate."""
 
         def late() -> None:
-            if self.answer.take_back():
+            if not isinstance(self.answer, str) and self.answer.take_back():
                 self._waited_s = seconds
 
         self._too_late = asyncio.get_running_loop().call_later(seconds, late)
@@ -353,6 +353,9 @@ class Completion:
 
     async def pieces(self) -> AsyncGenerator[str, None]:
         """The answer's text as it comes, up to a stop. The answer is cancelled when nobody reads on."""
+        if isinstance(self.answer, str):
+            yield self.answer
+            return
         stops, text, given = self.request.stops, "", 0
         held = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
         try:
@@ -383,25 +386,34 @@ class Completion:
         """Give the answer up, where it is not finished."""
         if self._too_late is not None:
             self._too_late.cancel()
-        if not self.answer.finished:
+        if not isinstance(self.answer, str) and not self.answer.finished:
             self.answer.cancel()
 
     def usage(self) -> dict[str, Any]:
         """Tokens: the memory's count as prompt tokens that were cached."""
+        if isinstance(self.answer, str):
+            return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
         prompt = held + self.answer.prompt_tokens
-        used = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
-        return {**used, "prompt_tokens_details": {"cached_tokens": held}}
+        details = {"cached_tokens": held}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": said,
+            "total_tokens": prompt + said,
+            "prompt_tokens_details": details,
+        }
 
     def extension(self) -> dict[str, Any]:
         """What OpenAI's shape has no place for."""
+        common: dict[str, Any] = {"stream": self.stream.name, "policy": self.stream.session.policy}
+        if isinstance(self.answer, str):
+            return {**common, "time_s": None, "time": None}
         answer = self.answer
-        told = {"stream": self.stream.name, "policy": self.stream.session.policy, "time_s": answer.time_s}
-        told["time"] = self.stream.wall(answer.time_s)
+        times = {"time_s": answer.time_s, "time": self.stream.wall(answer.time_s)}
         if answer.probabilities:
-            told["choices"] = {choice: round(probability, 6) for choice, probability in answer.probabilities.items()}
+            common["choices"] = {choice: round(probability, 6) for choice, probability in answer.probabilities.items()}
         waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
-        return {**told, **waits, **self.evidence}
+        return {**common, **times, **waits, **self.evidence}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, str]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}

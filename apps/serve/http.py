@@ -140,8 +140,8 @@ class Server:
         except UserError as error:
             raise ApiError(404, str(error), "not_found", param) from None
 
-    async def complete(self, asked: ChatRequest, named: str = "messages") -> Completion:
-        """Ask; 429 where too many wait. The caller calls :meth:`finished` once. named: the field of a question's errors."""
+    async def complete(self, asked: ChatRequest) -> Completion:
+        """Ask; 429 where too many wait. The caller calls :meth:`finished` once."""
         limit = self.service.config.server.max_requests
         stream = self.stream(asked.stream_name, "model")
         question, turns = asked.question()
@@ -165,11 +165,10 @@ class Server:
             if asked.has_pictures:
                 settings = self.service.config.server
                 sampling["pictures"] = await self._prepared(asked.pictures, settings, stream.session.prepare)
-            with field(named):
-                if len(question) + sum(len(said) for turn in turns for said in turn) < SHORT:
-                    answer = stream.ask(question, turns, **sampling)
-                else:
-                    answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
+            if len(question) + sum(len(said) for turn in turns for said in turn) < SHORT:
+                answer = stream.ask(question, turns, **sampling)
+            else:
+                answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
         except BaseException:
             self.metrics.unfinished -= 1
             raise
@@ -185,7 +184,7 @@ class Server:
         completion.cancel()
         self.metrics.unfinished -= 1
         answer = completion.answer
-        if answer.token_ids:
+        if not isinstance(answer, str) and answer.token_ids:
             self.metrics.answer_s += (time.perf_counter() - completion.began - self.metrics.answer_s) / 8
             self.metrics.answered(completion.stream.name, answer)
 
@@ -262,7 +261,7 @@ def add_openai(app: FastAPI, server: Server) -> None:
     @app.post("/v1/responses", tags=["OpenAI"], response_model=None, responses=content("application/json", "text/event-stream"))
     async def responses(request: Request, asked: ResponsesRequest) -> Response:
         """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
-        completion = await server.complete(asked.as_chat(), "instructions" if asked.instructions else "input")
+        completion = await server.complete(asked.as_chat())
         return await respond(request, completion, ModelResponse(asked, completion), bool(asked.stream))
 
     async def respond(request: Request, completion: Completion, answer: Completion | ModelResponse, streamed: bool) -> Response:

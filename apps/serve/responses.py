@@ -147,7 +147,7 @@ class ModelResponse:
             "output": [self._message(finished=True)] if finished else [],
             "usage": used and {
                 "input_tokens": used["prompt_tokens"],
-                "input_tokens_details": used["prompt_tokens_details"],
+                "input_tokens_details": used.get("prompt_tokens_details", {"cached_tokens": 0}),
                 "output_tokens": used["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used["total_tokens"],
             },

@@ -214,13 +214,16 @@ class CameraStream:
         """Whether its thread reads the source: it is not paused, and does not wait to try a failed source again."""
         return not (self.paused or self.problem)
 
-    def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer:
-        """The answer as it comes. Raises UserError as :meth:`Session.ask`, and where the demo was never taught the question."""
+    def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer | str:
+        """The answer as it comes, or a text where the demo model was never taught the question.
+
+        Raises UserError as :meth:`Session.ask` does.
+        """
         taught = self.loop.as_taught(question)
         if taught is None and "logits_processor" in sampling:
             taught = question  # it must be one of the choices
         if taught is None:
-            raise UserError(NEVER_TAUGHT)
+            return NEVER_TAUGHT
         if not self.session.stats.frames:
             raise UserError("no frame has been watched yet; ask again in a moment")
         if self.journal is not None:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 
+import httpx
 import pytest
 from served import NOW, WAIT_S, eventually, serving
 from typed import edgevlm
@@ -213,7 +214,19 @@ def test_edgevlm_ask_asks_it(demo, tmp_path):
     refused = edgevlm("ask", NOW, "--url", demo.url, "--key-file", key)
     assert (refused.returncode, refused.stderr.count("\n"), "horse" in refused.stderr) == (2, 1, False)
     said = subprocess.run(command, input=b"caf\xe9?\n", capture_output=True, check=False)
-    assert (said.returncode, b"was never taught this question" in said.stderr) == (2, True)
+    assert (said.returncode, json.loads(said.stdout)["question"]) == (0, "caf\ufffd?")
+
+
+def test_the_demo_answers_clients_that_send_a_system_prompt(demo):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": NOW}]
+    chat = httpx.post(f"{demo.url}/v1/chat/completions", json={"model": "demo", "messages": messages}, timeout=60)
+    assert "never taught" in chat.json()["choices"][0]["message"]["content"], chat.text
+    body = {"model": "demo", "input": NOW, "instructions": "Be brief."}
+    response = httpx.post(f"{demo.url}/v1/responses", json=body, timeout=60).json()
+    assert "never taught" in response["output"][0]["content"][0]["text"]
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 0}
+    streamed = httpx.post(f"{demo.url}/v1/responses", json={**body, "stream": True}, timeout=60)
+    assert (streamed.status_code, "response.completed" in streamed.text) == (200, True)
 
 
 def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
