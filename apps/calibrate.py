@@ -125,7 +125,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """Everything that a checkpoint depends on except policies and budgets, each of which has records of its own."""
+    """Return what a checkpoint depends on: all but policies and budgets, which have records of their own."""
     comparison, manifest = request.comparison or ComparisonRequest(()), model.bundle.path / MANIFEST
     try:
         identity = hash_file(manifest).sha256

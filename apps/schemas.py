@@ -158,7 +158,7 @@ class Plan(Record):
     total_mb: float = field("All of these, in 10^6 bytes.")
     usable_mb: float = field("What the device has beside the system, in 10^6 bytes.")
     export_peak_mb: float = field("What edgevlm export takes, in 10^6 bytes.")
-    build_peak_mb: float = field("What edgevlm build takes; 0 where there is no such step, in 10^6 bytes.")
+    build_peak_mb: float = field("Memory that edgevlm build takes, in 10^6 bytes; 0 if nothing is built.")
     present_mb: float = field(
         "With --append changed, the newest frame and the references of a camera, beside total_mb, in 10^6 bytes."
     )

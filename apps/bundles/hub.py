@@ -75,7 +75,7 @@ def hub_id(model: str) -> HubId | None:
 
 
 def required_id(name: str) -> HubId:
-    """Return the repository of that name, whatever folders there are. Raises UserError where it is no name."""
+    """Return the hub repository ``name``, even if a folder has that name. Raises UserError for an invalid name."""
     found = hub_id(name if name.startswith("hf:") else f"hf:{name}")
     assert found is not None
     return found

@@ -368,7 +368,7 @@ class Head:
         cameras = {each.camera.name for each in known.director.cameras}
         has_all = nodes <= known.urls.keys() & known.instances.keys() and cameras <= known.given.keys()
         if not has_all or not {"nodes", "cameras"} <= known.forgotten.keys():
-            raise self._not_a_head("it names nodes or cameras of which it says nothing")
+            raise self._not_a_head("it names nodes or cameras that it does not describe")
         known.given = {each.camera.name: known.given[each.camera.name] for each in known.director.cameras}
         return known
 

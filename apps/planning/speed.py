@@ -13,9 +13,9 @@ from edgevlm.runtime.changes import FULL_FRAME_ABOVE
 from edgevlm.runtime.kv import DTYPES
 
 BANDWIDTH_EFFICIENCY = 0.75
-"""Of the memory's bandwidth, for kernels that stream weights. Chosen before any comparison."""
+"""Fraction of memory bandwidth that kernels which stream weights reach. Chosen before any comparison."""
 COMPUTE_EFFICIENCY = 0.5
-"""Of the arithmetic's rate, for products of some hundred rows. Chosen before any comparison."""
+"""Fraction of peak arithmetic that products of some hundred rows reach. Chosen before any comparison."""
 QUESTION = 32  # rows of a question's text, the template's among them
 COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
 MOST_CAMERAS = 256  # that a server takes

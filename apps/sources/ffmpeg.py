@@ -94,7 +94,7 @@ class MultipartConnection(Connection):
     """Motion JPEG over HTTP. Each picture is decoded by itself, so its size and kind may change; there are no times."""
 
     def __init__(self, response: HTTPResponse, timeout_s: float) -> None:
-        load_cv2(), load_av()  # where one is missing, that is said at once
+        load_cv2(), load_av()  # raises now if one is not installed
         self._response, self._timeout_s = response, timeout_s
         self._feed = Feed(response.read1, LARGEST, timeout_s)
         self._packets = self._demux()

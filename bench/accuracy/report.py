@@ -25,7 +25,7 @@ Contest = tuple[str, str]  # oracles are compared that have the same budget, and
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
     """A line for each run and group of questions, then kinds that full KV answers too seldom, then what was skipped.
 
-    Of the oracles of a contest the best is reported. A run of which only what changed is encoded or appended is compared with
+    The best oracle of each contest is reported. A run of which only what changed is encoded or appended is compared with
     the same policy on whole frames, the others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
     """
     kinds = comparison.kinds()

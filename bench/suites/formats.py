@@ -276,7 +276,7 @@ def _rvs_video(data: Dataset, file: str, half: str, folder: str, value: Any, pla
 
 
 def rvs_columns(scores: SuiteScores) -> Iterator[Column]:
-    """Of each half the fraction that the judge calls right, and its mean rating from 0 to 5."""
+    """Return for each half the fraction judged right, and the mean rating from 0 to 5."""
     for half, head in RVS_HEADS.items():
         if any(result.category == half for result in scores.results):
             yield scores.accuracy(f"{head} acc", f"{half}, accuracy", category=half)

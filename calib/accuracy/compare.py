@@ -96,7 +96,7 @@ def compare(
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
-    """Replace ``oracle`` by all oracles, of which the report names the best; on text by one, since there they hardly differ."""
+    """Replace ``oracle`` by all oracles, so that the report can name the best; by one on text, where they hardly differ."""
     oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
