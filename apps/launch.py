@@ -8,21 +8,20 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
+from edgevlm.apps.bundles.choice import ExportChoice, fields
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.comparison import SideBySide
-from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
-from edgevlm.apps.run.loop import RunLoop, RunPlan
+from edgevlm.apps.run.frame_preparation import FramePreparation
+from edgevlm.apps.run.loop import Observer, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
-from edgevlm.apps.run.output import JsonOutput, Output, TextOutput
-from edgevlm.apps.run.shutdown import silence_what_is_gone
+from edgevlm.apps.run.output import JsonOutput, TextOutput
+from edgevlm.apps.run.process import silence_what_is_gone
 from edgevlm.apps.settings import RunSettings
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
@@ -56,7 +55,6 @@ class Start:
     compares: bool
     plan: RunPlan
     options: SourceOptions
-    gate: Gate | None
 
     @property
     def notify(self) -> Notify:
@@ -89,29 +87,29 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False)
 
 def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
     """Decide how to run. Raises UserError for settings that do not go together, and for a source that cannot be opened."""
-    interactive = not as_json and is_terminal()
-    drawn = interactive and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    interactive = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown") and "utf" in str(sys.stdout.encoding).lower()
     plan = RunPlan(settings.frames, settings.seconds, list(settings.ask), list(settings.ask_at))
     endless = not comes_to_an_end(settings.camera, settings.video) and plan.frames is None and plan.seconds is None
     if settings.is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
+    drawn, own_pace = interactive and can_draw, settings.is_demo_source and interactive
     compares = drawn and settings.is_demo_source and (settings.model, settings.state, plan.questions) == ("demo", None, [])
-    paced = settings.is_demo_source and interactive if settings.realtime is None else settings.realtime
     options = SourceOptions(
-        fps=settings.fps, realtime=paced, rule=settings.rule, size=settings.size, pixel_format=settings.pixel_format,
-        camera_fps=settings.camera_fps, wait=settings.wait, seed=settings.seed,
-        open_timeout_s=settings.open_timeout, read_timeout_s=settings.read_timeout, stall_timeout_s=settings.stall_timeout,
+        fps=settings.fps, realtime=own_pace if settings.realtime is None else settings.realtime, rule=settings.rule,
+        size=settings.size, pixel_format=settings.pixel_format, camera_fps=settings.camera_fps, wait=settings.wait,
+        seed=settings.seed, open_timeout_s=settings.open_timeout, read_timeout_s=settings.read_timeout,
+        stall_timeout_s=settings.stall_timeout,
     )  # fmt: skip
     if compares and settings.realtime is None:
         options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
     if compares and settings.budget is None:
         settings = settings.model_copy(update={"budget": DEMO_BUDGET})
-    gate = Gate(rule) if (rule := parse_gate(settings.gate)) else None
     check_source(settings.camera, settings.video)
     load_class("engines", settings.engine)
-    return Start(settings, as_json, quiet, drawn, interactive, compares, plan, options, gate)
+    return Start(settings, as_json, quiet, drawn, interactive, compares, plan, options)
 
 
 def open_run(start: Start) -> RunLoop:
@@ -131,40 +129,28 @@ def open_run(start: Start) -> RunLoop:
             raise UserError(f"{asked} are for a checkpoint that is exported; {settings.model} is as it was made")
         source = opened.enter_context(closing(open_source(settings.camera, settings.video, start.options)))
         with progress("verifying and loading the model"):  # a large bundle takes seconds
-            model = Model.load(bundle, engine=settings.engine, threads=settings.threads, positions=settings.positions)
+            model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
             model = model if size is None else model.for_frames(size)
         output = make_output(start)
         if choice.plan is not None and isinstance(output, JsonOutput):
-            output.chosen(fields(choice.plan))
-
-        def open_session(
-            policy: str | None, budget: str | int | None, state: SnapshotWriter | None = None, append: str = settings.append
-        ) -> Session:
-            """Open a session with the run's settings, but for those given."""
-            budget = budget or settings.budget or (None if settings.policy == FULL else choice.budget)
-            session = Session.open(
-                model, settings, state=state, policy=policy or settings.policy, budget=budget, append=append
-            )  # fmt: skip
-            session.notify = output.notice
-            return session
-
-        session = open_session(None, None, writer)
+            output.line("chosen", fields(choice.plan))
+        budget = settings.budget or (None if settings.policy == FULL else choice.budget)
+        session = Session.open(model, settings, state=writer, budget=budget)
+        session.notify = output.notice
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
-            skip_to_snapshot(source, writer, plan, start.gate)
+            skip_to_snapshot(source, writer, plan)
         if model.is_demo and settings.is_demo_source and not plan.questions and not start.compares:
             plan.sample = np.random.default_rng(settings.seed)
-        source.prepare = FramePreparation(session.prepare, start.gate, partial(warn_of_stretching, model, output))
-        observer: SideBySide | MemoryWatch | None = None
-        if start.compares:
-            observer = SideBySide(session, partial(open_session, append=ALL))
-        elif start.drawn:
-            observer = MemoryWatch(session)
-        run = RunLoop(
-            session, source, output, plan, observer=observer,
-            stats_every=1.0 if start.interactive or settings.stats_every is None else settings.stats_every,
-            open_session=open_session if writer is None else None,
-        )  # fmt: skip
+        source.prepare = FramePreparation(session.prepare)
+
+        def beside(policy: str, budget: str | None) -> Session:
+            return Session.open(model, settings, policy=policy, budget=budget or settings.budget, append=ALL)
+
+        observer: Observer | None = SideBySide(session, beside) if start.compares else None
+        observer = MemoryWatch(session) if start.drawn and observer is None else observer
+        every = 1.0 if start.interactive or settings.stats_every is None else settings.stats_every
+        run = RunLoop(session, source, output, plan, observer=observer, stats_every=every)
         run.check()
         for line in opening_lines(start, run):
             output.notice(line)
@@ -209,20 +195,14 @@ def frame_size(path: str, choice: ExportChoice, step: Report, *, asked: bool) ->
     return None
 
 
-def warn_of_stretching(model: Model, output: Output, shape: tuple[int, int]) -> None:
-    """Warn where the first frame's aspect is not the one that the session was opened for."""
-    if not model.is_demo and (warning := stretched(model.bundle, shape)):
-        output.notice(warning)
-
-
-def make_output(start: Start) -> JsonOutput | TextOutput | Screen:
+def make_output(start: Start) -> TextOutput | Screen:
     if start.as_json:
         return JsonOutput(start.quiet)
     if not start.drawn:
         return TextOutput(start.quiet, with_stats=start.settings.stats_every is not None)
     from edgevlm.apps.terminal.screen import Screen
 
-    return Screen(quiet=start.quiet)
+    return Screen(start.quiet)
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
@@ -248,30 +228,23 @@ def listening(start: Start, run: RunLoop) -> AbstractContextManager[None]:
     """Take questions typed at the terminal or piped into stdin while the block runs."""
     from edgevlm.apps.terminal.commands import piped_questions
 
-    if not isinstance(run.output, (JsonOutput, TextOutput)):
+    if not isinstance(run.output, TextOutput):
         screen: Screen = run.output  # type: ignore[assignment]
         return screen.attached(run)
     return nullcontext() if start.questions is None else piped_questions(run, to_stderr, start.questions)
 
 
-def is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
+def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
+    """Take ``source`` and ``plan`` to where the resumed snapshot was taken, if there is one.
 
-
-def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan, gate: Gate | None = None) -> None:
-    """Take ``source``, ``plan`` and ``gate`` to where the resumed snapshot was taken, if there is one.
-
-    A recording goes on after the newest frame; the gate sees what is skipped. A live source goes on at once, and its times
-    begin at the snapshot's and the seconds since. Questions planned for earlier times have been asked.
+    A recording goes on after the newest frame. A live source goes on at once, and its times begin at the snapshot's and the
+    seconds since. Questions planned for earlier times have been asked.
     """
     if writer.resumed is None:
         return
     about = writer.resumed.about
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
-    seen = None if gate is None else lambda frame: gate(frame.image)
     with progress(f"going to {time_s:.1f} s of {source.name}"):
-        if not source.skip(time_s, seen):
+        if not source.skip(time_s):
             plan.since = time_s + max(0.0, time.time() - about["written"])
-    if gate is not None:
-        gate.gated = 0

@@ -81,7 +81,6 @@ class Stats(Timed):
     frames: int = field("Frames watched.")
     dropped: int = field("Frames that were due and were lost.")
     drops: dict[str, Any] = field("Dropped frames by cause: replaced, corrupt, keyframe, late.")
-    gated: int = field("Still frames that the gate held back; not in frames.")
     fps: float = field("Frames watched per second since the last line; in a summary, over the whole run.")
     policy: str = field("The policy in use; under auto, the one it chose.")
     cache_tokens: int = field("Vision tokens held in the fullest layer.")

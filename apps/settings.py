@@ -75,7 +75,6 @@ class RunSettings(SessionSettings):
     frames: Annotated[int | None, Metavar("N")] = Field(None, ge=1, description="Stop after this many frames.")
     seconds: Annotated[float | None, Metavar("S")] = Field(None, ge=0, description="Stop at this time of the stream.")
     realtime: bool | None = Field(None, description="Play recordings at their own speed.")
-    gate: Annotated[str, Metavar("MODE[:K=V,..]")] = Field("off", description="Skip still frames: off, skip or thin.")
     frame_size: Annotated[Size, Metavar("auto|WxH")] = Field(None, description="Expect frames of this size.")
     seed: Annotated[int, Metavar("N")] = Field(0, ge=0, description="Seed the demo world.")
     wait: bool = Field(False, description="Wait for a camera that is not there yet.")
@@ -88,9 +87,6 @@ class RunSettings(SessionSettings):
     open_timeout: Seconds = Field(10.0, description="Give up connecting after this long.")
     read_timeout: Seconds = Field(10.0, description="Reconnect after this long without a frame.")
     stall_timeout: Seconds = Field(3.0, description="Report a stall after this long.")
-    positions: Annotated[Literal["trained", "transformers"] | None, Metavar("NAME")] = Field(
-        None, description="Place Qwen's prompts as trained or transformers."
-    )
     state_every: Seconds = Field(30.0, description="Take a snapshot this often.")
     state_key_file: Annotated[Path | None, Metavar("FILE")] = Field(None, description="Encrypt snapshots with this key.")
     precision: Annotated[Name | None, Shown("by plan")] = Field(None, description="Export weights as fp32, int8, int4, ..")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,11 +77,37 @@ def show(
     The newest comes first. Exits with status 1 where none can be used.
     """
     from edgevlm.apps.credentials import state_key
-    from edgevlm.apps.run.state import show_state
+    from edgevlm.apps.schemas import json_line
+    from edgevlm.runtime.files import look
+    from edgevlm.runtime.snapshots.capture import described
+    from edgevlm.runtime.snapshots.directory import verified
+    from edgevlm.runtime.snapshots.format import Snapshot
+    from edgevlm.runtime.snapshots.storage import is_address
 
-    lines, usable = show_state(folder, json, state_key(None if state_key_file is None else f"file:{state_key_file}"))
-    typer.echo(lines)
-    if not usable:
+    secret = state_key(None if state_key_file is None else f"file:{state_key_file}")
+    try:
+        found = list(verified(folder, secret)) if is_address(folder) or look(folder) == "folder" else []
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error})") from None
+    if not found:
+        raise UserError(f"{folder}: there are no snapshots; give the folder of edgevlm run --state")
+    for path, snapshot in found:
+        if not isinstance(snapshot, Snapshot):
+            facts: dict[str, Any] = {"usable": False, "reason": str(snapshot)}
+            words = f"cannot be used: {snapshot}"
+        else:
+            about, session = snapshot.about, snapshot.about["session"]
+            rows = [of.shape[-1] for name, of in snapshot.arrays.items() if name.startswith("layer") and name.endswith(".kind")]
+            facts = {
+                "usable": True, "bytes": snapshot.nbytes, "edgevlm": about["edgevlm"], "written": about["written"],
+                "source": about["source"], **about["identity"], "frames": session["frames"], "time_s": session["time_s"],
+                "waiting": about["chunk"]["taken"], "rows": max(rows, default=0),
+                "compressions": about["stream"]["stats"]["compressions"],
+                "turns": {name: len(turns) for name, turns in session["conversations"].items()},
+            }  # fmt: skip
+            words = f"{described(about)}; {facts['name']}, {facts['policy']}, budget {facts['budget']}, {facts['rows']} rows"
+        typer.echo(json_line("snapshot", {"snapshot": path.name, **facts}) if json else f"{path.name}: {words}")
+    if not any(isinstance(snapshot, Snapshot) for _, snapshot in found):
         raise typer.Exit(1)
 
 

@@ -13,17 +13,17 @@ STREAM, MACHINE = "Stream", "Memory and machine"
 PANELS = {
     None: ("camera", "video", "model", "ask", "ask_at", "policy", "budget", "fps", "state"),
     STREAM: (
-        "frames", "seconds", "realtime", "gate", "chunk", "frame_size", "seed", "wait", "rule", "size", "pixel_format",
+        "frames", "seconds", "realtime", "chunk", "frame_size", "seed", "wait", "rule", "size", "pixel_format",
         "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
     ),
     MACHINE: (
-        "append", "encode", "reindexing", "positions", "store_bytes", "host_bytes", "state_every", "state_key_file",
+        "append", "encode", "reindexing", "store_bytes", "host_bytes", "state_every", "state_key_file",
         "precision", "vision_precision", "kv", "threads", "engine", "stats_every",
     ),
 }  # fmt: skip
 RARE = (
     "chunk", "frame_size", "size", "pixel_format", "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
-    "reindexing", "positions", "store_bytes", "host_bytes", "vision_precision", "kv", "engine", "stats_every",
+    "reindexing", "store_bytes", "host_bytes", "vision_precision", "kv", "engine", "stats_every",
 )  # fmt: skip
 EPILOG = """
 \b

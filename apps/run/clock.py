@@ -16,32 +16,23 @@ from edgevlm.runtime.time_window import NothingHeld
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_S = 1e10  # three centuries
 NOW_S = 2.0  # seconds ago that are now
-MOMENTS = "give 10m, 1h30m, 14:03 or 2026-11-22T14:03"
-
-
-def duration(text: str) -> float | None:
-    """Seconds of ``90s``, ``10m``, ``1h30m``, ``2d`` or ``1.5h``; None if it is invalid."""
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        return None
-    seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
-    return seconds if seconds <= LONGEST_S else None
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Seconds since 1970 of a duration ago, a local time or an RFC 3339 timestamp. Raises UserError."""
+    """Seconds since 1970 of a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp. Raises UserError."""
     now, text = time.time() if now is None else now, text.strip()
-    if (seconds := duration(text)) is not None:
-        return now - seconds
-    if match := re.fullmatch(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", text):
-        hour, minute, second = (int(part or 0) for part in match.groups())
-        if hour < 24 and minute < 60 and second < 60:
-            at = datetime.fromtimestamp(now).astimezone().replace(hour=hour, minute=minute, second=second, microsecond=0)
-            return (at if at.timestamp() <= now else at - timedelta(days=1)).timestamp()
+    if re.fullmatch(r"([0-9]+(\.[0-9]+)?[smhd])+", text):
+        parts = re.findall(r"([0-9.]+)([smhd])", text)
+        if (seconds := sum(float(number) * UNITS_S[unit] for number, unit in parts)) <= LONGEST_S:
+            return now - seconds
     try:
+        if re.match(r"[0-9]{1,2}:", text):
+            clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") == 2 else "%H:%M").time()
+            at = datetime.combine(datetime.fromtimestamp(now), clock).astimezone()
+            return (at if at.timestamp() <= now else at - timedelta(days=1)).timestamp()
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):
-        raise UserError(f"{text[:40]!r} is no time; {MOMENTS}") from None
+        raise UserError(f"{text[:40]!r} is no time; give 10m, 1h30m, 14:03 or 2026-11-22T14:03") from None
 
 
 def clock_time(seconds: float, now: float | None = None) -> str:

@@ -15,12 +15,12 @@ from typing import Protocol
 import numpy as np
 import psutil
 
+from edgevlm.apps.bundles.choice import stretched
 from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
-from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
-from edgevlm.apps.run.watchdog import Notifier, SourceStatus, Watchdog
-from edgevlm.apps.sources import Frame, Source
+from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
+from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.apps.sources.base import Scene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
@@ -55,17 +55,14 @@ class Observer(Protocol):
     """Sees each frame that the session has taken in."""
 
     def watch(self, frame: Frame) -> None: ...
-    def reopen(self, session: Session, budget: str | None) -> None:
-        """Go on with another session, whose memory is empty."""
-
     def close(self) -> None: ...
 
 
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
-    stats_every: seconds. open_session: of policy and budget, as typed. notifier: of the service manager. alone: session and
-    process end with this run, which ends when stdout is closed. may_watch: asked before each frame; False ends the run.
+    stats_every: seconds. notifier: of the service manager. alone: session and process end with this run, which ends when stdout
+    is closed. may_watch: asked before each frame; False ends the run.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class RunLoop:
         *,
         observer: Observer | None = None,
         stats_every: float = 1.0,
-        open_session: Callable[[str | None, str | None], Session] | None = None,
         notifier: Notifier | None = None,
         alone: bool = True,
         may_watch: Callable[[], bool] = lambda: True,
@@ -86,15 +82,14 @@ class RunLoop:
         self.frame: Frame | None = None  # the newest one watched
         self.started = threading.Event()  # the first frame has been watched
         self.random = np.random.default_rng(0)
-        self._stats_every, self._open_session, self._alone, self._may_watch = stats_every, open_session, alone, may_watch
+        self._stats_every, self._alone, self._may_watch = stats_every, alone, may_watch
         self._submitted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
-        self._begun_s = self._last_s = time.monotonic()
-        self._first_frames = self._last_frames = session.stats.frames
-        self._gated = 0
+        self._begun = self._last = (time.monotonic(), session.stats.frames)
         self._offset: float | None = None
         self._stopped = threading.Event()
-        self._source_status, self._watchdog = SourceStatus(source), Watchdog(source, notifier or Notifier())
+        self._notifier, self._reading = notifier or Notifier(), False
+        self._steps, self._seen = 0, (0, source.attempts)  # frames and pieces of answers; at the last tick
         self.shutdown = Shutdown(self.stop)
         self._process = psutil.Process()
 
@@ -102,26 +97,12 @@ class RunLoop:
         """End the run after the frame in progress; from any thread."""
         self._stopped.set()
 
-    def submit(self, work: Callable[[], object]) -> None:
-        """Have the watching thread do something after the next frame; a UserError becomes a notice."""
-        self._submitted.put(work)
-
-    def reopen(self, policy: str | None, budget: str | None) -> None:
-        """Go on with another policy or budget, as typed, and an empty memory. Raises UserError and changes nothing."""
-        if self._open_session is None:
-            raise UserError("this run keeps snapshots, which belong to its policy and budget; end it and start another")
-        before, self.session = self.session, self._open_session(policy, budget)
-        self._first_frames = self._last_frames = 0
-        if self.observer is not None:
-            self.observer.reopen(self.session, budget)
-        before.close()
-
     def ask_typed(self, text: str) -> None:
         """Ask what a person typed, once a frame has been watched; in a comparison ask every memory, of the same frame."""
-        compare = isinstance(self.observer, SideBySide)
-        conversation = None if compare or self.session.model.is_demo else "terminal"  # the demo model was taught none
-        if compare or not self.session.stats.frames:
-            self.submit(lambda: self.ask(text, conversation, compare=compare))
+        compares = isinstance(self.observer, SideBySide)
+        conversation = None if compares or self.session.model.is_demo else "terminal"  # the demo model was taught none
+        if compares or not self.session.stats.frames:
+            self._submitted.put(lambda: self.ask(text, conversation))
         else:
             self.ask(text, conversation)
 
@@ -150,7 +131,7 @@ class RunLoop:
 
     def _close(self) -> None:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
-        self._watchdog.stopping()
+        self._notifier.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
         if self._alone:
@@ -160,67 +141,66 @@ class RunLoop:
         closing.join(CLOSING)
         if self._alone:
             silence_what_is_gone()
-        self.output.summary(self.stats(overall=True))
+        self.output.summary(self.stats(self._begun))
 
     @property
     def offset(self) -> float | None:
         """Wall clock of the stream's time 0; None for a recording, whose time is its own, and before the first frame."""
         return self._offset if self.source.live else None
 
-    def ask(self, text: str, conversation: str | None = None, *, compare: bool = False) -> AnswerEvent | None:
-        """Ask, write the answer as it comes, and return it; from any thread.
+    def ask(self, text: str, conversation: str | None = None) -> None:
+        """Ask and write the answer as it comes; from any thread. Does nothing once the run is to end.
 
-        ``/since 10m QUESTION`` asks about a window of time, in a recording before its newest frame. None once the run is to
-        end, and, with a notice, where there is nothing to answer from.
+        ``/since 10m QUESTION`` asks about a window of time, in a recording before its newest frame.
         """
         if self.shutdown.asked:
-            return None
+            return
         if not self.session.stats.frames:
             self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
-            return None
+            return
         plain, window = split_window(text)
         question = self.as_taught(plain)
         if question is None:
-            answered = AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0, offset=self.offset)
-        else:
-            asked = Asked(**window, offset=self.offset or time.time() - self.session.time_s)
-            answer = self.session.ask(question, conversation=conversation, **asked.seconds())
-            try:
-                with self.shutdown.waiting():
-                    for piece in answer:
-                        self._watchdog.step()
-                        self.output.piece(piece)
-            except NothingHeld as error:
-                self.output.notice(str(error) if self.offset is None else asked.nothing_held(error))
-                return None
-            others = self.observer.ask(question) if compare and not window and isinstance(self.observer, SideBySide) else ()
-            answered = AnswerEvent(
-                answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
-                None if window else self.truth(text, answer.time_s), tuple(others), answer.evidence, self.offset,
-            )  # fmt: skip
-        self.output.answer(answered)
-        return answered
+            self.output.answer(AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0, offset=self.offset))
+            return
+        asked = Asked(**window, offset=self.offset or time.time() - self.session.time_s)
+        answer = self.session.ask(question, conversation=conversation, **asked.seconds())
+        try:
+            with self.shutdown.waiting():
+                for piece in answer:
+                    self._steps += 1
+                    self.output.piece(piece)
+        except NothingHeld as error:
+            self.output.notice(str(error) if self.offset is None else asked.nothing_held(error))
+            return
+        others = self.observer.ask(question) if isinstance(self.observer, SideBySide) and not window else ()
+        event = AnswerEvent(
+            answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
+            None if window else self.truth(text, answer.time_s), tuple(others), answer.evidence, self.offset,
+        )  # fmt: skip
+        self.output.answer(event)
 
-    def stats(self, overall: bool = False) -> StatsEvent:
-        now, session = time.monotonic(), self.session.stats
-        since, before = (self._begun_s, self._first_frames) if overall else (self._last_s, self._last_frames)
-        self._last_s, self._last_frames = now, session.frames
-        drops = dict(self.source.drops)
+    def stats(self, since: tuple[float, int]) -> StatsEvent:
+        """Return the figures now; ``since``: seconds and frames from which the rate is counted."""
+        session, source = self.session.stats, self.source
+        self._last = now, frames = time.monotonic(), session.frames
+        drops = dict(source.drops)
         return StatsEvent(
-            frames=session.frames, dropped=sum(drops.values()), drops=drops, gated=self._gated,
-            fps=(session.frames - before) / max(now - since, 1e-9),
+            frames=frames, dropped=sum(drops.values()), drops=drops, fps=(frames - since[1]) / max(now - since[0], 1e-9),
             policy=self.session.policy, cache_tokens=session.tokens, cache_bytes=session.cache_bytes,
             appended=round(session.memory.appended, 4), encoded=round(session.encoded, 4),
             compressions=session.memory.compressions, compress_ms=session.memory.compress_ms,
-            rss_bytes=self._process.memory_info().rss, source_state=self.source.state.value,
-            source_problem=self.source.problem, reconnects=self.source.reconnects, store=session.store,
+            rss_bytes=self._process.memory_info().rss, source_state=source.state.value,
+            source_problem=source.problem, reconnects=source.reconnects, store=session.store,
         )  # fmt: skip
 
     def _watch(self) -> None:
         plan, watched = self.plan, 0
         while not self._stopped.is_set() and (plan.frames is None or watched < plan.frames):
-            with self.shutdown.waiting(), self._watchdog.waiting():
+            self._reading = True
+            with self.shutdown.waiting():
                 frame = self.source.read()
+            self._reading = False
             if frame is None or not self._may_watch():
                 break
             if plan.since:
@@ -229,30 +209,31 @@ class RunLoop:
                 break
             while plan.at and plan.at[0][0] < frame.time_s:
                 self.ask(plan.at.pop(0)[1])
-            if frame.scene is not None:
-                self._scenes.append((frame.time_s, frame.scene))
             self._take(frame)
-            while self.session.stats.frames and not self._submitted.empty():  # a session just reopened has none
-                self._do_next_submitted()
-            self._watchdog.step()
-            self._watchdog.ready()
-            self.started.set()
+            self._ask_submitted()
+            self._steps += 1
+            if not self.started.is_set():
+                self._notifier.ready()
+                self.started.set()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
 
-    def _do_next_submitted(self) -> None:
-        try:
-            self._submitted.get()()
-        except UserError as error:
-            self.output.notice(str(error))
+    def _ask_submitted(self) -> None:
+        while not self._submitted.empty():
+            try:
+                self._submitted.get()()
+            except UserError as error:
+                self.output.notice(str(error))
 
     def _take(self, frame: Frame) -> None:
-        self._gated = frame.gated
-        if frame.still:
-            self.session.skip(frame.time_s)
-            return
+        if frame.scene is not None:
+            self._scenes.append((frame.time_s, frame.scene))
+        if self.frame is None:
+            model, shape = self.session.model, (frame.image.shape[0], frame.image.shape[1])
+            if not model.is_demo and (warning := stretched(model.bundle, shape)):
+                self.output.notice(warning)
         self.session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
         if self.frame is None and self.source.mode:
             self.output.notice(f"{self.source.name}: {self.source.mode}")
@@ -261,8 +242,7 @@ class RunLoop:
             self.observer.watch(frame)
 
     def _ask_rest(self) -> None:
-        while not self._submitted.empty():
-            self._do_next_submitted()
+        self._ask_submitted()
         if self.plan.questions:
             self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:
@@ -274,12 +254,12 @@ class RunLoop:
             self.ask(self.plan.end.pop(0))
 
     def truth(self, question: str, time_s: float) -> str | None:
-        """The right answer at the frame of that time, where the source knows it and the frame is recent."""
+        """Return the right answer at the frame of that time, where the source knows it and the frame is recent."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 
     def as_taught(self, text: str) -> str | None:
-        """The question in the model's own words; None when it is the demo model and was never taught it."""
+        """Return the question in the model's own words; None when it is the demo model and was never taught it."""
         if not self.session.model.is_demo:
             return text
         from edgevlm.calib.demo.questions import parse
@@ -289,18 +269,17 @@ class RunLoop:
 
     @contextmanager
     def _ticking(self) -> Iterator[None]:
-        """Write statistics while the loop runs, and bring its end soon once that is asked for."""
-        done = threading.Event()
+        """Report statistics and signs of life while the block runs, and bring its end soon once that is asked for."""
 
         def tick() -> None:
+            status, due = SourceStatus(self.source), time.monotonic() + self._stats_every
             try:
-                due = time.monotonic() + self._stats_every
-                while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))) and not done.is_set():
+                while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
                     if time.monotonic() >= due:
                         due += self._stats_every
-                        self.output.stats(self.stats())
-                    self._watchdog.tell(f"{self.source.name}: {self.source.state.value}, {self.session.stats.frames:,} frames")
-                    if (news := self._source_status.news()) is not None:
+                        self.output.stats(self.stats(self._last))
+                    self._tell_manager()
+                    if (news := status.news()) is not None:
                         self.output.notice(news)
                     if self._alone and is_gone(sys.stdout):
                         self.shutdown.ask()
@@ -314,6 +293,17 @@ class RunLoop:
         try:
             yield
         finally:
-            done.set()
             self._stopped.set()
             thread.join()
+
+    def _tell_manager(self) -> None:
+        """Send the status, and a sign of life: a frame, a piece of an answer or, while waiting, a running or retried source.
+
+        A model call that does not return, or a camera whose threads hang in a driver, gives none, and only a restart helps.
+        """
+        source, before = self.source, self._seen
+        self._seen = self._steps, source.attempts
+        self._notifier.status(f"{source.name}: {source.state.value}, {self.session.stats.frames:,} frames")
+        lives = (source.live and source.state is State.RUNNING) or source.attempts != before[1]
+        if self._steps != before[0] or (self._reading and lives):
+            self._notifier.alive() if self.started.is_set() else self._notifier.starting(START_S)

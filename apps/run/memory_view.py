@@ -88,18 +88,13 @@ def _view(session: Session) -> MemoryView:
 class MemoryWatch:
     """Keeps a thumbnail of each frame and which are held. :attr:`view` may be read by any thread.
 
-    thumbnails: in memory unless given; closed with it.
+    thumbnails: in memory unless given; closed with it. ``offset``: wall clock of the stream's time 0, seconds.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails | None = None) -> None:
-        self.thumbnails = thumbnails or Thumbnails(cap=IN_MEMORY)
-        self.offset = 0.0  # wall clock of the stream's time 0, seconds
-        self.reopen(session, None)
-
-    def reopen(self, session: Session, budget: str | None) -> None:
-        """Go on with another session."""
-        self.session, self._due = session, 0.0
+        self.session, self.thumbnails, self.offset = session, thumbnails or Thumbnails(cap=IN_MEMORY), 0.0
         self._memory: MemoryView | None = None
+        self._due = 0.0
         self.thumbnails.begin(session.stats.frames)
 
     def watch(self, frame: Frame) -> None:

@@ -61,14 +61,13 @@ class AnswerEvent:
 class StatsEvent:
     """A run's figures at one moment; ``fps`` since the line before, in a summary over the whole run.
 
-    ``policy``: the one in use, also under ``auto``. ``dropped``: the sum of ``drops`` by cause. ``gated``: frames held back by
-    the gate, not among ``frames``. ``source_problem``: why the source is not running. ``store``: of a retrieval policy.
+    ``policy``: the one in use, also under ``auto``. ``dropped``: the sum of ``drops`` by cause. ``source_problem``: why the
+    source is not running. ``store``: of a retrieval policy.
     """
 
     frames: int
     dropped: int
     drops: dict[str, int]
-    gated: int
     fps: float
     policy: str
     cache_tokens: int
@@ -85,67 +84,26 @@ class StatsEvent:
 
     def __str__(self) -> str:
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
-        gated = f" ({self.gated} gated)" if self.gated else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
         memory += f", {self.encoded:.0%} of patches encoded" if self.encoded < 1 else ""
         memory += f", {self.appended:.0%} of tokens appended" if self.appended < 1 else ""
         if self.store is not None:
-            host, file, lost = self.store.host_bytes / 1e6, self.store.file_bytes / 1e6, self.store.stats.lost
-            memory += f", offloaded {host:.1f} MB to host memory and {file:.1f} MB to a file"
-            memory += f", {lost} clusters lost" if lost else ""
+            memory += f", {(self.store.host_bytes + self.store.file_bytes) / 1e6:.1f} MB offloaded"
         return (
-            f"{state} · {self.frames} frames{dropped}{gated} · {self.fps:.1f} fps · {memory} · "
+            f"{state} · {self.frames} frames{dropped} · {self.fps:.1f} fps · {memory} · "
             f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
         )
 
 
 class Output(Protocol):
-    """Where a run's answers and figures go. Called from several threads."""
+    """Where a run's answers and figures go. Called from several threads; ``piece``: of an answer that is being generated."""
 
     def answer(self, answer: AnswerEvent) -> None: ...
-    def piece(self, text: str) -> None:
-        """A piece of an answer that is being generated."""
-
+    def piece(self, text: str) -> None: ...
     def stats(self, stats: StatsEvent) -> None: ...
     def summary(self, stats: StatsEvent) -> None: ...
     def notice(self, text: str) -> None: ...
-
-
-class JsonOutput:
-    """One JSON object a line on stdout, in ASCII."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._lock = threading.Lock()
-        self._quiet = quiet
-
-    def chosen(self, fields: dict[str, object]) -> None:
-        """Report the export that was chosen for a checkpoint."""
-        self._line("chosen", fields)
-
-    def answer(self, answer: AnswerEvent) -> None:
-        fields = asdict(answer) | evidence_fields(answer.evidence, answer.offset)
-        del fields["others"], fields["offset"]
-        if answer.truth is None:
-            del fields["truth"]
-        self._line("answer", fields)
-
-    def piece(self, text: str) -> None:
-        """A line holds a whole answer."""
-
-    def stats(self, stats: StatsEvent) -> None:
-        self._line("stats", _fields(stats))
-
-    def summary(self, stats: StatsEvent) -> None:
-        self._line("summary", _fields(stats))
-
-    def notice(self, text: str) -> None:
-        if not self._quiet:
-            to_stderr(text)
-
-    def _line(self, event: str, fields: dict[str, object]) -> None:
-        with self._lock:
-            print(json_line(event, {"time": wall_clock(), **_rounded(fields)}), flush=True)
 
 
 class TextOutput:
@@ -159,8 +117,7 @@ class TextOutput:
         seen = f"   ({answer.seen})" if answer.seen else ""
         print(f"[{answer.when}] {answer.question}  {answer.text}{truth}{seen}", flush=True)
 
-    def piece(self, text: str) -> None:
-        """A line holds a whole answer."""
+    def piece(self, text: str) -> None: ...
 
     def stats(self, stats: StatsEvent) -> None:
         if self._with_stats:
@@ -172,6 +129,35 @@ class TextOutput:
     def notice(self, text: str) -> None:
         if not self._quiet:
             to_stderr(text)
+
+
+class JsonOutput(TextOutput):
+    """One JSON object a line on stdout, in ASCII; notices on stderr unless ``quiet``."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self._lock = threading.Lock()
+
+    def answer(self, answer: AnswerEvent) -> None:
+        fields = asdict(answer) | evidence_fields(answer.evidence, answer.offset)
+        left_out = ("others", "offset", *(["truth"] if answer.truth is None else []))
+        self.line("answer", {name: value for name, value in fields.items() if name not in left_out})
+
+    def stats(self, stats: StatsEvent, event: str = "stats") -> None:
+        fields = asdict(stats)
+        if stats.store is None:
+            del fields["store"]
+        else:
+            fields["store"]["stats"] = _rounded(fields["store"]["stats"])
+        self.line(event, fields)
+
+    def summary(self, stats: StatsEvent) -> None:
+        self.stats(stats, "summary")
+
+    def line(self, event: str, fields: dict[str, object]) -> None:
+        """Print an event, with the time."""
+        with self._lock:
+            print(json_line(event, {"time": wall_clock(), **_rounded(fields)}), flush=True)
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
@@ -199,15 +185,6 @@ def wall_clock(seconds: float | None = None) -> str:
     """Format ``seconds`` since 1970, or now, as RFC 3339 in UTC: ``2026-11-22T16:30:05.123Z``."""
     at = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _fields(stats: StatsEvent) -> dict[str, object]:
-    fields = asdict(stats)
-    if stats.store is None:
-        del fields["store"]
-    else:
-        fields["store"]["stats"] = _rounded(fields["store"]["stats"])
-    return fields
 
 
 def _rounded(fields: dict[str, object]) -> dict[str, object]:

@@ -35,7 +35,7 @@ class Thumbnails(TimedDatabase):
     """JPEGs by frame number. Above the cap those of forgotten frames go first, oldest first, then every second one.
 
     every: seconds from one write to the disk to the next; a crash loses what came since. No method but :meth:`delete` raises
-    for what the disk does: where the file cannot be opened, they are in memory.
+    for what the disk does; where the file cannot be opened, they are in memory.
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA = "thumbnails.sqlite", "thumbnails", ("wall",), False

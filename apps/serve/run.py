@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.output import wall_clock
-from edgevlm.apps.run.watchdog import START_S, Notifier
+from edgevlm.apps.run.process import START_S, Notifier
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.serve.config import ServeConfig, assign, check_config, named_cameras, read_config
 from edgevlm.apps.serve.guard import Guard

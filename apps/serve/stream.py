@@ -22,8 +22,8 @@ from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
+from edgevlm.apps.run.process import Notifier
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
-from edgevlm.apps.run.watchdog import Notifier
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
@@ -429,7 +429,7 @@ class CameraStream:
             self._since = time_s + max(0.0, away_s)
 
     def _make_loop(self) -> RunLoop:
-        self._source.prepare = FramePreparation(self.session.prepare, None)
+        self._source.prepare = FramePreparation(self.session.prepare)
         return RunLoop(
             self.session,
             self._source,
@@ -452,7 +452,6 @@ class Observers:
         self._memory.watch(frame)
         self._watcher.watch(frame)
 
-    def reopen(self, session: Session, budget: str | None) -> None: ...
     def close(self) -> None: ...
 
 

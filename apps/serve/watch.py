@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.run.shutdown import is_gone
+from edgevlm.apps.run.process import is_gone
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.sources import SourceOptions, comes_to_an_end

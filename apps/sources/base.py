@@ -84,15 +84,13 @@ class Frame:
     """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
 
     ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model, if a frame
-    preparation did so. ``still``: the gate skips this frame; ``gated`` counts the frames skipped so far.
+    preparation did so.
     """
 
     image: NDArray[np.uint8]
     time_s: float
     scene: Scene | None = None
     pixels: Pixels | None = None
-    still: bool = False
-    gated: int = 0
     timer: StageTimer | None = None
 
 
@@ -188,16 +186,10 @@ class Source(ABC):
     def interrupt(self) -> None:  # noqa: B027
         """End a read that waits for frames, from any thread."""
 
-    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
-        """Pass over a recording up to the frame of ``time_s``, before the first :meth:`read`; return False for a live source.
-
-        ``seen`` is called with each frame that is passed over.
-        """
-        while (frame := self.read()) is not None:
-            if seen is not None:
-                seen(frame)
-            if frame.time_s >= time_s:
-                break
+    def skip(self, time_s: float) -> bool:
+        """Pass over a recording up to the frame of ``time_s``, before the first :meth:`read`; False for a live source."""
+        while (frame := self.read()) is not None and frame.time_s < time_s:
+            pass
         return True
 
     def close(self) -> None:

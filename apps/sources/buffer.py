@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from edgevlm.apps.sources.base import Frame, Rule, Source, State
 
 
 class Slot:
-    """Holds one frame between two threads. If it is full, a new frame replaces the old (``drop-oldest``) or waits (``block``).
-
-    A still frame, which only tells the time, neither replaces one that is to be watched nor counts as replaced.
-    """
+    """Holds one frame between two threads. A new frame replaces one that is there (``drop-oldest``) or waits (``block``)."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -28,9 +24,7 @@ class Slot:
                 self._changed.wait()
             if self._closed:
                 return False
-            replaced = self._frame is not None and not self._frame.still
-            if replaced and frame.still:
-                return False
+            replaced = self._frame is not None
             self._frame = frame
             self._changed.notify_all()
             return replaced
@@ -112,8 +106,8 @@ class ReadAhead(Source):
             raise self._error
         return None
 
-    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
-        return self._source.skip(time_s, seen)
+    def skip(self, time_s: float) -> bool:
+        return self._source.skip(time_s)
 
     def close(self) -> None:
         self._closing.set()

@@ -146,7 +146,7 @@ class LiveSource(Source):
             if (frame := self._slot.take(POLL_S)) is not None or over:
                 return frame
 
-    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
+    def skip(self, time_s: float) -> bool:
         return False
 
     def close(self) -> None:

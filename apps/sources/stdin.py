@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Frame, Recording, StageTimer
+from edgevlm.apps.sources.base import Recording, StageTimer
 from edgevlm.apps.sources.ffmpeg import Feed, load_av, open_feed
 from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import SourceError
@@ -120,7 +119,7 @@ class StdinSource(Recording):
         if not self.given:
             raise SourceError("stdin: ended before there was a frame that can be read")
 
-    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
+    def skip(self, time_s: float) -> bool:
         return False  # whoever writes to the pipe decides where it begins
 
     def interrupt(self) -> None:

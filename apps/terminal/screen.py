@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import textwrap
@@ -28,10 +29,7 @@ from edgevlm.apps.run.loop import RunLoop
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
-from edgevlm.apps.terminal.panel import Panel, clock, comparison_panel, watching_panel
-from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw
-from edgevlm.calib.demo.questions import all_questions
-from edgevlm.calib.demo.world import COLORS, SHAPES
+from edgevlm.apps.terminal.panel import Panel, clock, comparison_panel, draw, watching_panel
 from edgevlm.runtime.files import private_folder
 
 REFRESH_S = 0.25
@@ -39,7 +37,6 @@ OFFER_EVERY = 24  # drawings until another question is offered
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
 REPRINTED = 16  # newest lines that are printed again after a resize
 MENU = 6  # lines of completions
-DEPTHS = {2: ColorDepth.DEPTH_1_BIT, 256: ColorDepth.DEPTH_8_BIT, 2**24: ColorDepth.DEPTH_24_BIT}
 STYLE = Style.from_dict(
     {
         "dim": "ansibrightblack", "held": "ansicyan", "gauge": "ansigreen", "right": "ansigreen", "wrong": "ansired",
@@ -54,45 +51,38 @@ class Screen:
     _run: RunLoop  # both from :meth:`attached`
     _prompt: PromptSession[None]
 
-    def __init__(self, able: Capabilities | None = None, quiet: bool = False) -> None:
-        self._able = able or capabilities(encoding=sys.stdout.encoding or "ascii")
-        self._depth = DEPTHS[self._able.colors]
-        self._quiet = quiet
-        self._status = "starting"
-        self._partial = ""
+    def __init__(self, quiet: bool = False) -> None:
+        true_color = os.environ.get("COLORTERM") in ("truecolor", "24bit")
+        colors = ColorDepth.DEPTH_24_BIT if true_color else ColorDepth.DEPTH_8_BIT
+        self._depth = ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else colors
+        self._quiet, self._status, self._partial = quiet, "starting", ""
         self._panel = Panel([], [])
-        self._offered = ""  # the question that Enter asks
-        self._drawn = 0
+        self._offered, self._drawn = "", 0  # the question that Enter asks
         self._printed: deque[FormattedText] = deque(maxlen=REPRINTED)
         self._size: Size | None = None
         self._over, self._is_attached = threading.Event(), False
 
     def answer(self, answer: AnswerEvent) -> None:
-        self._partial = ""
-        head = [
-            ("class:dim", f"[{clock(answer.time_s) if answer.offset is None else answer.when}] "),
-            ("", f"{answer.question}  "),
-        ]
-        if not answer.others:
-            truth = [] if answer.truth is None else [_judged(f"  truth: {answer.truth}", answer.truth == answer.text)]
-            seen = [("class:dim", f"  {answer.seen}")] if answer.seen else []
-            self._print([*head, ("bold", answer.text), *truth, *seen])
-            return
-        self._print([*head, *([("class:dim", f"truth: {answer.truth}")] if answer.truth else [])])
-        assert isinstance(self._run.observer, SideBySide)
+        self._partial, judge = "", "class:right" if answer.truth == answer.text else "class:wrong"
+        when = clock(answer.time_s) if answer.offset is None else answer.when
+        line = [("class:dim", f"[{when}] "), ("", f"{answer.question}  ")]
+        if not isinstance(self._run.observer, SideBySide):
+            truth = [] if answer.truth is None else [(judge, f"  truth: {answer.truth}")]
+            return self._print([*line, ("bold", answer.text), *truth, ("class:dim", f"  {answer.seen}" if answer.seen else "")])
+        self._print([*line, ("class:dim", f"truth: {answer.truth}" if answer.truth else "")])
         memories, own = list(answer.others), self._run.observer.own
         memories.insert(own, (self._run.observer.lanes[own].name, answer.text))
-        said = [("", "    ")]
+        line = [("", "    ")]
         for name, text in memories:
-            judged = ("bold", text) if answer.truth is None else _judged(text, answer.truth == text)
-            said += [("class:dim", f"{name}: "), judged, ("", "   ")]
-        self._print(said)
+            judge = "bold" if answer.truth is None else "class:right" if answer.truth == text else "class:wrong"
+            line += [("class:dim", f"{name}: "), (judge, text), ("", "   ")]
+        self._print(line)
 
     def piece(self, text: str) -> None:
         self._partial += text
 
     def stats(self, stats: StatsEvent) -> None:
-        self._status = str(stats) if self._able.unicode else str(stats).replace("·", "-")
+        self._status = str(stats)
 
     def summary(self, stats: StatsEvent) -> None:
         if not self._quiet:
@@ -100,14 +90,14 @@ class Screen:
 
     def notice(self, text: str) -> None:
         if not self._quiet:
-            self._print_wrapped("class:notice", text)
+            self.say(text, "class:notice")
 
-    def say(self, text: str) -> None:
-        """An answer to a slash command."""
-        self._print_wrapped("", text)
-
-    def _print_wrapped(self, style: str, text: str) -> None:
-        for line in textwrap.wrap(text, max(20, _columns() - 1)) or [""]:
+    def say(self, text: str, style: str = "") -> None:
+        """Print an answer to a slash command."""
+        with suppress(OSError, ValueError):
+            columns = os.get_terminal_size(sys.stdout.fileno()).columns  # COLUMNS may be of another one
+            text = textwrap.fill(text, max(20, columns - 1))
+        for line in text.splitlines() or [""]:
             self._print([(style, line)])
 
     @contextmanager
@@ -127,35 +117,31 @@ class Screen:
             thread.join(timeout=2)
 
     def _make_prompt(self, act: Commands) -> PromptSession[None]:
-        known = [*COMMANDS, *(text for question in all_questions() * act.demo for text in filled(question))]
-        words = WordCompleter(lambda: list(dict.fromkeys([*act.questions(), *known])), True, COMMANDS, sentence=True)
+        words = WordCompleter(lambda: [*COMMANDS, *dict.fromkeys(act.questions())], True, COMMANDS, sentence=True)
         prompt: PromptSession[None] = PromptSession(
             self._message, history=history(), completer=words, complete_while_typing=False,
-            auto_suggest=AutoSuggestFromHistory(), placeholder=self._placeholder, bottom_toolbar=self._toolbar,
+            auto_suggest=AutoSuggestFromHistory(), placeholder=lambda: self._placeholder(act), bottom_toolbar=self._toolbar,
             refresh_interval=REFRESH_S, enable_suspend=True, erase_when_done=True, style=STYLE, color_depth=self._depth,
             reserve_space_for_menu=MENU,
         )  # fmt: skip
-        typed: list[str] = []
-        ready = threading.Semaphore(0)
+        typed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def accept(buffer: Buffer) -> bool:
-            typed.append(buffer.text.strip() or self._offered)
-            ready.release()
+            typed.put(buffer.text.strip() or self._offered)
             return False
 
         def answer_typed() -> None:
-            while ready.acquire() and not self._over.is_set():
-                act(typed.pop(0))
+            while (line := typed.get()) is not None and not self._over.is_set():
+                act(line)
 
         threading.Thread(target=answer_typed, name="edgevlm-typed", daemon=True).start()
         prompt.default_buffer.accept_handler = accept
         prompt.app.before_render += lambda _: self._clear_if_resized()
         prompt.app.after_render += lambda _: self._draw_images()
-        self._questions = act.questions
         return prompt
 
     def _listen(self) -> None:
-        """The prompt, until ctrl-C, ctrl-D or the end of the run."""
+        """Show the prompt until ctrl-C, ctrl-D or the end of the run."""
         try:
             self._prompt.prompt(handle_sigint=False)
         except KeyboardInterrupt:
@@ -165,7 +151,7 @@ class Screen:
                 self._run.shutdown.ask()
 
     def _print(self, fragments: list[tuple[str, str]]) -> None:
-        """A line above the panel; from any thread."""
+        """Print a line above the panel; from any thread."""
         text = FormattedText(fragments)
         self._printed.append(text)
 
@@ -180,7 +166,7 @@ class Screen:
                 app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
 
     def _message(self) -> FormattedText:
-        """Panel, answer in progress, and prompt; composed each time it is drawn."""
+        """Compose panel, answer in progress, and prompt; each time they are drawn."""
         size, buffer = self._prompt.app.output.get_size(), self._prompt.default_buffer
         lines = size.rows - BELOW - (MENU if buffer.complete_state is not None else 0)
         self._panel = self._compose(size.columns - 1, max(0, lines))
@@ -194,15 +180,16 @@ class Screen:
         view = observer.view if isinstance(observer, SideBySide | MemoryWatch) else None
         if view is None or frame is None or not lines:
             return Panel([], [])
+        pictures = self._depth is not ColorDepth.DEPTH_1_BIT
         if isinstance(view, ComparisonView):
-            return comparison_panel(view, frame.image, columns, lines, self._able)
-        return watching_panel(view, frame.image, columns, lines, self._able)
+            return comparison_panel(view, frame.image, columns, lines, pictures)
+        return watching_panel(view, frame.image, columns, lines, pictures)
 
-    def _placeholder(self) -> FormattedText:
-        """A question that Enter asks."""
+    def _placeholder(self, act: Commands) -> FormattedText:
+        """Offer a question that Enter asks."""
         self._drawn += 1
         if not self._offered or self._drawn % OFFER_EVERY == 0:
-            self._offered = next(iter(self._questions()), "")
+            self._offered = act.questions()[0]
         columns = self._prompt.app.output.get_size().columns
         hint = "   Enter asks this, Tab completes, /help" if columns >= 80 else ""
         return FormattedText([("class:placeholder", f"{self._offered}{hint}"[: columns - 6])])
@@ -213,17 +200,16 @@ class Screen:
     def _clear_if_resized(self) -> None:
         """Redraw from an empty screen, with the newest lines on it: a terminal of another width has wrapped them."""
         app = self._prompt.app
-        size = app.output.get_size()
-        before, self._size = self._size, size
-        if before is None or before == size or app.is_done:
+        before, self._size = self._size, app.output.get_size()
+        if before in (None, self._size) or app.is_done:
             return
         app.renderer.clear()
-        for text in list(self._printed)[-max(1, size.rows // 4) :]:
+        for text in list(self._printed)[-max(1, self._size.rows // 4) :]:
             print_formatted_text(text, style=STYLE, color_depth=self._depth, output=app.output)
 
     def _draw_images(self) -> None:
         """Write what prompt_toolkit left blank, relative to the cursor, and put the cursor back."""
-        app = self._prompt.app
+        app, true_color = self._prompt.app, self._depth is ColorDepth.DEPTH_24_BIT
         screen = app.renderer.last_rendered_screen
         if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # its menu covers the images
             return
@@ -231,15 +217,9 @@ class Screen:
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
             return  # the prompt is not where it is thought to be: it will be drawn again
         for placed in self._panel.images:
-            for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, self._able), placed.y):
+            for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, true_color), placed.y):
                 app.output.write_raw(f"\x1b7\x1b[{below - row}A\x1b[{placed.x + 1}G{text}\x1b8")
         app.output.flush()
-
-
-def filled(question: str) -> list[str]:
-    """A question with every colour and shape in it."""
-    shaped = [question.replace("<shape>", shape) for shape in SHAPES] if "<shape>" in question else [question]
-    return [text.replace("<color>", color) for text in shaped for color in COLORS] if "<color>" in question else shaped
 
 
 def history() -> History:
@@ -251,15 +231,3 @@ def history() -> History:
         return FileHistory(str(folder / "history"))
     except OSError:
         return InMemoryHistory()
-
-
-def _judged(text: str, right: bool) -> tuple[str, str]:
-    return "class:right" if right else "class:wrong", text
-
-
-def _columns() -> int:
-    """The terminal's own width; COLUMNS may be of another one."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

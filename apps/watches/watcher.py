@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from edgevlm.apps.run.frame_preparation import Gate, GateRule
+from edgevlm.apps.run.frame_preparation import ChangeGate
 from edgevlm.apps.run.output import evidence_fields, wall_clock
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg, shrunk
 from edgevlm.apps.sources import Frame
@@ -48,7 +48,7 @@ class Tracked:
     judged: float | None = None  # the stream's time up to which its events are known: a recording is not asked again
     paused: bool = False
     picture_changed: bool = False  # since it was asked
-    gate: Gate = field(default_factory=lambda: Gate(GateRule("skip")))
+    gate: ChangeGate = field(default_factory=ChangeGate)
     told: tuple[Any, ...] = ()
 
 

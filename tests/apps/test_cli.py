@@ -25,7 +25,7 @@ def events(done):
 
 
 STATS = {
-    "event", "schema", "time", "frames", "dropped", "drops", "gated", "fps", "policy", "cache_tokens", "cache_bytes",
+    "event", "schema", "time", "frames", "dropped", "drops", "fps", "policy", "cache_tokens", "cache_bytes",
     "appended", "encoded", "compressions", "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
 }  # fmt: skip
 ANSWER = {

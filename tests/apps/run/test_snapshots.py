@@ -9,9 +9,8 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-from cameras import MjpegCamera, cv2
+from cameras import MjpegCamera
 from clips import clip
 from typed import edgevlm
 
@@ -124,28 +123,6 @@ def test_a_file_goes_on_behind_the_frame_that_was_the_newest(tmp_path):
     code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
     assert (code, lines[-1]["frames"]) == (0, rest), "a film that has been watched to its end"
     assert len([line for line in lines if line["event"] == "answer"]) == 1
-
-
-@pytest.mark.parametrize("gate", ["skip", "thin:every=3"])
-def test_the_gate_goes_on_with_a_recording(tmp_path, gate):
-    """Stopped amid frames that are near-static, it watches those that a run without a stop watches, and no other."""
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
-    for index, level in enumerate([10] * 4 + [80] * 7 + [160] * 5):
-        cv2.imwrite(f"{pictures}/{index}.png", np.full((48, 64, 3), level, np.uint8))
-    options = ("--video", pictures, "--gate", gate)
-    _, lines, _ = run(*options, "--state", tmp_path / "whole")
-    for frames in (7, 2, 7):
-        _, parts, said = run(*options, "--state", tmp_path / "parts", "--frames", frames)
-    assert "resumed" in said
-    whole, parted = newest(tmp_path / "whole"), newest(tmp_path / "parts")
-    assert lines[-1]["frames"] == parts[-1]["frames"] == whole.about["session"]["frames"]
-    assert lines[-1]["frames"] + lines[-1]["gated"] == 16
-    assert parts[-1]["gated"] < 7, "those of this process"
-    assert whole.about["session"] == parted.about["session"]
-    assert whole.arrays.keys() == parted.arrays.keys()
-    for name, array in whole.arrays.items():
-        np.testing.assert_array_equal(array, parted.arrays[name], name)
 
 
 def test_a_cameras_clock_goes_on_while_nothing_runs(tmp_path):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from processes import mjpeg_camera
 
-from edgevlm.apps.run.watchdog import Notifier
+from edgevlm.apps.run.process import Notifier
 
 HUNG_MODEL = """
 import sys, time

@@ -1,4 +1,4 @@
-"""Kinds of source through the command: which is taken for what, what they share, and the gate."""
+"""Kinds of source through the command: which is taken for what, and what they share."""
 
 import json
 import shutil
@@ -17,8 +17,6 @@ from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.cli import app
 from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import names
-
-COUNT = "how many objects are there now?"
 
 
 def run(*arguments):
@@ -52,17 +50,6 @@ def still_folder(tmp_path):
     for number in range(12):
         Image.fromarray(np.full((40, 60, 3), 255 if number in (5, 6, 7) else 90, np.uint8)).save(tmp_path / f"{number}.png")
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("gate", "frames", "gated"), [("off", 12, 0), ("skip", 3, 9), ("thin:every=3", 5, 7), ("skip:threshold=250", 1, 11)]
-)
-def test_the_gate_holds_back_what_is_still_and_time_goes_on(still_folder, gate, frames, gated):
-    asks = ("--ask", COUNT, "--ask-at", f"1.7:{COUNT}")
-    lines = run("--video", still_folder, "--gate", gate, "--append", "all", *asks)
-    assert [line["time_s"] for line in lines if line["event"] == "answer"] == [1.5, 5.5]
-    assert (lines[-1]["frames"], lines[-1]["gated"], lines[-1]["dropped"]) == (frames, gated, 0)
-    assert lines[-1]["cache_tokens"] == 16 * frames
 
 
 def test_what_is_prepared_ahead_is_what_the_session_prepares(still_folder):

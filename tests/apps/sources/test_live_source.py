@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from edgevlm.apps.run.watchdog import SourceStatus
+from edgevlm.apps.run.process import SourceStatus
 from edgevlm.apps.sources import SourceError, SourceOptions, State
 from edgevlm.apps.sources import live as live_module
 from edgevlm.apps.sources.base import Connection, Frame, Grabbed

@@ -1,0 +1,156 @@
+"""A run as a process: signals that end it, streams that go away, and what a service manager and a person hear of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+from edgevlm.apps.sources import Source, State
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+START_S = 120.0  # that each sign of life before the first frame gives the start
+
+
+class Shutdown:
+    """While entered, the first signal calls ``stop`` and interrupts only what is in :meth:`waiting`.
+
+    A second one raises KeyboardInterrupt wherever the main thread is; but not SIGHUP, nor the signal of :meth:`ask`, which both
+    come when a terminal goes away. An ignored SIGHUP stays so, as under nohup. Does nothing in other threads than the main one.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.asked = self.forced = self._waiting = self._own = False
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Shutdown:
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._signalled)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let a signal raise KeyboardInterrupt in the block, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._waiting = True
+        try:
+            if self.asked and self._before:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
+
+    def ask(self) -> None:
+        """End as if a signal had come; from any thread."""
+        if not self.asked and signal.SIGTERM in self._before:
+            self._own = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif not self.asked:
+            self.asked = True
+            self._stop()
+
+    def _signalled(self, number: int, _: object) -> None:
+        gone = number == signal.SIGHUP or (self._own and number == signal.SIGTERM)
+        self._own &= number != signal.SIGTERM
+        if not self.asked:
+            self.asked = True
+            self._stop()
+            if self._waiting:
+                raise KeyboardInterrupt
+        elif not gone:
+            self.forced = True
+            raise KeyboardInterrupt
+
+
+def is_gone(stream: TextIO) -> bool:
+    """Whether a stream's reader has gone: the pipe's other end is closed, or the terminal went away."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def silence_what_is_gone() -> bool:
+    """Send stdout and stderr to the null device where their readers have gone; return whether one has."""
+    gone = [stream for stream in (sys.stdout, sys.stderr) if is_gone(stream)]
+    for stream in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return bool(gone)
+
+
+class Notifier:
+    """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
+
+    Does nothing without one, and waits for nobody. ``watched``: the manager wants :meth:`alive` from this process
+    (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        name = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
+        mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watched = bool(self._address) and mine and environment.get("WATCHDOG_USEC", "").isdigit()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
+
+    def ready(self) -> None:
+        self._send("READY=1")
+
+    def starting(self, seconds: float) -> None:
+        """Ask for this much longer to start, from now."""
+        self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
+    def alive(self) -> None:
+        if self.watched:
+            self._send("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        """Send one line for ``systemctl status``."""
+        self._send("STATUS=" + " ".join(text.split()))
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.sendto(message.encode(errors="replace"), socket.MSG_DONTWAIT, self._address)
+
+
+class SourceStatus:
+    """Notices a source that stops giving frames, and one that goes on."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._since = source, 0.0
+        self._reported: tuple[State, str] | None = None
+
+    def news(self) -> str | None:
+        """Return a line for a person, without credentials; None when nothing has changed that matters."""
+        state, problem, name = self._source.state, self._source.problem, self._source.name
+        if problem is None or state in (State.ENDED, State.FAILED):
+            if self._reported is None or state is not State.RUNNING:
+                return None
+            self._reported = None
+            return f"{name}: running again after {time.monotonic() - self._since:.0f} s"
+        if (state, problem) == self._reported:
+            return None
+        self._since = self._since if self._reported else time.monotonic()
+        self._reported = (state, problem)
+        return f"{name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"
