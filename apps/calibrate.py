@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgevlm import __version__
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources import SourceOptions, open_source
-from edgevlm.apps.sources.video import check_readable
+from edgevlm.apps.sources.recordings import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
 from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, select_policies
 from edgevlm.calib.accuracy.variants import ORACLE, parse_budgets, parse_variants

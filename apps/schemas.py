@@ -227,14 +227,8 @@ class Camera(Record):
     name: str = field("The camera's own name.")
     usable: bool = field("Whether it delivered a picture.")
     reason: str | None = field("Why not.")
-    modes: list[str] = field("Pixel formats, sizes and frame rates it offers.")
+    mode: str = field("Size, frame rate and pixel format it was opened in.")
     links: list[str] = field("Other paths of the same camera.")
-
-
-class Ability(Record):
-    name: str = field("A way of reading or decoding video.")
-    usable: bool = field("Whether this machine has it.")
-    reason: str | None = field("Why not.")
 
 
 class Power(Record):
@@ -401,7 +395,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
     "plan": (Plan, Measured),
     "models": (Model,),
     "doctor": (Finding,),
-    "cameras": (Camera, Ability),
+    "cameras": (Camera,),
     "power": (Power, Energy),
     "policies": (Policy,),
     "bundles list": (Bundle,),

@@ -20,8 +20,7 @@ from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
 
 from edgevlm.apps.bundles.resolve import resolve_model
-from edgevlm.apps.sources.folder import FolderSource
-from edgevlm.apps.sources.video import VideoSource
+from edgevlm.apps.sources.recordings import FolderSource, VideoSource
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
 from edgevlm.runtime.budget import TextBudget

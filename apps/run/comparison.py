@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from edgevlm.apps.run.memory_view import MemoryView, view_memory
 from edgevlm.apps.sources import Frame
-from edgevlm.apps.sources.base import Fact
+from edgevlm.calib.demo.scene import Fact
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 

@@ -1,12 +1,13 @@
 """Sources of frames: edgevlm's own kinds, those of other packages, and classes in a user's file.
 
-Each is an entry point of the group ``edgevlm.sources``: called with what to open and :class:`SourceOptions`, it returns a
-:class:`Source`. A package's kind ``name`` is opened by ``--camera name`` or ``name://rest``, a file's by ``./file.py:Class``.
+A package's kind is an entry point of the group ``edgevlm.sources``: called with what to open and :class:`SourceOptions`, it
+returns a :class:`Source`. ``--camera name`` or ``name://rest`` opens it, and ``./file.py:Class`` a file's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from edgevlm.apps.credentials import mask_credentials
@@ -20,8 +21,8 @@ __all__ = [
     "Frame", "Source", "SourceOptions", "State", "check_source", "comes_to_an_end", "kind_of", "open_source",
 ]  # fmt: skip
 
-OWN = ("csi", "demo", "folder", "gstreamer", "network", "stdin", "usb", "video")
-RECORDED = ("video", "folder", "stdin")  # those of them that come to an end
+RECORDED = ("video", "folder", "stdin")  # the kinds that come to an end
+OWN = (*RECORDED, "csi", "demo", "gstreamer", "network", "usb")
 
 
 def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
@@ -29,17 +30,17 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
     A recorded source waits for its reader unless ``options.realtime``; a live one never does.
     """
+    from edgevlm.apps.sources.live import ReadAhead
+
     options = options or SourceOptions()
     check_source(camera, video)
     kind, target = kind_of(camera, video)
-    source: Source = load_class("sources", kind)(target, options)
+    source = _open(kind, target, options) if kind in OWN else load_class("sources", kind)(target, options)
     if source.live:
         return source
     if options.rule == "drop-oldest" and not options.realtime:
         source.close()
         raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
-    from edgevlm.apps.sources.buffer import ReadAhead
-
     if options.realtime:
         return ReadAhead(source, paced=True, speed=options.speed, rule=options.rule or "drop-oldest")
     return ReadAhead(source)
@@ -51,98 +52,64 @@ def check_source(camera: str | None, video: str | None) -> None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
     if kind == "video":
-        from edgevlm.apps.sources.video import check_readable
+        from edgevlm.apps.sources.recordings import check_readable
 
         check_readable(Path(target))
 
 
-def open_demo(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.demo import DemoSource
+def _open(kind: str, target: str, options: SourceOptions) -> Source:
+    if kind in RECORDED:
+        from edgevlm.apps.sources.recordings import FolderSource, StdinSource, VideoSource
 
-    return DemoSource(options.fps, options.seed)
+        if kind == "video":
+            return VideoSource(target, options.fps)
+        if kind == "folder":
+            return FolderSource(target, options.fps, options.camera_fps)
+        return StdinSource(options.fps, options.camera_fps)
+    if kind == "demo":
+        from edgevlm.apps.sources.demo import DemoSource
 
-
-def open_video(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.video import VideoSource
-
-    return VideoSource(target, options.fps)
-
-
-def open_folder(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.folder import FolderSource
-
-    return FolderSource(target, options.fps, options.camera_fps)
-
-
-def open_stdin(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.stdin import StdinSource
-
-    return StdinSource(options.fps, options.camera_fps)
-
-
-def open_usb(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.devices import UsbConnection
-
-    return _live(target, lambda: UsbConnection(target, options), options)
-
-
-def open_csi(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.gstreamer import connect, csi_pipeline
-
-    pipeline = csi_pipeline(target, options)
-    return _live(target, lambda: connect(pipeline, options), options)
-
-
-def open_gstreamer(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.gstreamer import connect
-
-    return _live(target, lambda: connect(target, options), options)
-
-
-def open_network(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.network import connect
-
-    return _live(target, lambda: connect(target, options), options)
-
-
-def _live(target: str, connect: Callable[[], Connection], options: SourceOptions) -> Source:
+        return DemoSource(options.fps, options.seed)
+    from edgevlm.apps.sources import devices, gstreamer, network
     from edgevlm.apps.sources.live import LiveSource
 
-    return LiveSource(mask_credentials(target), connect, options)
+    opened: dict[str, Callable[[str, SourceOptions], Connection]] = {
+        "usb": devices.UsbConnection, "csi": gstreamer.GstPipeline, "gstreamer": gstreamer.GstPipeline,
+        "network": network.connect,
+    }  # fmt: skip
+    what = gstreamer.csi_pipeline(target, options) if kind == "csi" else target
+    return LiveSource(mask_credentials(target), partial(opened[kind], what, options), options)
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
-    """Return the kind (a name of the group ``edgevlm.sources`` or ``file.py:Class``) and what to open; the demo by default.
+    """Return the kind (of :data:`OWN`, a package's, or ``file.py:Class``) and what to open; the demo by default.
 
     Raises SourceError if it is invalid.
     """
-    if video is not None:
-        if video == "-":
-            return "stdin", video
-        return ("folder" if look(video) == "folder" else "video"), video
-    if camera in (None, "demo"):
-        return "demo", "demo"
-    assert camera is not None
-    if camera == "-":
-        return "stdin", camera
-    if is_file(camera):
-        return split_options(camera)
-    if (name := camera.partition("://")[0]) in names("sources") and name not in OWN:
-        return name, camera.partition("://")[2]
-    if camera.isdigit() or camera.startswith("/dev/"):
-        return "usb", camera
-    if is_pipeline(camera):
-        return "gstreamer", camera
-    if camera.startswith("csi://"):
-        return "csi", camera
-    if "://" in camera:
-        return "network", camera
-    if (found := look(camera)) != "nothing":
-        return ("folder" if found == "folder" else "video"), camera
-    raise SourceError(
-        f"--camera {mask_credentials(camera)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
-        "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, or a folder of pictures"
-    )
+    given = video if video is not None else "demo" if camera is None else camera
+    if given == "-":
+        return "stdin", given
+    if video is None:
+        if given == "demo":
+            return "demo", given
+        if is_file(given):
+            return split_options(given)
+        scheme, found, rest = given.partition("://")
+        if scheme not in OWN and scheme in names("sources"):
+            return scheme, rest
+        if given.isdigit() or given.startswith("/dev/"):
+            return "usb", given
+        if is_pipeline(given):
+            return "gstreamer", given
+        if found:
+            return "csi" if scheme == "csi" else "network", given
+    kind = look(given)
+    if kind == "nothing" and video is None:
+        raise SourceError(
+            f"--camera {mask_credentials(given)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
+            "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, or a folder of pictures"
+        )
+    return ("folder" if kind == "folder" else "video"), given
 
 
 def comes_to_an_end(camera: str | None, video: str | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ from edgevlm.runtime.preprocess import Pixels
 
 if TYPE_CHECKING:
     from edgevlm.apps.sources.hosts import AllowedHosts
+    from edgevlm.calib.demo.scene import DemoScene
+
+Image = NDArray[np.uint8]
+Rule = Literal["block", "drop-oldest"]
+SLOWEST_FPS = 1e-5  # a frame a day
 
 
 class StageTimer:
@@ -33,7 +38,7 @@ class StageTimer:
         self.captured_s = self._last = time.monotonic()
 
     def captured(self) -> None:
-        """The picture has arrived: its latency begins."""
+        """End the stage ``capture``; the frame's latency begins."""
         self.mark("capture")
         self.captured_s = self._last
 
@@ -50,35 +55,6 @@ class StageTimer:
         self._last = now
 
 
-Rule = Literal["block", "drop-oldest"]
-KEYFRAME_WAIT_S = 10.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
-LEAST_S = 1e-3  # between two mended times
-SLOWEST_FPS = 1e-5  # a frame a day
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A question about an object that has left a made-up world, its answer, and when the object left."""
-
-    name: str
-    question: str
-    truth: str
-    left_s: float
-
-
-class Scene(Protocol):
-    """The truth about a made-up world at one frame."""
-
-    def truth(self, question: str) -> str | None:
-        """Return the right answer, None where there is not exactly one."""
-
-    def sample(self, random: np.random.Generator) -> list[str]:
-        """Draw questions that have an answer at this frame: one about now and one about before, if there are any."""
-
-    def departed(self) -> list[Fact]:
-        """Return where each object was that has left, the latest first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
@@ -87,9 +63,9 @@ class Frame:
     preparation did so.
     """
 
-    image: NDArray[np.uint8]
+    image: Image
     time_s: float
-    scene: Scene | None = None
+    scene: DemoScene | None = None
     pixels: Pixels | None = None
     timer: StageTimer | None = None
 
@@ -150,9 +126,6 @@ class SourceOptions:
                 raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
 
 
-Prepare = Callable[[Frame], Frame]  # run on each frame in the capturing thread, before it can be read
-
-
 class Source(ABC):
     """Frames sampled at a rate by their own timestamps.
 
@@ -166,7 +139,7 @@ class Source(ABC):
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, if known
     reconnects: int = 0  # times that frames came again after the connection broke
     attempts: int = 0  # connections tried so far
-    prepare: Prepare | None = None  # set it before the first read
+    prepare: Callable[[Frame], Frame] | None = None  # run on each frame in the capturing thread; set before the first read
     mode: str = ""  # the mode that a camera was opened in, in a few words
 
     @cached_property
@@ -222,47 +195,6 @@ class FrameSampler:
         return True
 
 
-class Recording(Source):
-    """A source that waits for its reader and ends; a subclass finds the next picture and decodes those that are due."""
-
-    given = 0  # frames read so far
-
-    def __init__(self, name: str, fps: float | None) -> None:
-        self.name, self._sampler = name, FrameSampler(fps)
-
-    @abstractmethod
-    def _advance(self) -> float | None:
-        """Go to the next picture and return its time, seconds; None at the end. Raises SourceError for a damaged source."""
-
-    @abstractmethod
-    def _picture(self, timer: StageTimer) -> NDArray[np.uint8] | None:
-        """Decode the picture, uint8 RGB ``[H, W, 3]``, and mark the stages; None where it is damaged."""
-
-    @abstractmethod
-    def _check_end(self) -> None:
-        """Raise SourceError unless the recording was whole."""
-
-    def read(self) -> Frame | None:
-        timer = StageTimer()
-        try:
-            while self.state not in (State.ENDED, State.FAILED) and (time_s := self._advance()) is not None:
-                self.state = State.RUNNING
-                if not self._sampler.wants(time_s):
-                    continue
-                timer.captured()
-                if (image := self._picture(timer)) is not None:
-                    self.given += 1
-                    return Frame(image, time_s, timer=timer)
-                self.drops["corrupt"] += 1
-            if self.state not in (State.ENDED, State.FAILED):
-                self.close()
-                self._check_end()
-        except SourceError:
-            self.state = State.FAILED
-            raise
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Grabbed:
     """A picture before it is converted.
@@ -292,7 +224,7 @@ class Connection(ABC):
         """Wait for the next picture, up to the read timeout, without converting it; None where the link is broken."""
 
     @abstractmethod
-    def retrieve(self) -> NDArray[np.uint8] | None:
+    def retrieve(self) -> Image | None:
         """Return the picture grabbed last, uint8 RGB ``[H, W, 3]``; None when it cannot be decoded."""
 
     @abstractmethod

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
-import threading
 from collections.abc import Sequence
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from edgevlm.errors import SourceError, SourceRefused
 
@@ -48,7 +42,7 @@ class AllowedHosts:
             for address, *_ in found:
                 if not self._allows(str(address)):
                     raise SourceRefused(
-                        f"clients may not name the host {host[:253]}; the operator can allow it in server.source_hosts"
+                        f"the host {host[:253]} is not allowed; the operator can list it in server.source_hosts"
                     )
         return str(found[0][0])
 
@@ -75,82 +69,3 @@ def is_network(text: str) -> bool:
             raise
         return False
     return True
-
-
-class HostProxy(ThreadingHTTPServer):
-    """An HTTP proxy for FFmpeg on loopback, so that :class:`AllowedHosts` dials what a stream names or redirects to.
-
-    ``url``: FFmpeg's ``http_proxy``; ``refused``: why the newest host was not dialled. Runs until closed.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, hosts: AllowedHosts, timeout_s: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Tunnel)
-        self.hosts, self.timeout_s = hosts, timeout_s
-        self.refused: str | None = None
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=(0.1,), name="edgevlm-proxy", daemon=True).start()
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """FFmpeg, or the other side, went away."""
-
-
-class _Tunnel(BaseHTTPRequestHandler):
-    """One request of FFmpeg: CONNECT for HTTPS, else one with the whole address; then bytes both ways."""
-
-    server: HostProxy
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path if self.command != "CONNECT" else f"//{self.path}")
-        try:
-            there = self.server.hosts.connect((parts.hostname or "", parts.port or 80), self.server.timeout_s)
-        except SourceRefused:
-            self.server.refused = f"it names a private host, {parts.hostname}; watch that address itself"
-            return self.send_error(HTTPStatus.FORBIDDEN)
-        except (SourceError, OSError, ValueError):
-            return self.send_error(HTTPStatus.BAD_GATEWAY)
-        with there:
-            if self.command == "CONNECT":
-                self.send_response_only(HTTPStatus.OK)
-                self.end_headers()
-            else:
-                path = parts._replace(scheme="", netloc="").geturl() or "/"
-                del self.headers["Connection"], self.headers["Proxy-Authorization"]
-                headers = [f"{name}: {text}" for name, text in self.headers.items()]
-                lines = [f"GET {path} HTTP/1.1", "Connection: close", *headers, ""]
-                there.sendall("".join(f"{line}\r\n" for line in lines).encode("latin-1"))
-            self._pass_on(there)
-
-    do_CONNECT = do_GET
-
-    def _pass_on(self, there: socket.socket) -> None:
-        """Until one side ends, or is silent for as long as a read may take."""
-        here, self.close_connection = self.connection, True
-        with selectors.DefaultSelector() as selector:
-            selector.register(here, selectors.EVENT_READ, there)
-            selector.register(there, selectors.EVENT_READ, here)
-            while ready := selector.select(self.server.timeout_s):
-                for key, _ in ready:
-                    if not (data := key.fileobj.recv(1 << 16)):  # type: ignore[union-attr]
-                        return
-                    key.data.sendall(data)
-
-    def log_message(self, *_: object) -> None:
-        """Addresses are secrets."""
-
-
-def proxy_for(url: str, timeout_s: float) -> HostProxy | None:
-    """Start a proxy that dials the address's own host and public ones.
-
-    None for other schemes than HTTP, or where the user has a proxy.
-    """
-    parts = urlsplit(url)
-    if parts.scheme.lower() not in ("http", "https") or "http" in getproxies():
-        return None
-    return HostProxy(AllowedHosts(None, private=False, also=parts.hostname or ""), timeout_s)

@@ -1,4 +1,4 @@
-"""Live sources: a camera read in its own thread and reconnected whenever the connection breaks."""
+"""Frames read ahead in a thread of their own: recordings, and cameras that are reconnected when the connection breaks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,126 @@ import time
 from collections.abc import Callable
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.sources.base import (
-    KEYFRAME_WAIT_S,
-    Connection,
-    Frame,
-    FrameSampler,
-    Grabbed,
-    Source,
-    SourceOptions,
-    StageTimer,
-    State,
-)
-from edgevlm.apps.sources.buffer import Slot
+from edgevlm.apps.sources.base import Connection, Frame, FrameSampler, Grabbed, Rule, Source, SourceOptions, StageTimer, State
 from edgevlm.errors import SourceError, SourceRefused, UserError
+
+KEYFRAME_WAIT_S = 10.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
+LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, goes on from there and does not catch up
+POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
+ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
+
+
+class Slot:
+    """Holds one frame between two threads. A new frame replaces one that is there (``drop-oldest``) or waits (``block``)."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._changed = threading.Condition()
+        self._frame: Frame | None = None
+        self._closed = False
+
+    def put(self, frame: Frame) -> bool:
+        """Offer a frame; return whether it replaced one that had not been taken. A closed slot takes none."""
+        with self._changed:
+            while self.rule == "block" and self._frame is not None and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return False
+            replaced = self._frame is not None
+            self._frame = frame
+            self._changed.notify_all()
+            return replaced
+
+    def take(self, timeout_s: float) -> Frame | None:
+        """Return the frame that is there or comes within ``timeout_s``, else None; at once when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
+            frame, self._frame = self._frame, None
+            self._changed.notify_all()
+            return frame
+
+    def close(self) -> None:
+        """Take no more frames and end every wait; the one that is there may still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Captured(Source):
+    """A source whose frames pass through a :class:`Slot`, filled by a thread."""
+
+    def __init__(self, name: str, rule: Rule) -> None:
+        self.name, self.rule, self._slot = name, rule, Slot(rule)
+
+    def _put(self, frame: Frame) -> None:
+        if self._slot.put(self.prepare(frame) if self.prepare else frame):
+            self.drops["replaced"] += 1
+
+    def read(self) -> Frame | None:
+        while True:
+            over = self.state in (State.ENDED, State.FAILED)
+            if (frame := self._slot.take(POLL_S)) is not None or over:
+                return frame
+
+
+class ReadAhead(Captured):
+    """Reads another source in its own thread, from the first :meth:`read` on.
+
+    Each frame is decoded and prepared while the one before it is being watched. ``drops`` counts as ``replaced`` those not
+    taken in time under ``drop-oldest``. ``paced`` holds the source to ``speed`` times the pace of its timestamps.
+    """
+
+    def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
+        super().__init__(source.name, rule)
+        self._source, self._speed, self.live, self.mode, self.drops = source, speed, paced, source.mode, source.drops
+        self._error: BaseException | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
+        self._starting = threading.Lock()  # nothing is dropped, and no time passes, before the first read
+
+    def _run(self) -> None:
+        try:
+            origin: float | None = None
+            for frame in self._source:
+                if self.live:
+                    origin = time.monotonic() - frame.time_s / self._speed if origin is None else origin
+                    early = origin + frame.time_s / self._speed - time.monotonic()
+                    self._closing.wait(max(0.0, early))
+                    origin -= early if early < -LATE_S else 0.0
+                    if frame.timer is not None:
+                        frame.timer.resume()
+                if self._closing.is_set():
+                    break
+                self.state = State.RUNNING
+                self._put(frame)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._source.close()
+            self.state = State.FAILED if self._error else State.ENDED
+            self._slot.close()
+
+    def read(self) -> Frame | None:
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
+        if (frame := super().read()) is None and self._error is not None:
+            raise self._error
+        return frame
+
+    def skip(self, time_s: float) -> bool:
+        return self._source.skip(time_s)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._slot.close()
+        self._source.interrupt()
+        with self._starting:
+            if self._thread.ident is None:
+                self._source.close()
+            else:
+                self._thread.join(timeout=2)
+        super().close()
 
 
 class Backoff:
@@ -30,8 +137,7 @@ class Backoff:
     """
 
     def __init__(self, first_s: float, longest_s: float, seed: int | None = None) -> None:
-        self._first, self._longest = first_s, longest_s
-        self._random = random.Random(seed)
+        self._first, self._longest, self._random = first_s, longest_s, random.Random(seed)
         self.reset()
 
     def reset(self) -> None:
@@ -63,22 +169,12 @@ class Link:
         self.keyed = False  # a keyframe has come
         self.holding = False  # its thread waits for the frame's reader, not for the camera
         self.moved_s = self.opened_s = time.monotonic()  # when it began, opened, or brought a whole picture; when it opened
-        self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+        self.thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
+        self.thread.start()
 
     def quiet_s(self) -> float:
         """Return the seconds since it last moved."""
         return 0.0 if self.holding else time.monotonic() - self.moved_s
-
-    def abandon(self) -> None:
-        self.abandoned = True
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
@@ -103,17 +199,12 @@ class Link:
                 if not grabbed.corrupt:
                     self.moved_s = time.monotonic()
                 self._deliver(self, connection, grabbed)
-            self.finished = connection.finished
-            self.problem = connection.problem
+            self.finished, self.problem = connection.finished, connection.problem
         finally:
             connection.close()
 
 
-POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
-ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
-
-
-class LiveSource(Source):
+class LiveSource(Captured):
     """Reads what ``connect`` opens. Raises SourceError, one line, when the first connection fails, unless ``options.wait``.
 
     Frames are captured whether :meth:`read` is called or not. Times are seconds since the first ``read``, by the monotonic
@@ -126,9 +217,8 @@ class LiveSource(Source):
     _origin: float | None = None  # of the frames' times: the first read
 
     def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
-        self.name, self.rule = name, options.rule or "drop-oldest"
-        self._connect, self._options = connect, options
-        self._slot, self._sampler = Slot(self.rule), FrameSampler(options.fps)
+        super().__init__(name, options.rule or "drop-oldest")
+        self._connect, self._options, self._sampler = connect, options, FrameSampler(options.fps)
         self._backoff = Backoff(*options.backoff_s, seed=options.seed)
         self._changed = threading.Condition()
         self._closing = False
@@ -141,10 +231,7 @@ class LiveSource(Source):
     def read(self) -> Frame | None:
         if self._origin is None:
             self._origin = time.monotonic()
-        while True:
-            over = self.state is State.ENDED
-            if (frame := self._slot.take(POLL_S)) is not None or over:
-                return frame
+        return super().read()
 
     def skip(self, time_s: float) -> bool:
         return False
@@ -153,11 +240,11 @@ class LiveSource(Source):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._link.abandon()
+        self._link.abandoned = True
         self._slot.close()
         self._supervisor.join(timeout=2)
-        self._link.abandon()  # it may have been opened meanwhile
-        self._link.join(timeout_s=2)
+        self._link.abandoned = True  # it may have been opened meanwhile
+        self._link.thread.join(timeout=2)
         super().close()
 
     def _dial(self) -> Link:
@@ -170,7 +257,7 @@ class LiveSource(Source):
             self._changed.wait_for(lambda: link.opened or link.over, limit)
         if link.opened or (self._options.wait and not link.refused):
             return
-        link.abandon()
+        link.abandoned = True
         self.state = State.FAILED
         problem = link.problem or f"no answer within {limit:g} s (--open-timeout)"
         raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; --wait waits until it is there"))
@@ -182,27 +269,20 @@ class LiveSource(Source):
             self._watch(link)
             if self._closing or link.finished:
                 break
-            self._give_up(link)
-            self._redial()
+            with self._changed:
+                link.abandoned = True
+                self._adrift.append(link)
+                self.problem = link.problem or "the camera closed the connection"
+                if self.state is not State.INITIALISING:
+                    self.state = State.RECONNECTING
+            while self._link is link and not self._closing:
+                self._rest()
+                try:
+                    self._link = link if self._closing else self._dial()
+                except RuntimeError as error:  # the machine has no thread left for it now
+                    self.problem = str(error)
         self.state = State.ENDED
         self._slot.close()
-
-    def _redial(self) -> None:
-        while not self._closing:
-            self._rest()
-            try:
-                self._link = self._link if self._closing else self._dial()
-                return
-            except RuntimeError as error:  # the machine has no thread left for it now
-                self.problem = str(error)
-
-    def _give_up(self, link: Link) -> None:
-        with self._changed:
-            link.abandon()
-            self._adrift.append(link)
-            self.problem = link.problem or "the camera closed the connection"
-            if self.state is not State.INITIALISING:
-                self.state = State.RECONNECTING
 
     def _watch(self, link: Link) -> None:
         """Return when the link is over or has been quiet for too long; set the state when it stalls."""
@@ -224,7 +304,7 @@ class LiveSource(Source):
         end = time.monotonic() + self._backoff.pause()
         with self._changed:
             while not self._closing:
-                self._adrift = [link for link in self._adrift if link.alive]
+                self._adrift = [link for link in self._adrift if link.thread.is_alive()]
                 left = end - time.monotonic()
                 if left <= 0 and len(self._adrift) < ADRIFT:
                     return
@@ -244,9 +324,7 @@ class LiveSource(Source):
             self.drops["corrupt"] += 1
             return
         link.holding = True
-        frame = Frame(image, time_s, timer=timer)
-        if self._slot.put(self.prepare(frame) if self.prepare else frame):
-            self.drops["replaced"] += 1
+        self._put(Frame(image, time_s, timer=timer))
         link.moved_s, link.holding = time.monotonic(), False
 
     def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:

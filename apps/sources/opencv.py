@@ -6,9 +6,8 @@ import os
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Connection, Grabbed
+from edgevlm.apps.sources.base import Connection, Grabbed, Image
 from edgevlm.errors import UserError
 from edgevlm.packages import install
 from edgevlm.runtime.preprocess import MOST_PIXELS
@@ -32,14 +31,12 @@ def load_cv2() -> Any:
     try:
         import cv2
     except ImportError:
-        raise UserError(
-            f"reading cameras and video files needs OpenCV: {install('cpu')}, or on a Jetson the platform's own build"
-        ) from None
+        raise UserError(f"reading cameras and video files needs OpenCV: {install('cpu')}, or a Jetson's own build") from None
     return cv2
 
 
 class Capture(Connection):
-    """A video file, a Video4Linux device or a GStreamer pipeline, by OpenCV's VideoCapture, which takes the arguments."""
+    """A video file or a Video4Linux device, by OpenCV's VideoCapture, which takes the arguments."""
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()
@@ -56,7 +53,7 @@ class Capture(Connection):
     def grab(self) -> Grabbed | None:
         return Grabbed(self.property("POS_MSEC") / 1e3 or None) if self._capture.grab() else None
 
-    def retrieve(self) -> NDArray[np.uint8] | None:
+    def retrieve(self) -> Image | None:
         decoded, image = self._capture.retrieve()
         return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)) if decoded else None
 
@@ -64,7 +61,7 @@ class Capture(Connection):
         self._capture.release()
 
 
-def decode_picture(data: bytes) -> NDArray[np.uint8] | None:
+def decode_picture(data: bytes) -> Image | None:
     """Decode a picture of any kind that OpenCV reads to uint8 RGB ``[H, W, 3]``, turned as its EXIF says.
 
     None where it is damaged or has more than MOST_PIXELS.

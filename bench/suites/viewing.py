@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edgevlm.apps.sources.video import VideoSource
+from edgevlm.apps.sources.recordings import VideoSource
 from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS
 from edgevlm.bench.suites.scoring import Record, marks_of

@@ -67,7 +67,7 @@ def validate(line):
         (["plan"], {"plan"}),
         (["models"], {"model"}),
         (["doctor"], {"finding"}),
-        (["cameras"], {"camera", "ability"}),
+        (["cameras"], {"camera"}),
         (["power", "--seconds", "0.1", "--interval", "0.05"], {"power"}),
         (["policies"], {"policy"}),
         (["policies", "auto"], {"policy"}),

@@ -10,7 +10,7 @@ import pytest
 from published import make_clip
 
 from edgevlm import Session
-from edgevlm.apps.sources.video import VideoSource
+from edgevlm.apps.sources.recordings import VideoSource
 from edgevlm.runtime.budget import TextBudget
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from faults import cameras
 ENDLESS = """
 import threading, psutil
 from http.client import HTTPMessage
-from edgevlm.apps.sources.ffmpeg import MultipartConnection
+from edgevlm.apps.sources.network import MultipartConnection
 
 class Response:
     def __init__(self):

@@ -143,7 +143,7 @@ def record(data: bytes) -> None:
 def stdin(data: bytes) -> None:
     descriptor = os.open(put(data, "stdin"), os.O_RDONLY)
     try:
-        source = of("apps.sources.stdin", "StdinSource")(None, None, descriptor)
+        source = of("apps.sources.recordings", "StdinSource")(None, None, descriptor)
         for _ in range(64):
             if source.read() is None:
                 break
@@ -159,7 +159,7 @@ class Response:
 
 
 def multipart(data: bytes) -> None:
-    connection = of("apps.sources.ffmpeg", "MultipartConnection")(Response(data), 30.0)
+    connection = of("apps.sources.network", "MultipartConnection")(Response(data), 30.0)
     while connection.grab() is not None:
         connection.retrieve()
     connection.close()
@@ -274,7 +274,7 @@ def words(data: bytes) -> None:
     readers = [
         ("runtime.settings", "parse_budget"), ("apps.run.clock", "moment"),
         ("apps.run.clock", "split_window"), ("apps.sources.network", "split_address"), ("apps.serve.chat", "stream_of"),
-        ("apps.sources.gstreamer", "is_pipeline"), ("apps.sources.folder", "natural"),
+        ("apps.sources.gstreamer", "is_pipeline"), ("apps.sources.recordings", "natural"),
     ]  # fmt: skip
     for module, name in readers:
         allow(of(module, name), text)

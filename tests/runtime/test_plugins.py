@@ -51,7 +51,7 @@ def test_a_stale_egg_info_beside_the_sources_hides_nothing(tmp_path, monkeypatch
         assert names(group, own=True) == all_of
 
 
-@pytest.mark.parametrize("group", ["engines", "families", "policies", "precisions", "sources"])
+@pytest.mark.parametrize("group", ["engines", "families", "policies", "precisions"])
 def test_all_of_our_own_can_be_loaded(group):
     for name in names(group):
         with suppress(UserError) if name == "tensorrt" else nullcontext():

@@ -21,7 +21,7 @@ HEALTHY = {"onnxruntime-gpu": "1.23.2", "opencv-python": "4.11"}
 
 @pytest.fixture(autouse=True)
 def _no_cameras(monkeypatch):
-    monkeypatch.setattr(listing, "look_around", lambda root: listing.Found())
+    monkeypatch.setattr(listing, "look_around", lambda root: [listing.CameraEntry("demo", "demo", "the world", None)])
 
 
 def machine(root, packages=HEALTHY, said=PROVIDERS, **options):
@@ -173,7 +173,7 @@ def test_each_camera_is_told_with_its_reason(tmp_path, monkeypatch):
         listing.CameraEntry("/dev/video0", "usb", "A webcam", None),
         listing.CameraEntry("/dev/video2", "usb", "Another", "is in use by obs (process 7); end that one"),
     ]
-    monkeypatch.setattr(listing, "look_around", lambda root: listing.Found(entries))
+    monkeypatch.setattr(listing, "look_around", lambda root: entries)
     good, bad = findings(machine(tmp_path))["cameras"]
     assert (good.status, good.found) == ("ok", "/dev/video0 (A webcam) gives pictures")
     assert (bad.status, bad.fix) == ("warn", "end that one")

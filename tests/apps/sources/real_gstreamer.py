@@ -17,9 +17,9 @@ RED = (
 )
 
 
-@pytest.mark.parametrize("end", ["", " ! videoconvert ! video/x-raw,format=BGRx ! appsink sync=false", " ! videoconvert !"])
+@pytest.mark.parametrize("end", ["", " ! videoconvert ! video/x-raw,format=BGRx", " ! videoconvert !"])
 def test_a_real_pipeline_gives_its_pictures_and_ends(end):
-    pipeline = gstreamer.GstPipeline(gstreamer.with_sink(RED + end, "RGB").replace("drop=true", "drop=false"), OPTIONS)
+    pipeline = gstreamer.GstPipeline(RED + end, OPTIONS, newest=False)
     stamps = []
     while (grabbed := pipeline.grab()) is not None:
         stamps.append(grabbed.stamp_s)
@@ -34,11 +34,9 @@ def test_a_real_pipeline_gives_its_pictures_and_ends(end):
 @pytest.mark.parametrize(
     ("pipeline", "says"),
     [
-        ("nosuchelement ! fakesink", "no such pipeline .*nosuchelement"),
-        ("videotestsrc ! fakesink", "no appsink"),
-        ("videotestsrc ! video/x-raw,format=NV12 ! appsink", "gives NV12; put videoconvert"),
-        ("filesrc location=/nowhere.mp4 ! decodebin ! appsink", "does not run"),
-        ("v4l2src device=/dev/video99 ! appsink", "does not run: .*/dev/video99"),
+        ("nosuchelement ! identity", "no such pipeline .*nosuchelement"),
+        ("filesrc location=/nowhere.mp4 ! decodebin", "does not run"),
+        ("v4l2src device=/dev/video99 ! identity", "does not run: .*/dev/video99"),
     ],
 )
 def test_a_real_pipeline_that_does_not_run_is_one_line(pipeline, says):

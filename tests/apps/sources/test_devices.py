@@ -1,123 +1,22 @@
-"""Cameras of a machine made of files: what is found, what it says of itself, and why it cannot be used."""
+"""Cameras of a machine made of files: what is found, what it is opened with, and why it cannot be used."""
 
 import errno
-import shutil
+import json
 import subprocess
+import sys
 
 import pytest
-from kernel import META, Camera, Machine
+from kernel import BUSY, DENIED, GONE, Machine
 
-from edgevlm.apps.sources import devices as v4l2
+from edgevlm.apps.doctor import cameras
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.devices import UsbConnection, device_path, devices, probe
+from edgevlm.apps.sources.devices import UsbConnection, device_path, devices
 from edgevlm.errors import SourceError
-
-HEADER = """
-#include <linux/videodev2.h>
-#include <stddef.h>
-#include <stdio.h>
-int main(void) {
-    printf("%zu %zu %zu %zu\\n", VIDIOC_QUERYCAP, VIDIOC_ENUM_FMT, VIDIOC_ENUM_FRAMESIZES, VIDIOC_ENUM_FRAMEINTERVALS);
-    printf("%zu %zu %zu %zu\\n", sizeof(struct v4l2_capability), sizeof(struct v4l2_fmtdesc),
-           sizeof(struct v4l2_frmsizeenum), sizeof(struct v4l2_frmivalenum));
-    printf("%zu %zu %zu %zu\\n", offsetof(struct v4l2_capability, device_caps), offsetof(struct v4l2_fmtdesc, pixelformat),
-           offsetof(struct v4l2_frmsizeenum, discrete), offsetof(struct v4l2_frmivalenum, discrete));
-}
-"""
 
 
 @pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path)
-
-
-def test_requests_and_structures_are_the_kernels(tmp_path):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to ask linux/videodev2.h with")
-    (tmp_path / "ask.c").write_text(HEADER)
-    built = subprocess.run([compiler, "-w", "-o", tmp_path / "ask", tmp_path / "ask.c"], capture_output=True, check=False)
-    if built.returncode:
-        pytest.skip("linux/videodev2.h is not installed")
-    said = subprocess.run([tmp_path / "ask"], capture_output=True, text=True, check=True).stdout.splitlines()
-    requests, sizes, offsets = ([int(number) for number in line.split()] for line in said)
-    assert requests == [v4l2.QUERYCAP, v4l2.ENUM_FMT, v4l2.ENUM_FRAMESIZES, v4l2.ENUM_FRAMEINTERVALS]
-    layouts = (v4l2.CAPABILITY, v4l2.FORMAT, v4l2.FRAME_SIZE, v4l2.FRAME_INTERVAL)
-    assert sizes == [layout.size for layout in layouts]
-    for layout, offset, field in zip(layouts, offsets, (5, 4, 3, 5), strict=True):
-        fields = [b"" if code.endswith("s") else 0 for code in ("16s", "32s", "32s")] if layout is v4l2.CAPABILITY else []
-        if layout is v4l2.FORMAT:
-            fields = [0, 0, 0, b""]
-        count = len(layout.unpack(bytes(layout.size)))
-        fields += [0] * (count - len(fields))
-        fields[field] = 0x01020304
-        assert layout.pack(*fields)[offset : offset + 4] == b"\x04\x03\x02\x01"
-
-
-def test_devices_come_by_number_with_their_names(machine):
-    for number in (10, 2):
-        machine.add(number, Camera(card=f"Webcam {number}"), link=f"usb-Maker_Webcam-{number}" if number == 2 else None)
-    machine.add(3, Camera(card="vi-output, imx219 9-0010", driver="tegra-video"), bus="platform/vi")
-    (machine.root / "dev" / "video-dec0").touch()
-    found = devices(machine.root)
-    assert [(device.path.name, device.name, device.bus) for device in found] == [
-        ("video2", "Webcam 2", "usb"),
-        ("video3", "vi-output, imx219 9-0010", "platform"),
-        ("video10", "Webcam 10", "usb"),
-    ]
-    assert [link.name for link in found[0].links] == ["usb-Maker_Webcam-2"]
-
-
-@pytest.mark.parametrize("ranges", [False, True])
-def test_a_camera_says_its_modes(machine, ranges):
-    machine.add(0, Camera(ranges=ranges))
-    (device,) = devices(machine.root)
-    probed = probe(device, machine.root, machine.ioctl)
-    assert probed.problem is None
-    assert (probed.described.driver, probed.described.card) == ("uvcvideo", "HD Webcam")
-    assert [str(mode) for mode in probed.described.modes] == [
-        "MJPG 1280x720 at 30", "MJPG 640x480 at 30", "YUYV 640x480 at 30",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("camera", "says"),
-    [
-        (Camera(caps=META), "captures no pictures"),
-        (Camera(fails=errno.ENOTTY), "is no Video4Linux device"),
-        (Camera(fails=errno.EBUSY), "in use by another program"),
-        (Camera(fails=errno.ENODEV), "was unplugged"),
-        (Camera(fails=errno.EACCES), "usermod -aG video"),
-        (Camera(fails=errno.EIO), "cannot be opened (Input/output error)"),
-    ],
-)
-def test_each_failure_has_a_reason(machine, camera, says):
-    machine.add(0, camera)
-    problem = probe(devices(machine.root)[0], machine.root, machine.ioctl).problem
-    assert says in problem
-    assert "\n" not in problem
-
-
-def test_a_camera_is_looked_through_when_it_captures(machine):
-    node = machine.add(0)
-    machine.add(1, Camera(caps=META))
-    machine.add(2, Camera(driver="tegra-video"))
-    seen = []
-    see = lambda path: seen.append(path.name) or "gives no picture"  # noqa: E731
-    problems = [probe(device, machine.root, machine.ioctl, see).problem for device in devices(machine.root)]
-    assert seen == ["video0"], "and no node for metadata, nor a sensor of the platform"
-    assert problems[0] == "gives no picture"
-    machine.hold(node, 77, "zoom")
-    assert "in use by zoom" in probe(devices(machine.root)[0], machine.root, machine.ioctl, see).problem
-
-
-def test_an_index_a_path_and_a_link_name_the_node(machine):
-    node = machine.add(4, link="usb-Maker_Webcam")
-    link = machine.root / "dev" / "v4l" / "by-id" / "usb-Maker_Webcam"
-    assert device_path("4", machine.root) == node
-    assert device_path(str(link), machine.root).samefile(node)
-    with pytest.raises(SourceError, match=r"there is no .*/dev/video7 \(cameras here: .*/dev/video4\)"):
-        device_path("7", machine.root)
+def machine(tmp_path, monkeypatch):
+    return Machine(tmp_path, monkeypatch)
 
 
 class FakeCapture:
@@ -141,6 +40,9 @@ class FakeCapture:
     def grab(self):
         return True
 
+    def retrieve(self):
+        return False, None
+
     def release(self):
         pass
 
@@ -157,6 +59,47 @@ def capture(monkeypatch):
     return fake
 
 
+def test_devices_come_by_number_with_their_names(machine):
+    for number in (10, 2):
+        machine.add(number, f"Webcam {number}", link=f"usb-Maker_Webcam-{number}" if number == 2 else None)
+    machine.add(3, "vi-output, imx219 9-0010", bus="platform/vi")
+    (machine.root / "dev" / "video-dec0").touch()
+    found = devices(machine.root)
+    assert [(device.path.name, device.name, device.bus) for device in found] == [
+        ("video2", "Webcam 2", "usb"),
+        ("video3", "vi-output, imx219 9-0010", "platform"),
+        ("video10", "Webcam 10", "usb"),
+    ]
+    assert [link.name for link in found[0].links] == ["usb-Maker_Webcam-2"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        (None, "captures no pictures"),
+        (BUSY, "in use by another program"),
+        (GONE, "was unplugged"),
+        (DENIED, "usermod -aG video"),
+        (errno.EIO, "cannot be opened (Input/output error)"),
+    ],
+)
+def test_each_failure_has_a_reason(machine, capture, fails, says):
+    capture.opened = False
+    machine.add(0, fails=fails)
+    with pytest.raises(SourceError) as caught:
+        UsbConnection("0", SourceOptions(), machine.root)
+    assert says in str(caught.value)
+
+
+def test_an_index_a_path_and_a_link_name_the_node(machine):
+    node = machine.add(4, link="usb-Maker_Webcam")
+    link = machine.root / "dev" / "v4l" / "by-id" / "usb-Maker_Webcam"
+    assert device_path("4", machine.root) == node
+    assert device_path(str(link), machine.root).samefile(node)
+    with pytest.raises(SourceError, match=r"there is no .*/dev/video7 \(cameras here: .*/dev/video4\)"):
+        device_path("7", machine.root)
+
+
 def test_what_is_asked_for_is_set_while_it_opens_and_what_was_taken_is_said(machine, capture):
     cv2, node = capture.cv2, machine.add(0)
     wanted = SourceOptions(size=(1920, 1080), camera_fps=30, pixel_format="MJPG")
@@ -166,7 +109,28 @@ def test_what_is_asked_for_is_set_while_it_opens_and_what_was_taken_is_said(mach
     assert dict(capture.asked)[cv2.CAP_PROP_FRAME_HEIGHT] == 1080
     assert dict(capture.asked)[cv2.CAP_PROP_FPS] == 30
     assert dict(capture.asked)[cv2.CAP_PROP_BUFFERSIZE] == 1
-    assert connection.mode == "1280x720 at 30 fps, MJPG (asked for 1920x1080)"
+    assert connection.mode == "1280x720 at 30 fps, MJPG"
     assert connection.grab().stamp_s == 1.5
-    assert UsbConnection("0", SourceOptions(), machine.root).mode == "1280x720 at 30 fps, MJPG"
-    assert [name for name, _ in capture.asked] == [cv2.CAP_PROP_BUFFERSIZE]
+
+
+def test_the_list_has_a_line_for_each_with_its_reason(machine, capture):
+    machine.hold(machine.add(0, link="usb-Maker_Webcam"), 77, "zoom")
+    machine.add(1, "vi-output, imx219 9-0010", bus="platform/vi")
+    machine.add(2, "vi-output, imx477 10-001a", bus="platform/vi2")
+    lines = [json.loads(line) for line in cameras.list_cameras(True, machine.root)]
+    found = [(line["camera"].removeprefix(str(machine.root)), line["kind"], line["usable"]) for line in lines]
+    assert found == [
+        ("demo", "demo", True), ("/dev/video0", "usb", False), ("csi://0", "csi", False), ("csi://1", "csi", False),
+    ]  # fmt: skip
+    assert lines[1]["links"] == [str(machine.root / "dev/v4l/by-id/usb-Maker_Webcam")]
+    assert "in use by zoom" in lines[1]["reason"]
+    assert lines[3]["name"] == "vi-output, imx477 10-001a"
+
+
+def test_this_machine():
+    command = [sys.executable, "-m", "edgevlm", "cameras", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert lines[0]["camera"] == "demo"
+    assert all((line["reason"] is None) == line["usable"] for line in lines)

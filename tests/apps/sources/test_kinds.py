@@ -13,7 +13,7 @@ from edgevlm import Session
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.sources import SourceOptions, comes_to_an_end, kind_of, open_source
 from edgevlm.apps.sources.base import State
-from edgevlm.apps.sources.folder import FolderSource
+from edgevlm.apps.sources.recordings import FolderSource
 from edgevlm.cli import app
 from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import names

@@ -13,8 +13,7 @@ from edgevlm.apps.run.process import SourceStatus
 from edgevlm.apps.sources import SourceError, SourceOptions, State
 from edgevlm.apps.sources import live as live_module
 from edgevlm.apps.sources.base import Connection, Frame, Grabbed
-from edgevlm.apps.sources.buffer import Slot
-from edgevlm.apps.sources.live import ADRIFT, Backoff, LiveSource
+from edgevlm.apps.sources.live import ADRIFT, Backoff, LiveSource, Slot
 from edgevlm.errors import SourceRefused
 
 OPTIONS = SourceOptions(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
-from edgevlm.apps.sources.ffmpeg import FfmpegConnection
+from edgevlm.apps.sources.network import connect
 
 av = pytest.importorskip("av")
 FRAMES, RATE = 30, 20
@@ -83,7 +83,7 @@ def test_a_list_from_the_network_names_no_files(address, tmp_path):
     (tmp_path / "list.txt").write_text(f"ffconcat version 1.0\nfile {address}/clip.mp4\n")
     for url in (f"{address}/list.m3u8", f"{address}/list.txt", f"file://{tmp_path}/clip.mp4"):
         with pytest.raises(SourceError):
-            FfmpegConnection(url, SourceOptions(open_timeout_s=3, read_timeout_s=3))
+            connect(url, SourceOptions(open_timeout_s=3, read_timeout_s=3))
 
 
 @pytest.mark.parametrize("kind", ["device", "pipe"])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
-from edgevlm.apps.sources.base import LEAST_S, Frame, FrameSampler, Source, State
-from edgevlm.apps.sources.buffer import ReadAhead
-from edgevlm.apps.sources.video import JUMP_S, RecordedClock
+from edgevlm.apps.sources.base import Frame, FrameSampler, Source, State
+from edgevlm.apps.sources.live import ReadAhead
+from edgevlm.apps.sources.recordings import JUMP_S, LEAST_S, RecordedClock
 from edgevlm.errors import UserError
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from edgevlm.apps.run.comparison import ComparisonView, Lane
 from edgevlm.apps.run.memory_view import MemoryView, StripView
-from edgevlm.apps.sources.base import Fact
 from edgevlm.apps.terminal.panel import comparison_panel, draw, watching_panel
+from edgevlm.calib.demo.scene import Fact
 
 IMAGE = np.zeros((56, 56, 3), np.uint8)
 FACTS = tuple(Fact(f"red {shape}", f"where was the red {shape}?", "top left", 3.0) for shape in ("star", "heart", "ring"))

@@ -3,7 +3,7 @@
 import pytest
 from published import make_clip
 
-from edgevlm.apps.sources.video import VideoSource
+from edgevlm.apps.sources.recordings import VideoSource
 from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
 from edgevlm.bench.suites.run import is_answered
 from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker, Viewer
