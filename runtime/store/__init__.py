@@ -1,7 +1,6 @@
 """Where rows go when they leave the device: blocks by number, in host memory and one file."""
 
 from edgevlm.runtime.store.block import Block, joined
-from edgevlm.runtime.store.store import Store, StoreSettings, StoreUse
-from edgevlm.runtime.store.tables import StoreStats
+from edgevlm.runtime.store.store import Store, StoreSettings, StoreStats, StoreUse
 
 __all__ = ["Block", "Store", "StoreSettings", "StoreStats", "StoreUse", "joined"]

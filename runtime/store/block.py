@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 ALIGNMENT = 64
 HEADER = struct.Struct("<4sHHqQqIIII16x")
-# magic, dtype, axes, number, stamp, bytes of the record, heads, rows, head_dim, CRC-32 of the rest of header and record
 MAGIC = b"EVB2"
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int8))
 _CHECKSUM = slice(44, 48)
@@ -62,10 +61,10 @@ def joined(blocks: Sequence[Block]) -> Block:
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHeader:
-    """The header of a record. stamp: unique. nbytes: of the record, header and padding included."""
+class RecordHeader(NamedTuple):
+    """The header of a record. stamp: unique. nbytes: of the record, header and padding included. checksum: CRC-32."""
 
+    magic: bytes
     dtype: int
     axes: int
     number: int
@@ -84,10 +83,6 @@ class BlockRecord:
     buffer: NDArray[np.uint8]
     block: Block
 
-    @property
-    def nbytes(self) -> int:
-        return self.buffer.nbytes
-
     @staticmethod
     def of(block: Block) -> BlockRecord:
         """Copy a block. Raises ValueError for a dtype that no cache has."""
@@ -95,9 +90,9 @@ class BlockRecord:
         buffer = np.empty(record_bytes(block), np.uint8)
         buffer[HEADER.size + block.nbytes :] = 0
         dtype, axes = DTYPES.index(block.key.dtype), block.position.shape[2]
-        header = (dtype, axes, 0, 0, buffer.nbytes, heads, rows, head_dim, 0)
-        buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, *header), np.uint8)
-        views = _views(buffer, RecordHeader(*header))
+        header = RecordHeader(MAGIC, dtype, axes, 0, 0, buffer.nbytes, heads, rows, head_dim, 0)
+        buffer[: HEADER.size] = np.frombuffer(HEADER.pack(*header), np.uint8)
+        views = _views(buffer, header)
         for view, part in zip(views.parts, block.parts, strict=True):
             view[:] = part
             view.flags.writeable = False
@@ -117,10 +112,10 @@ def record_bytes(block: Block) -> int:
 
 def header_of(data: bytes) -> RecordHeader | None:
     """Return the header at the start of ``data``, its checksum not verified; None for anything else."""
-    if len(data) < HEADER.size or data[:4] != MAGIC:
+    if len(data) < HEADER.size:
         return None
-    header = RecordHeader(*HEADER.unpack_from(data)[1:])
-    return header if header.dtype < len(DTYPES) else None
+    header = RecordHeader(*HEADER.unpack_from(data))
+    return header if header.magic == MAGIC and header.dtype < len(DTYPES) else None
 
 
 def read_record(data: bytes, stamp: int) -> Block | None:
@@ -128,7 +123,7 @@ def read_record(data: bytes, stamp: int) -> Block | None:
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None
-    row = 20 + 4 * header.axes + 2 * header.head_dim * np.dtype(DTYPES[header.dtype]).itemsize
+    row = 20 + 4 * header.axes + 2 * header.head_dim * DTYPES[header.dtype].itemsize
     if HEADER.size + header.heads * header.rows * row > len(data) or max(header.heads, header.head_dim) > _MOST:
         return None
     view = memoryview(data)

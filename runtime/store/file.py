@@ -8,8 +8,8 @@ import os
 import struct
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 from edgevlm.errors import UserError
@@ -23,8 +23,7 @@ START = 4096  # where records begin
 STEP = 16 << 20  # bytes that the file grows by
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The place of a record, and the stamp that it has unless it was overwritten."""
 
     offset: int
@@ -42,27 +41,19 @@ class StoreFile:
     """
 
     def __init__(self, path: str | Path, identity: str, limit: int) -> None:
-        self.path, self.limit = Path(path), limit
+        self.path, self.limit, self._handle = Path(path), limit, -1
         self.name = "the temporary store" if str(path) == TEMPORARY else str(path)
-        self._identity = hashlib.sha256(identity.encode()).digest()
         try:
-            self._handle = _nameless() if str(path) == TEMPORARY else _opened(self.path)
-        except OSError as error:
-            raise UserError(f"{self.name}: cannot be made ({error.strerror}); {self._elsewhere}") from None
-        try:
-            self._begin()
+            self._handle = _nameless() if str(path) == TEMPORARY else os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
+            self._begin(hashlib.sha256(identity.encode()).digest())
         except OSError as error:
             self.close()
-            raise UserError(f"{self.name}: cannot be written ({error.strerror}); {self._elsewhere}") from None
+            raise UserError(f"{self.name}: cannot be made or written ({error.strerror}); choose another folder") from None
         except BaseException:
             self.close()
             raise
 
-    @property
-    def _elsewhere(self) -> str:
-        return "set TMPDIR to another folder" if str(self.path) == TEMPORARY else "choose another folder"
-
-    def _begin(self) -> None:
+    def _begin(self, identity: bytes) -> None:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,7 +62,7 @@ class StoreFile:
         start = os.pread(self._handle, HEADER.size, 0)
         if not start.strip(b"\0"):  # new, or its first write was never seen by the disk
             self.token = int.from_bytes(os.urandom(8), "little")
-            self.write(_header(self.token, self._identity).ljust(START, b"\0"), 0)
+            self.write(_header(self.token, identity).ljust(START, b"\0"), 0)
             return
         if len(start) < HEADER.size or not start.startswith(MAGIC):
             raise UserError(f"{self.name}: is not a store of edgevlm; move it away, or choose another folder")
@@ -80,32 +71,31 @@ class StoreFile:
             raise UserError(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
         if start != _header(self.token, owner):
             raise UserError(f"{self.name}: is damaged at its start; remove it, and what lies in it is lost")
-        if owner != self._identity:
-            same = "run with the same settings as before, or choose another folder"
-            raise UserError(f"{self.name}: holds the blocks of another stream; {same}")
+        if owner != identity:
+            raise UserError(f"{self.name}: holds the blocks of another stream; run with its settings, or choose another folder")
         if self.nbytes > self.limit:
             os.ftruncate(self._handle, self.limit)
             self.nbytes = self.limit
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of ``data``, after allocating what it needs. Raises OSError."""
-        end = offset + len(data)
-        if end > self.nbytes:
-            self._grow(end)
+        if (end := offset + len(data)) > self.nbytes:
+            step = min(-(-end // STEP) * STEP, self.limit)
+            try:
+                os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
+                self.nbytes = step
+            except OSError:  # the disk may still have as much as is needed
+                os.posix_fallocate(self._handle, self.nbytes, end - self.nbytes)
+                self.nbytes = end
         rest = memoryview(data)
         while rest:
             done = os.pwrite(self._handle, rest, offset)
             rest, offset = rest[done:], offset + done
 
-    def _grow(self, end: int) -> None:
-        """Grow by a step, or by as much as is needed if the disk has no more."""
-        step = min(-(-end // STEP) * STEP, self.limit)
-        try:
-            os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
-            self.nbytes = step
-        except OSError:
-            os.posix_fallocate(self._handle, self.nbytes, end - self.nbytes)
-            self.nbytes = end
+    def expect(self, extent: Extent) -> None:
+        """Let the kernel begin to read a record."""
+        with suppress(OSError):
+            os.posix_fadvise(self._handle, extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, extent: Extent) -> bytes:
         """Return a record; less of it if the file ends or cannot be read."""
@@ -129,10 +119,6 @@ class StoreFile:
 def _header(token: int, owner: bytes) -> bytes:
     bare = HEADER.pack(MAGIC, FORMAT, 0, token, owner)
     return HEADER.pack(MAGIC, FORMAT, crc32(bare), token, owner)
-
-
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
 
 
 def _nameless() -> int:

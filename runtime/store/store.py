@@ -1,24 +1,37 @@
-"""A store of blocks in host memory and one file: written through, read ahead, both within their bytes."""
+"""A store of blocks in host memory and one file: written behind, read ahead, both within their bytes."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.store.block import ALIGNMENT, Block, BlockRecord, joined
-from edgevlm.runtime.store.file import StoreFile
-from edgevlm.runtime.store.tables import StoreStats, StoreTables
-from edgevlm.runtime.store.threads import PATIENCE_S, RETRY_S, Readers, Writer
+from edgevlm.runtime.files import reason
+from edgevlm.runtime.store.block import ALIGNMENT, HEADER, Block, BlockRecord, header_of, joined, read_record, record_bytes
+from edgevlm.runtime.store.file import START, Extent, StoreFile
 
 MIN_BYTES = 1_000_000
+READERS = 2
+PATIENCE_S = 10.0  # that the caller waits for one write
+RETRY_S = 30.0  # from one try to the next while the disk fails
+CROWDED = 0.75  # of the file: with more in use the oldest blocks are lost; up to it, a byte written costs up to three more
+CLEARED = 1 << 20  # bytes of the file that are cleared at a time
+MIN_ROWS = 64  # of the table
+_REMOVED = -1  # instead of an offset; 0: not in the file
+_PLACE = np.dtype([("offset", np.int64), ("nbytes", np.int64), ("stamp", np.uint64)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,19 @@ class StoreSettings:
             raise UserError(f"--store-bytes {self.file_bytes:,} is too little; give 1M or more, or 0 for no file")
 
 
+@dataclass(slots=True)
+class StoreStats:
+    """Counted since the store was opened. hits, bytes_host: of ``get`` in host memory."""
+
+    hits: int = 0
+    bytes_host: int = 0
+    bytes_disk: int = 0  # read from the file
+    reads: int = 0  # of the file
+    bytes_written: int = 0  # to the file
+    lost: int = 0  # blocks that are gone, for whatever reason, damaged ones included
+    damaged: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StoreUse:
     """Bytes in use now, and what was counted until now."""
@@ -45,6 +71,66 @@ class StoreUse:
     stats: StoreStats
 
 
+class BlockTable:
+    """The place in the file of each block, by number. Numbers come in rising order and leave in any.
+
+    live: bytes of the records that blocks have.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._place = np.zeros(MIN_ROWS, np.int64), np.zeros(MIN_ROWS, _PLACE)
+        self._used = self.live = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._number.nbytes + self._place.nbytes
+
+    def __contains__(self, number: int) -> bool:
+        return self._find(number) >= 0
+
+    def _find(self, number: int) -> int:
+        at = int(self._number[: self._used].searchsorted(number))
+        held = at < self._used and self._number[at] == number and self._place[at]["offset"] != _REMOVED
+        return at if held else -1
+
+    def add(self, number: int) -> None:
+        if self._used == len(self._number):
+            keep = np.flatnonzero(self._place["offset"] != _REMOVED)
+            self._used, rows = len(keep), max(MIN_ROWS, 2 * len(keep)) - len(keep)
+            self._number = np.concatenate([self._number[keep], np.zeros(rows, np.int64)])
+            self._place = np.concatenate([self._place[keep], np.zeros(rows, _PLACE)])
+        self._number[self._used], self._place[self._used] = number, (0, 0, 0)
+        self._used += 1
+
+    def extent(self, number: int) -> Extent | None:
+        """The place of a block in the file; None where it is not there."""
+        at = self._find(number)
+        extent = Extent(*self._place[at].item()) if at >= 0 else None
+        return extent if extent is not None and extent.offset else None
+
+    def place(self, number: int, extent: Extent | None) -> None:
+        """Give a block another place, or none."""
+        at = self._find(number)
+        self.live += (extent.nbytes if extent else 0) - int(self._place[at]["nbytes"])
+        self._place[at] = extent or (0, 0, 0)
+
+    def remove(self, number: int) -> None:
+        self.place(number, None)
+        self._place[self._find(number)]["offset"] = _REMOVED
+
+    def between(self, begin: int, end: int) -> list[tuple[int, Extent]]:
+        """Blocks whose records begin there, and their places, in the order of the file."""
+        place = self._place[: self._used]
+        at = np.flatnonzero((place["offset"] >= begin) & (place["offset"] < end))
+        at = at[np.argsort(place["offset"][at])]
+        return [(number, Extent(*row)) for number, row in zip(self._number[at].tolist(), place[at].tolist(), strict=True)]
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray]:
+        """Numbers and places of all blocks, copies."""
+        held = self._place["offset"][: self._used] != _REMOVED
+        return self._number[: self._used][held], self._place[: self._used][held]
+
+
 class Store:
     """Blocks by number, in host memory and in one file; a block is lost once it is in neither.
 
@@ -52,6 +138,9 @@ class Store:
     without a name; None: host memory only. identity: of the stream. notify: called from any thread with messages for
     the user; by default the logger ``edgevlm``. patience_s: the longest that one write may keep the caller waiting. retry_s:
     between tries while the disk fails.
+
+    Records follow each other in the file from START; one that does not fit before the limit goes to START again. ``_head`` is
+    the place of the next one. Up to ``_cleared`` no block has a record: blocks there were written again, or lost.
 
     Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
     """
@@ -69,33 +158,27 @@ class Store:
         settings = settings or StoreSettings()
         limit = settings.file_bytes // ALIGNMENT * ALIGNMENT
         self._file = StoreFile(path, identity, limit) if path is not None and limit else None
-        self._tables = StoreTables(self._file, settings.host_bytes, notify or logging.getLogger("edgevlm").warning)
-        self._readers = Readers(self._tables)
-        self._writer = Writer(self._tables, self._file, patience_s, retry_s) if self._file is not None else None
-        self._patience_s = patience_s
-        self._next = 0
-
-    @property
-    def stats(self) -> StoreStats:
-        return self._tables.stats
-
-    @property
-    def notify(self) -> Notify:
-        return self._tables.notify
-
-    @notify.setter
-    def notify(self, notify: Notify) -> None:
-        self._tables.notify = notify
-
-    @property
-    def host_limit(self) -> int:
-        """The most bytes of blocks in host memory."""
-        return self._tables.memory.limit
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of blocks in host memory now."""
-        return self._tables.memory.used
+        self.notify = notify or logging.getLogger("edgevlm").warning
+        self.stats, self.host_limit = StoreStats(), settings.host_bytes
+        self.host_bytes = self._unwritten = 0  # bytes of blocks in host memory, and of those that are not in the file
+        self._table, self._next = BlockTable(), 0
+        self._clean: OrderedDict[int, Block] = OrderedDict()  # of the file, the one used last at the end
+        self._dirty: OrderedDict[int, BlockRecord] = OrderedDict()  # not in the file, the same way
+        self._head = self._cleared = START
+        self._stamp = int.from_bytes(os.urandom(8), "little")  # so that no other life of this file has the same stamps
+        self._changed = threading.Condition(threading.RLock())  # over all of this
+        self._editing = threading.Lock()  # over changes of a block that take several steps; before the other
+        self._ahead: dict[int, tuple[Future[Block | None], int]] = {}  # blocks being read ahead, and their bytes
+        self._readers = ThreadPoolExecutor(READERS, "edgevlm-store-read")
+        self._lost: list[int] = []
+        self._messages: list[str] = []
+        self._noted: set[str] = set()
+        self._patience_s, self._retry_s = patience_s, retry_s
+        self._failing = self._closing = False
+        self._retry_at, self._handled, self._waiting = 0.0, 0, 0
+        self._writer = threading.Thread(target=self._write_all, name="edgevlm-store-write", daemon=True)
+        if self._file is not None:
+            self._writer.start()
 
     @property
     def file_bytes(self) -> int:
@@ -104,120 +187,120 @@ class Store:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the tables, which grow with the blocks."""
-        return self._tables.ring.nbytes
+        """Bytes of the table, which grows with the blocks."""
+        return self._table.nbytes
 
     def put(self, block: Block) -> int:
         """Keep a copy of a block; returns its number, counted from 0. Never raises for a disk that fails."""
-        tables, record = self._tables, BlockRecord.of(block)
-        with tables.changed:
-            self._evict_for(record.nbytes)
+        record = BlockRecord.of(block)
+        with self._changed:
+            self._make_room(record.buffer.nbytes)
             number, self._next = self._next, self._next + 1
-            tables.ring.blocks.add(number)
-            tables.memory.put(number, record)
-            self._write_soon(number)
-        tables.send_messages()
+            self._table.add(number)
+            self._hold(number, record)
+        self._send_messages()
         return number
 
     def append(self, number: int, block: Block) -> bool:
         """Add rows to a block; False if it is lost, and nothing is kept."""
-        tables, record = self._tables, BlockRecord.of(block)
-        with tables.changed:
-            self._evict_for(record.nbytes)
-            there = number in tables.ring.blocks
-            if there:
-                self._readers.forget(number)
-                if self._writer is None and (rows := tables.memory.use(number)) is not None:
-                    tables.memory.put(number, BlockRecord.of(joined([rows, block])))
-                else:
-                    tables.memory.append(number, record)
-                self._write_soon(number)
-                self._evict_for(0)
-        tables.send_messages()
-        return there
+        with self._editing:
+            if (held := self._fetch([number])[number]) is None:
+                return False
+            record = BlockRecord.of(joined([held, block]))
+            with self._changed:
+                self._forget(number)
+                self._make_room(record.buffer.nbytes)
+                if number in self._table:
+                    self._table.place(number, None)
+                    self._hold(number, record)
+        self._send_messages()
+        return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
         """Give these blocks the next free numbers, in this order; returns those. Lost blocks get none."""
-        with self._tables.changed:
+        with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
-                if number in self._tables.ring.blocks:
-                    self._tables.rename(number, self._next)
-                    self._readers.forget(number)
-                    self._next += 1
+                if number in self._table:
+                    new, self._next = self._next, self._next + 1
+                    extent = self._table.extent(number)
+                    self._table.remove(number)
+                    self._table.add(new)
+                    self._table.place(new, extent)
+                    both: tuple[OrderedDict[int, Any], ...] = (self._clean, self._dirty)
+                    for held in both:
+                        if number in held:
+                            held[new] = held.pop(number)
+                            held.move_to_end(new, last=False)
             return range(first, self._next)
 
     def resident(self, number: int) -> bool:
-        """Whether all of a block is in host memory, so that :meth:`get` reads no file. False for a lost one."""
-        number = int(number)
-        with self._tables.lock:
-            held = self._tables.memory.find(number)
-            return held.rows is not None or (bool(held.unwritten) and not self._tables.ring.extents(number))
+        """Whether a block is in host memory, so that :meth:`get` reads no file. False for a lost one."""
+        with self._changed:
+            return int(number) in self._clean or int(number) in self._dirty
 
     def prefetch(self, numbers: Sequence[int]) -> None:
         """Begin to read these from the file, up to half of the host memory."""
-        tables = self._tables
-        with tables.changed:
+        with self._changed:
+            free = self.host_limit // 2 - sum(nbytes for _, nbytes in self._ahead.values())
             for number in map(int, numbers):
-                if tables.memory.use(number) is None and number in tables.ring.blocks:
-                    nbytes = sum(extent.nbytes for extent in tables.ring.extents(number))
-                    if self._readers.nbytes + nbytes > tables.memory.limit // 2:
+                if self._use(number) is None and number not in self._ahead and (extent := self._table.extent(number)):
+                    free -= extent.nbytes
+                    if free < 0:
                         break
-                    self._readers.prefetch(number, nbytes)
+                    self._ahead[number] = self._readers.submit(self._read_ahead, number), extent.nbytes
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
         """Return the blocks, each as it was put, appended rows last; None for a lost one."""
-        tables, asked = self._tables, list(map(int, numbers))
-        with tables.changed:
-            found = {number: tables.memory.use(number) for number in asked}
-            here = [block for block in found.values() if block is not None]
-            tables.stats.hits += len(here)
-            tables.stats.bytes_host += sum(block.nbytes for block in here)
-            missing = [number for number, block in found.items() if block is None and number in tables.ring.blocks]
-        if missing:
-            started = time.perf_counter()
-            found |= self._readers.get(missing)
-            tables.stats.wait_ms += 1e3 * (time.perf_counter() - started)
-        tables.send_messages()
+        asked = list(map(int, numbers))
+        found = self._fetch(asked)
+        self._send_messages()
         return [found[number] for number in asked]
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Delete blocks."""
-        tables = self._tables
-        with tables.changed:
+        with self._editing, self._changed:
             for number in map(int, numbers):
-                if number in tables.ring.blocks:
-                    tables.ring.remove(number)
-                    tables.forget(number)
-                    self._readers.forget(number)
+                if number in self._table:
+                    self._table.remove(number)
+                    self._forget(number)
 
     def lost(self) -> list[int]:
         """Return the numbers of blocks found lost since the last call, without dropped ones."""
-        with self._tables.changed:
-            lost, self._tables.found_lost = self._tables.found_lost, []
+        with self._changed:
+            lost, self._lost = self._lost, []
         return lost
 
     def sync(self) -> None:
         """Flush everything put until now to the disk, so that a state survives a power cut. From any thread."""
-        if self._writer is not None:
-            self._writer.sync()
+        with self._changed:
+            for _ in range(4 * len(self._dirty)):  # what comes meanwhile is not waited for; some blocks are written again
+                if not self._wait():
+                    break
+        if self._file is not None:
+            try:
+                self._file.sync()
+            except OSError as error:
+                self._fail(reason(error, self._file.path.parent))
+        self._send_messages()
 
     def state(self) -> Mapping[str, NDArray]:
         """Return the arrays with which a snapshot finds the blocks again. Rows that the disk did not take are only named."""
-        tables = self._tables
-        with tables.changed:
-            while self._writer is not None and self._writer.wait():
+        with self._changed:
+            while self._wait():
                 pass
-            state, unwritten = tables.ring.state(), list(tables.memory.unwritten_blocks())
-            token = self._file.token if self._file is not None else 0
-            resident = np.array(list(tables.memory.resident_blocks()), np.int64)
-            if unwritten:
-                tables.queue_once("only here", f"{len(unwritten)} clusters are in no file and will not outlive this process")
-        tables.send_messages()
-        written = ~np.isin(state["number"], unwritten)
-        records = {name: state[name][written] for name in ("number", "offset", "nbytes", "stamp")}
-        numbers = {"next": np.array(self._next), "token": np.array(token, np.uint64), "resident": resident}
-        return {**state, **records, **numbers}
+            numbers, place = self._table.arrays()
+            written = place["offset"] > 0
+            if self._dirty:
+                self._say("only here", f"{len(self._dirty)} clusters are in no file and will not outlive this process")
+            resident, head, following = [*self._clean, *self._dirty], self._head, self._next
+        self._send_messages()
+        token = self._file.token if self._file is not None else 0
+        return {
+            "numbers": numbers, "number": numbers[written], **{name: place[name][written] for name in _PLACE.names or ()},
+            "head": np.array(head), "next": np.array(following), "token": np.array(token, np.uint64),
+            "resident": np.array(resident, np.int64),
+        }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
         """Restore :meth:`state`: numbers mean what they meant then; blocks that the store no longer has are lost.
@@ -225,47 +308,276 @@ class Store:
         Blocks that were in host memory are read again: policies depend on it (:meth:`resident`). Raises KeyError or ValueError
         for an invalid state.
         """
-        tables = self._tables
-        with tables.changed:
-            same = self._file is not None and int(state["token"]) == self._file.token
-            lost = tables.ring.restore(state, self._file if same else None)
+        with self._changed:
+            same = self._file if self._file is not None and int(state["token"]) == self._file.token else None
+            head, limit = int(state["head"]), self._file.limit if self._file is not None else 0
+            self._head = self._cleared = head if START <= head <= limit else START
+            found = _whole_records(same, head, state) if same is not None else {}
+            for number in state["numbers"].tolist():
+                if number in found:
+                    self._table.add(number)
+                    self._table.place(number, found[number])
+                else:
+                    self._lost.append(number)
             self._next = int(state["next"])
-            tables.found_lost += lost
-            tables.stats.lost += len(lost)
-            if lost:
-                tables.queue_message(
-                    f"{len(lost)} of {len(state['numbers'])} clusters are lost: not in the file, or overwritten since"
-                )
-        tables.send_messages()
+            if self._lost:
+                self.stats.lost += len(self._lost)
+                total = len(state["numbers"])
+                self._messages.append(f"{len(self._lost)} of {total} clusters are lost: not in the file, or overwritten since")
         for number in state["resident"]:
             self.get([number])
 
     def close(self) -> None:
         """Write what is left and release the file. May be called again."""
-        ended = self._readers.close(self._patience_s)
-        if self._writer is not None:
-            ended = self._writer.close() and ended
-        self._tables.send_messages()
-        if self._file is not None and ended:
-            self._file.close()
+        self._readers.shutdown(cancel_futures=True)
+        if self._file is not None:
+            with self._changed:
+                while self._wait():
+                    pass
+                self._closing, self._retry_at = True, 0.0
+                self._changed.notify_all()
+            self._writer.join(self._patience_s)
+            if not self._writer.is_alive():
+                self._file.close()
+        self._send_messages()
 
-    def _evict_for(self, nbytes: int) -> None:
+    # host memory: the lock is held
+
+    def _hold(self, number: int, record: BlockRecord) -> None:
+        self._dirty[number] = record
+        self.host_bytes += record.buffer.nbytes
+        self._unwritten += record.buffer.nbytes
+        self._changed.notify_all()
+
+    def _use(self, number: int) -> Block | None:
+        """A block that is in host memory, which it has now been used in."""
+        if number in self._clean:
+            self._clean.move_to_end(number)
+            return self._clean[number]
+        if number in self._dirty:
+            self._dirty.move_to_end(number)
+            return self._dirty[number].block
+        return None
+
+    def _forget(self, number: int) -> None:
+        if (block := self._clean.pop(number, None)) is not None:
+            self.host_bytes -= record_bytes(block)
+        if (record := self._dirty.pop(number, None)) is not None:
+            self.host_bytes -= record.buffer.nbytes
+            self._unwritten -= record.buffer.nbytes
+
+    def _make_room(self, nbytes: int) -> None:
         """Evict blocks that the file has, wait for the writer, then lose the least recently used, until ``nbytes`` more fit."""
-        tables, memory = self._tables, self._tables.memory
-        while self._writer is not None and memory.unwritten + nbytes > memory.limit // 2 and self._writer.wait():
+        while self._unwritten + nbytes > self.host_limit // 2 and self._wait():
             pass
-        while memory.used and memory.used + nbytes > memory.limit:
-            if memory.evict() or (self._writer is not None and self._writer.wait()):
-                continue
-            if (number := next(memory.unwritten_blocks(), None)) is None:
-                break
-            if self._writer is None:
-                tables.queue_once(
-                    "host", f"host memory is full ({memory.limit:,} bytes): the clusters used least lately are lost"
-                )
-            tables.lose(number)
+        while self.host_bytes and self.host_bytes + nbytes > self.host_limit:
+            if self._clean:
+                self._forget(next(iter(self._clean)))
+            elif not self._wait():
+                if self._file is None:
+                    full = f"host memory is full ({self.host_limit:,} bytes)"
+                    self._say("host", f"{full}: the clusters used least lately are lost")
+                self._lose(next(iter(self._dirty)))
 
-    def _write_soon(self, number: int) -> None:
-        if self._writer is not None:
-            self._tables.to_write[number] = None
-            self._tables.changed.notify_all()
+    def _lose(self, number: int) -> None:
+        self._table.remove(number)
+        self._forget(number)
+        self._lost.append(number)
+        self.stats.lost += 1
+
+    def _say(self, what: str, message: str) -> None:
+        """Keep a message for the user until the lock is free; once of a kind."""
+        if what not in self._noted:
+            self._noted.add(what)
+            self._messages.append(message)
+
+    def _send_messages(self) -> None:
+        """Send the messages. Without the lock."""
+        while self._messages:
+            with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is no reason to stop
+                self.notify(self._messages.pop(0))
+
+    # reading: without the lock
+
+    def _fetch(self, numbers: Sequence[int]) -> dict[int, Block | None]:
+        with self._changed:
+            found = {number: self._use(number) for number in numbers}
+            here = [block for block in found.values() if block is not None]
+            self.stats.hits += len(here)
+            self.stats.bytes_host += sum(block.nbytes for block in here)
+            extents = {number: self._table.extent(number) for number, block in found.items() if block is None}
+            ahead = {number: self._ahead[number][0] for number in extents if number in self._ahead}
+        for number, extent in extents.items():
+            if number in ahead and ahead[number].cancel():
+                del ahead[number]
+                with self._changed:
+                    self._ahead.pop(number, None)
+            if self._file is not None and extent is not None and number not in ahead:
+                self._file.expect(extent)
+        found |= {number: self._read(number) for number in extents if number not in ahead}
+        return found | {number: future.result() for number, future in ahead.items()}
+
+    def _read(self, number: int) -> Block | None:
+        """A block, from host memory or the file; None for a lost one. One whose record is damaged is lost."""
+        while True:
+            with self._changed:
+                if (held := self._use(number)) is not None or self._file is None or number not in self._table:
+                    return held
+                extent = self._table.extent(number)
+            assert extent is not None, "a block is in host memory or in the file"
+            data = self._file.read(extent)
+            block = read_record(data, extent.stamp)
+            with self._changed:
+                self.stats.reads += 1
+                self.stats.bytes_disk += len(data)
+                if self._table.extent(number) != extent:
+                    continue  # it has been lost, or written elsewhere
+                if block is None:
+                    self._lose(number)
+                    self.stats.damaged += 1
+                    self._say("damaged", f"{self._file.name}: a cluster in it is damaged; it is dropped, and so will others be")
+                elif number not in self._clean and number not in self._dirty:
+                    while self._clean and self.host_bytes + record_bytes(block) > self.host_limit:
+                        self._forget(next(iter(self._clean)))
+                    if self.host_bytes + record_bytes(block) <= self.host_limit:
+                        self._clean[number] = block
+                        self.host_bytes += record_bytes(block)
+                return block
+
+    def _read_ahead(self, number: int) -> Block | None:
+        try:
+            return self._read(number)
+        finally:
+            with self._changed:
+                self._ahead.pop(number, None)
+            self._send_messages()
+
+    # writing
+
+    def _wait(self) -> bool:
+        """Wait, with the lock held, until a block has been written; False if waiting is useless."""
+        if self._file is None or self._failing or not self._dirty:
+            return False
+        before = self._handled
+        self._waiting += 1
+        self._changed.notify_all()
+        if not self._changed.wait_for(lambda: self._handled != before or self._failing, self._patience_s):
+            self._fail("the disk does not answer")
+        self._waiting -= 1
+        return not self._failing
+
+    def _due(self) -> bool:
+        """Whether to write: blocks that may still grow wait for others, unless somebody waits for them."""
+        if self._failing and time.monotonic() < self._retry_at:
+            return False
+        hurry = self._waiting or self._closing or self._failing or self._unwritten > self.host_limit // 8
+        return bool(self._dirty and hurry)
+
+    def _write_all(self) -> None:
+        """Write blocks, the least recently used first, and try again every ``retry_s`` while that fails."""
+        assert self._file is not None
+        while True:
+            with self._changed:
+                while not self._due():
+                    if self._closing:
+                        return
+                    pause = self._retry_at - time.monotonic() if self._failing and self._dirty else None
+                    self._changed.wait(max(0.0, pause) if pause is not None else None)
+            try:
+                self._write(self._file)
+            except OSError as error:
+                self._fail(reason(error, self._file.path.parent))
+            except MemoryError:
+                self._fail("there is no memory for it")
+            self._send_messages()
+
+    def _write(self, file: StoreFile) -> None:
+        """Write the block used least lately. Raises OSError.
+
+        Blocks in its way are written again after it while the file has slack, so that old blocks are lost only when it is
+        nearly full.
+        """
+        with self._changed:
+            if not self._dirty:
+                return
+            number, record = next(iter(self._dirty.items()))
+            nbytes = record.buffer.nbytes
+            if nbytes > file.limit - START:
+                self._say("large", f"{file.name}: a cluster is larger than the file may grow, and lost")
+                return self._lose(number)
+            if self._head + nbytes > file.limit:
+                self._head = self._cleared = START
+            begin = max(self._head, self._cleared)
+            if self._head + nbytes > self._cleared:
+                self._cleared = min(file.limit, max(self._head + nbytes, begin + min(CLEARED, self.host_limit // 16)))
+            crowded = self._table.live + self._unwritten > CROWDED * file.limit or nbytes > (1 - CROWDED) * file.limit
+            self._stamp = (self._stamp + 1) % 2**64
+            extent = Extent(self._head, nbytes, self._stamp)
+        while in_the_way := self._table_between(begin):
+            for other, place in in_the_way:
+                block = None if crowded else self._read(other)
+                with self._changed:
+                    if self._table.extent(other) != place:
+                        continue  # it is gone, or has another number
+                    if block is None:
+                        self._say("full", f"{file.name} is as large as it may be: the oldest clusters are overwritten")
+                        self._lose(other)
+                    else:
+                        self._forget(other)
+                        self._table.place(other, None)
+                        self._hold(other, BlockRecord.of(block))
+        record.seal(number, extent.stamp)
+        file.write(record.buffer.data, extent.offset)
+        with self._changed:
+            self._head = extent.offset + nbytes
+            self.stats.bytes_written += nbytes
+            now = next((at for at, held in self._dirty.items() if held is record), None)  # it may have another number since
+            if now is not None:
+                self._forget(now)
+                self._clean[now] = record.block
+                self.host_bytes += nbytes
+                self._table.place(now, extent)
+            if self._failing:
+                self._messages.append(f"{file.name}: written again")
+                self._failing = False
+            self._handled += 1
+            self._changed.notify_all()
+        return None
+
+    def _table_between(self, begin: int) -> list[tuple[int, Extent]]:
+        with self._changed:
+            return self._table.between(begin, self._cleared)
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            if not self._failing and self._file is not None:
+                self._messages.append(
+                    f"{self._file.name}: not written ({why}): new clusters stay in host memory, where those used least lately "
+                    f"give way, and every {self._retry_s:g} s it is tried again"
+                )
+            self._failing, self._retry_at = True, time.monotonic() + self._retry_s
+            self._changed.notify_all()
+
+
+def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, Extent]:
+    """Blocks of a state whose records are still in the file, by number.
+
+    Records are overwritten from the head to the file's end, then from its start to the head: in either part the first that
+    still has its stamp ends the search. A block of several records, which earlier versions wrote, is none of them.
+    """
+    order = np.argsort(state["offset"], kind="stable")
+    fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
+    numbers, count = np.unique(state["number"], return_counts=True)
+    several, end = set(numbers[count > 1].tolist()), min(file.limit, file.nbytes)
+    records = [(number, Extent(*place)) for number, *place in zip(*fields, strict=True)]
+    found = {}
+    for after_head in (True, False):
+        whole = False
+        for number, extent in records:
+            if (extent.offset >= head) == after_head and extent.offset + extent.nbytes <= end:
+                if not whole:
+                    header = header_of(file.read(Extent(extent.offset, HEADER.size, 0)))
+                    whole = header is not None and header.stamp == extent.stamp
+                if whole and number not in several:
+                    found[number] = extent
+    return found

@@ -21,7 +21,7 @@ def filled(store, count=40):
     for seed in range(count):
         store.put(block(seed))
     store.sync()
-    return [store._tables.ring.extents(number)[0] for number in range(count)]
+    return [store._table.extent(number) for number in range(count)]
 
 
 def flip(path, at):
@@ -47,17 +47,6 @@ def test_a_damaged_record_is_dropped_and_counted_and_said_once(opened, said, tmp
     assert store.get([3]) == [None]
     assert not store.append(3, block(1))
     assert store.stats.damaged == 4
-
-
-def test_a_chain_with_one_bad_record_is_lost_whole(opened, tmp_path):
-    store = opened()
-    store.put(block(0))
-    store.sync()
-    store.append(0, block(1, 10))
-    filled(store)
-    flip(tmp_path / "store.bin", store._tables.ring.extents(0)[1].offset + 100)
-    assert store.get([0]) == [None]
-    assert store.lost() == [0]
 
 
 def test_a_file_cut_short_while_it_is_used(opened, tmp_path):

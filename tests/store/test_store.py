@@ -214,7 +214,7 @@ def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
         store.put(block(seed))
     store.sync()
     store.get(range(20, 40))
-    slow, gate = store._tables.ring.extents(3)[0].offset, threading.Event()
+    slow, gate = store._table.extent(3).offset, threading.Event()
 
     def pread(handle, nbytes, offset):
         if offset == slow:
@@ -223,7 +223,7 @@ def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
 
     monkeypatch.setattr(file_module.os, "pread", pread)
     store.prefetch([3, 5, 6])
-    until(lambda: store._tables.memory.find(6).rows is not None)  # while the disk turns for 3
+    until(lambda: store.resident(6))  # while the disk turns for 3
     reads = store.stats.reads
     assert all(map(same, store.get([5, 6]), [block(5), block(6)]))
     assert store.stats.reads == reads, "they were there"
@@ -240,14 +240,11 @@ def test_rows_that_come_while_a_block_is_being_read_are_not_forgotten(opened, mo
         store.put(block(seed))
     store.sync()
     store.get(range(20, 40))
-    slow = store._tables.ring.extents(3)[0].offset
+    slow = store._table.extent(3).offset
     monkeypatch.setattr(file_module.os, "pread", lambda handle, n, at: (at != slow or gate.wait(120)) and real(handle, n, at))
     store.prefetch([3])
-    until(lambda: 3 in store._readers._reading)
+    threading.Timer(0.05, gate.set).start()
     store.append(3, block(99, 10))
-    gate.set()
-    assert len(store.get([3])[0]) == 262
-    until(lambda: not store._readers._reading)
     assert len(store.get([3])[0]) == 262
 
 
