@@ -158,10 +158,6 @@ class Plan(Record):
     usable_mb: float = field("What the device has beside the system, in 10^6 bytes.")
     export_peak_mb: float = field("What edgevlm export takes, in 10^6 bytes.")
     build_peak_mb: float = field("Memory that edgevlm build takes, in 10^6 bytes; 0 if nothing is built.")
-    present_mb: float = field(
-        "With --append changed, the newest frame and the references of a camera, beside total_mb, in 10^6 bytes."
-    )
-    tower_cache_mb: float = field("With --encode changed, what the tower keeps of a camera, beside total_mb, in 10^6 bytes.")
     fits: bool = field("Whether total_mb fits in usable_mb.")
     prefill_fps: float = field("Most frames per second, with the cache full.")
     ttft_ms: float = field("Time to first token, in milliseconds.")
@@ -183,18 +179,10 @@ class Plan(Record):
     vision_ms: float = field("Tower's time per frame, in milliseconds.")
     prefill_ms: float = field("Decoder's time per frame, in milliseconds.")
     compression_ms: float = field("Compression's time per frame, in milliseconds.")
-    changed: float = field("Fraction of a frame taken to change.")
-    changed_fps: float = field("prefill_fps where only that is encoded and appended.")
     cameras: int = field("Cameras on the model; above 1 the sizes and prefill_fps are of all of them.")
     camera_mb: float = field("What one more camera takes of edgevlm serve, in 10^6 bytes.")
     camera_fps: float = field("prefill_fps for each camera.")
     largest_cameras: int = field("Most cameras of edgevlm serve that fit and keep up, 256 at most.")
-
-
-class Measured(Record):
-    planned_mb: float = field("total_mb of the plan; with --measure only.")
-    measured_mb: float = field("How much a process's memory grew, in 10^6 bytes.")
-    error: float = field("planned / measured - 1.")
 
 
 class Model(Record):
@@ -392,7 +380,7 @@ LINES: dict[str, tuple[type[Record], ...]] = {
     "journal": (Line,),
     "forget": (Forgotten,),
     "digest": (Opening, Line),
-    "plan": (Plan, Measured),
+    "plan": (Plan,),
     "models": (Model,),
     "doctor": (Finding,),
     "cameras": (Camera,),

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgevlm.apps.planning.catalogue import CAMERA, checkpoints, size
-from edgevlm.apps.planning.memory import memory_of
-from edgevlm.apps.planning.model import PlannedModel, planned, published_config
+from edgevlm.apps.planning.formulas import Roofline
+from edgevlm.apps.planning.model import PlannedModel, planned, published_facts
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
-from edgevlm.apps.planning.speed import Roofline
 from edgevlm.engines.devices import load_device
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +93,7 @@ INFINIPOT_TOKENS_PER_S, INFINIPOT_GB, INFINIPOT_BUDGET = 9.2, 9.2, 6000  # arXiv
 
 def qwen(name: str) -> PlannedModel:
     """A Qwen model as published, for frames of 640 x 480 pixels."""
-    config = published_config(f"Qwen/{name}-Instruct")
+    config = next(fact["config"] for fact in published_facts() if fact["id"] == f"Qwen/{name}-Instruct")
     return planned(name, config, lambda factor, budget, clip: (480 // factor * factor, 640 // factor * factor))
 
 
@@ -109,8 +108,8 @@ def published() -> list[str]:
         rows.append((place, name, "prefill ms", prefill_ms, 1e3 * roofline.prefill(PROMPT, 0, logits=True).seconds))
         rows.append((place, name, "tokens/s", tokens, 1 / roofline.token(PROMPT).seconds))
     model, device = qwen("Qwen2.5-VL-3B"), load_device("orin-agx-64")
-    rate = 1 / Roofline(model, device, "fp16", "fp16").token(INFINIPOT_BUDGET).seconds
-    memory = memory_of(model, device, "fp16", "fp16", INFINIPOT_BUDGET, 8)
+    roofline = Roofline(model, device, "fp16", "fp16")
+    rate, memory = 1 / roofline.token(INFINIPOT_BUDGET).seconds, roofline.memory(INFINIPOT_BUDGET, 8)
     rows.append((device.name, model.name, "tokens/s", INFINIPOT_TOKENS_PER_S, rate))
     rows.append((device.name, model.name, "GB", INFINIPOT_GB, memory.total / 1e9))
     lines = ["| device | model | figure | published | planned | error |", "|---|---|---|---|---|---|"]

@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 
-from edgevlm.apps.planning.model import planned, published_config
+from edgevlm.apps.planning.formulas import Roofline
+from edgevlm.apps.planning.model import planned, published_facts
 from edgevlm.apps.planning.plan import PlanRequest, choose
-from edgevlm.apps.planning.speed import Roofline
 from edgevlm.engines.devices import load_device
 
 
 def qwen3(name, tokens=265):
     """A Qwen3-VL model as published, its grid of ``tokens`` tokens."""
-    model = planned(name, published_config(f"Qwen/{name}-Instruct"), lambda factor, budget, clip: (480, 640))
+    config = next(fact["config"] for fact in published_facts() if fact["id"] == f"Qwen/{name}-Instruct")
+    model = planned(name, config, lambda factor, budget, clip: (480, 640))
     grid = {"tokens": tokens, "projected": tokens, "patches": 4 * tokens, "attended": 4.0 * tokens}
     return replace(model, tower=replace(model.tower, **grid))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.cache import DEFAULTS
-from edgevlm.apps.planning.memory import weights_of
+from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, default_budget, figure
 from edgevlm.apps.planning.this_machine import this_cpu

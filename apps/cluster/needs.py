@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edgevlm.apps.bundles.hub import hub_id
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.planning.memory import camera_bytes
+from edgevlm.apps.planning.formulas import camera_bytes
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.errors import UserError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Device, Json, flag, option
+from edgevlm.apps.commands.cli_options import KV, Device, Json, option
 from edgevlm.progress import to_stderr
 
 EPILOG = """
@@ -32,9 +32,7 @@ def plan(
     fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
     chunk: Annotated[int, option("N", "Encode this many frames at once.", min=1)] = 8,
     frame_size: Annotated[str, option("WxH", "Expect frames of this size, as export.")] = "640x480",
-    changed: Annotated[float, option("F", "Predict for this changed fraction of a frame.", min=0, max=1)] = 0.25,
     cameras: Annotated[int | None, option("N", "Plan a server of this many cameras.", "a run of one", min=1, max=256)] = None,
-    measure: Annotated[bool, flag("--measure", "Run it here and compare its memory.")] = False,
     json: Json = False,
 ) -> None:
     """Estimate memory and speed before building anything.
@@ -52,10 +50,8 @@ def plan(
         wanted = None if budget is None else parse_budget(budget)
         width, height = parse_size(frame_size, "--frame-size ")
         folder = resolve_config(model, step, to_stderr)
-        request = command.PlanRequest(
-            folder, device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, changed, cameras
-        )
-        lines = list(command.show(request, json, measure))
+        asked = (device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, cameras)
+        lines = list(command.show(command.PlanRequest(folder, *asked), json))
     for line in lines:
         typer.echo(line)
 

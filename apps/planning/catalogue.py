@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any
 
 from edgevlm.apps.planning.model import PlannedModel, planned, published_facts
-from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
+from edgevlm.apps.planning.plan import PlanRequest, choose, figure
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
 from edgevlm.runtime.bundle import PixelBudget
@@ -49,40 +48,29 @@ def checkpoints() -> list[PublishedCheckpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.parameters)
 
 
-def line(checkpoint: PublishedCheckpoint, plan: DevicePlan) -> dict[str, Any]:
-    """A checkpoint on a device, as JSON. MB are 1e6 bytes."""
-    roofline = plan.roofline
-    return {
-        "model": checkpoint.name, "family": checkpoint.model.family, "licence": checkpoint.licence,
-        "checked": list(checkpoint.checked), "parameters": checkpoint.parameters, "measured": False,
-        "device": roofline.device.name, "precision": roofline.precision, "kv": roofline.kv, "budget": plan.budget,
-        "total_mb": round(plan.memory.total / 1e6, 1), "fits": plan.fits,
-        "fps": round(plan.speed.prefill_fps, 3), "keeps_up": plan.fits and plan.keeps_up,
-    }  # fmt: skip
-
-
 def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
     """Yield the lines of the command. Raises UserError for an unknown device and an invalid rate."""
     device = device_named(name)
-    rows = [(checkpoint, choose(checkpoint.model, device, PlanRequest("", name, fps=fps))) for checkpoint in checkpoints()]
-    if as_json:
-        yield from (json_line("model", line(*row)) for row in rows)
-        return
-    predicted = f"Predicted by edgevlm plan, {fps:g} frames a second asked; we have run none of these with real weights."
-    for text in (f"For {device.title}", predicted, assumptions(device)):
-        yield from wrap(text, 80)
-    yield ""
-    yield f"{'model':<43}{'licence':<14}{' weights':<11}{'GB':>6}{'fps':>6}"
-    for checkpoint, plan in rows:
-        found = line(checkpoint, plan)
-        rate = figure(found["fps"]) if plan.fits else "-"
-        yield (
-            f"{checkpoint.name:<43}{checkpoint.licence:<14}{size(checkpoint.parameters):>5} {found['precision']:<5}"
-            f"{plan.memory.total / 1e9:>6.1f}{rate:>6}"
-        )
-    yield ""
-    yield f"fps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
-    yield "weights: how many, and the precision chosen."
+    if not as_json:
+        predicted = f"Predicted by edgevlm plan, {fps:g} frames a second asked; we have run none of these with real weights."
+        for text in (f"For {device.title}", predicted, assumptions(device)):
+            yield from wrap(text, 80)
+        yield f"\n{'model':<43}{'licence':<14}{' weights':<11}{'GB':>6}{'fps':>6}"
+    for each in checkpoints():
+        plan = choose(each.model, device, PlanRequest("", name, fps=fps))
+        precision, rate, total = plan.roofline.precision, plan.speed.prefill_fps, plan.memory.total
+        if as_json:
+            yield json_line("model", {
+                "model": each.name, "family": each.model.family, "licence": each.licence, "checked": list(each.checked),
+                "parameters": each.parameters, "measured": False, "device": device.name, "precision": precision,
+                "kv": plan.roofline.kv, "budget": plan.budget, "total_mb": round(total / 1e6, 1), "fits": plan.fits,
+                "fps": round(rate, 3), "keeps_up": plan.fits and plan.keeps_up,
+            })  # fmt: skip
+        else:
+            speed, weights = figure(rate) if plan.fits else "-", f"{size(each.parameters):>5} {precision:<5}"
+            yield f"{each.name:<43}{each.licence:<14}{weights}{total / 1e9:>6.1f}{speed:>6}"
+    if not as_json:
+        yield f"\nfps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
 
 
 def size(parameters: int) -> str:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from edgevlm.engines.onnx_file import initializer_shapes
 from edgevlm.errors import BundleError, UserError
-from edgevlm.export.backbones import DecoderShape, text_backbone
+from edgevlm.export.backbones import text_backbone
 from edgevlm.export.checkpoint import ConfigOnly, snapshot_of, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
 from edgevlm.export.frames import pixel_budget
@@ -38,8 +38,7 @@ class PlannedModel:
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
     precision, group: of weights that are rounded already, and how many share a scale, None for the precision's own. kv: type of
-    keys and values. tower_cache: bytes that the tower keeps of a camera to encode only changes, None for its geometry's. files:
-    bytes of a bundle's weights by ``decoder``, ``embedding`` and ``vision``.
+    keys and values. files: bytes of a bundle's weights by ``decoder``, ``embedding`` and ``vision``.
     """
 
     name: str
@@ -63,7 +62,6 @@ class PlannedModel:
     precision: str = "fp32"
     group: int | None = None
     kv: str = "fp32"
-    tower_cache: int | None = None
     files: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -132,22 +130,18 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
     shape = text_backbone(str(text["model_type"])).shape(text, tied)
     limit = int(config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit)))
     sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate)
-    norms = 2 * shape.hidden + 2 * shape.head_dim * shape.head_norms
-    return PlannedModel(
-        name=name, family=name_of, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-        hidden=shape.hidden, inner=shape.intermediate, vocab=shape.vocab, matrices=shape.layers * layer_matrices(*sizes),
-        vectors=shape.layers * (norms + _biases(shape)) + shape.hidden, tied=tied,
-        axes=1 if shape.sections is None else 3, limit=min(limit, shape.model_limit), tower=family.geometry(config, sized),
-        prefix=PREFIX, closing=family.closing_rows, deepstack=len(vision.get("deepstack_visual_indexes", ())),
-    )  # fmt: skip
-
-
-def _biases(shape: DecoderShape) -> int:
     widths = {
         "q": shape.heads * shape.head_dim, "k": shape.kv_size, "v": shape.kv_size, "o": shape.hidden,
         "gate": shape.intermediate, "up": shape.intermediate, "down": shape.hidden,
     }  # fmt: skip
-    return sum(widths[part] for part in shape.biases)
+    vectors = 2 * shape.hidden + 2 * shape.head_dim * shape.head_norms + sum(widths[part] for part in shape.biases)
+    return PlannedModel(
+        name=name, family=name_of, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        hidden=shape.hidden, inner=shape.intermediate, vocab=shape.vocab, matrices=shape.layers * layer_matrices(*sizes),
+        vectors=shape.layers * vectors + shape.hidden, tied=tied,
+        axes=1 if shape.sections is None else 3, limit=min(limit, shape.model_limit), tower=family.geometry(config, sized),
+        prefix=PREFIX, closing=family.closing_rows, deepstack=len(vision.get("deepstack_visual_indexes", ())),
+    )  # fmt: skip
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
@@ -161,15 +155,15 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
     family = load_family(bundle.family, bundle.path)
     spec, vision = bundle.decoder, bundle.vision if camera is None else bundle.vision.for_frames(*camera)
     sizes = {name: record.bytes for name, record in bundle.files.items()}
-    files = {
-        "decoder": sizes.get(DECODER, 0),
-        "embedding": sum(size for name, size in sizes.items() if name.startswith("embedding") and name.endswith(".npy")),
-        "vision": sizes.get(VISION, 0),
-    }
-    graph = bundle.file(spec.graphs["full"])
+    embedding = sum(size for name, size in sizes.items() if name.startswith("embedding") and name.endswith(".npy"))
+    files = {"decoder": sizes.get(DECODER, 0), "embedding": embedding, "vision": sizes.get(VISION, 0)}
+    graph, tokenizer = bundle.file(spec.graphs["full"]), load_tokenizer(bundle)
     tensors = shapes_in(graph)
-    inner = inner_of(tensors)
-    tokenizer = load_tokenizer(bundle)
+    codes = tensors.get(f"{MLP}.codes", ())  # [out, blocks, bytes] where weights share scales, else as the weights [in, out]
+    matrix = tensors.get(f"{MLP}.weight") or codes
+    if not matrix:
+        raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
+    inner = matrix[0 if len(matrix) == 3 else 1] // 2
     return PlannedModel(
         name=snapshot[0] if snapshot else name, family=bundle.family, layers=spec.layers, heads=spec.heads,
         kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
@@ -177,11 +171,10 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
         tied=spec.embedding.encode() in graph.read_bytes(),  # the graph names that file as its head
         axes=spec.axes, limit=bundle.limit,
-        tower=_tower(family, vision, parameters_in(bundle.file(vision.graph)), tokenizer),
+        tower=_tower(family, vision, bundle.file(vision.graph), tokenizer),
         prefix=len(tokenizer.encode(Chat(bundle.chat, None).prefix, add_special_tokens=False)),
         closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
-        group=group_of(tensors, spec.hidden), kv=spec.kv, files=files,
-        tower_cache=vision.changed.cache_bytes if vision.changed else None,
+        group=-(-spec.hidden // codes[1]) if len(codes) == 3 else None, kv=spec.kv, files=files,
     )  # fmt: skip
 
 
@@ -199,54 +192,18 @@ def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
         raise BundleError(f"{graph}: {error}; export the checkpoint again") from None
 
 
-def inner_of(tensors: Mapping[str, tuple[int, ...]]) -> int:
-    """The MLP's width in a decoder graph, half of the first layer's gate and up. Raises BundleError for another graph."""
-    shape = tensors.get(f"{MLP}.weight") or tensors.get(f"{MLP}.codes")
-    if shape is None:
-        raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
-    return shape[0 if len(shape) == 3 else 1] // 2  # [out, blocks, bytes], or [in, out]
-
-
-def group_of(tensors: Mapping[str, tuple[int, ...]], width: int) -> int | None:
-    """Weights of a row of ``width`` that share a scale: codes are ``[out, blocks, bytes]``."""
-    shape = tensors.get(f"{MLP}.codes", ())
-    return -(-width // shape[1]) if len(shape) == 3 else None
-
-
-def parameters_in(graph: Path) -> int:
-    """Parameters of a vision graph, without scales and zero points."""
-    return sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
-
-
-def _tower(family: Family, vision: VisionSpec, parameters: int, tokenizer: Tokenizer) -> TowerGeometry:
-    """Estimate the geometry of a tower with ``parameters``; the graph does not tell it."""
+def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer) -> TowerGeometry:
+    """Estimate a tower's geometry by its parameters, without scales and zero points; the graph does not tell it."""
+    parameters = sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
     tokens, patches = vision.tokens_per_frame, family.patches(vision)
-    columns = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
-    text = vision.before + vision.after
-    around = text.format(seconds=0.0, minutes=0, second=0)
+    width = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
+    around = (vision.before + vision.after).format(seconds=0.0, minutes=0, second=0)
     return TowerGeometry(
-        parameters=parameters,
-        block_parameters=parameters,
-        projector_parameters=0,
-        projected=tokens,
-        tokens=tokens,
-        patches=patches,
-        attended=patches,
-        blocks=BLOCKS,
-        width=columns,
-        inner=WIDENING * columns,
-        heads=max(1, columns // HEAD),
-        size=vision.size,
-        group=vision.group,
+        parameters=parameters, block_parameters=parameters, projector_parameters=0, projected=tokens, tokens=tokens,
+        patches=patches, attended=patches, blocks=BLOCKS, width=width, inner=WIDENING * width, heads=max(1, width // HEAD),
+        size=vision.size, group=vision.group, precision=vision.precision,
         text=len(tokenizer.encode(around, add_special_tokens=False)) if around else 0,
-        precision=vision.precision,
-    )
-
-
-def published_config(name: str) -> dict[str, Any]:
-    """The part of a checkpoint's config.json that is in models.json."""
-    config: dict[str, Any] = next(fact["config"] for fact in published_facts() if fact["id"] == name)
-    return config
+    )  # fmt: skip
 
 
 def published_facts() -> list[dict[str, Any]]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
 
-from edgevlm.apps.planning.memory import PlannedMemory, camera_bytes
+from edgevlm.apps.planning.formulas import PlannedMemory, Roofline, Speed, camera_bytes
 from edgevlm.apps.planning.model import PlannedModel, model_of
-from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, most_cameras, speed_of
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import DeviceProfile
@@ -18,10 +17,6 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.budget import DEFAULT_BUDGET
 from edgevlm.runtime.kv import KV_TYPES
 
-FIRST = (
-    "weights_mb", "kv_mb", "activations_mb", "total_mb", "fits",
-    "prefill_fps", "ttft_ms", "tokens_per_s", "j_per_frame", "bound_by",
-)  # fmt: skip
 PRECISIONS = {"cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "int8", "int4"), "jetson": ("fp16", "int8", "int4")}
 """Weights to choose from, the most accurate first; a CPU gains nothing by float16, which it computes as float32."""
 NEARLY = 0.9  # of the fastest rate: where nothing keeps up, the most accurate weights this fast are chosen
@@ -32,7 +27,7 @@ class PlanRequest:
     """The options as typed; :func:`choose` chooses those that are None.
 
     device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: type
-    of keys and values. camera: (height, width) of frames. changed: the fraction of a frame that changes.
+    of keys and values. camera: (height, width) of frames. cameras: of a server; None: a run of one.
     """
 
     model: str
@@ -44,7 +39,6 @@ class PlanRequest:
     chunk: int = 8
     camera: tuple[int, int] = (480, 640)
     vision_precision: str | None = None
-    changed: float = 0.25
     cameras: int | None = None
 
 
@@ -58,13 +52,11 @@ class DevicePlan:
     chunk: int
     memory: PlannedMemory
     speed: Speed
-    changed: float
-    changed_fps: float
 
     @property
     def fits(self) -> bool:
         """Whether all cameras fit beside the system."""
-        return fits(self.roofline, self.memory)
+        return self.memory.total <= self.roofline.device.usable_bytes
 
     @property
     def keeps_up(self) -> bool:
@@ -76,40 +68,40 @@ class DevicePlan:
         return self.speed.prefill_fps / max(1, self.roofline.served)
 
     def line(self) -> dict[str, Any]:
-        """As JSON: the fields of :data:`FIRST`, then the rest. MB are 1e6 bytes."""
+        """As JSON, the most wanted fields first. MB are 1e6 bytes."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
-        sizes = {name: getattr(memory, name) for name in (*PlannedMemory.__slots__, "total")}
-        known = {f"{name}_mb": round(size / 1e6, 1) for name, size in sizes.items()} | {
+        model = roofline.model
+        mb = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in (*PlannedMemory.__slots__, "total")}
+        return {
+            **{name: mb.pop(name) for name in ("weights_mb", "kv_mb", "activations_mb", "total_mb")},
             "fits": self.fits,
             "prefill_fps": round(speed.prefill_fps, 3),
             "ttft_ms": round(speed.ttft_ms, 1),
             "tokens_per_s": round(speed.tokens_per_s, 2),
             "j_per_frame": None if speed.j_per_frame is None else round(speed.j_per_frame, 3),
-            "bound_by": bound_by(roofline, memory, speed),
-            "model": roofline.model.name,
-            "family": roofline.model.family,
+            "bound_by": speed.bound_by if self.fits else "memory size",
+            **mb,
+            "model": model.name,
+            "family": model.family,
             "device": roofline.device.name,
             "precision": roofline.precision,
-            "vision_precision": roofline.model.tower.precision,
+            "vision_precision": model.tower.precision,
             "kv": roofline.kv,
             "budget": self.budget,
             "fps": self.fps,
             "usable_mb": round(roofline.device.usable_bytes / 1e6, 1),
             "keeps_up": self.keeps_up,
-            "largest_budget": largest_budget(roofline, self.chunk, self.fps),
+            "largest_budget": roofline.largest_budget(self.chunk, self.fps),
             "largest_fps": round(speed.prefill_fps, 3) if self.fits else 0.0,
-            "tokens_per_frame": roofline.model.tower.rows / roofline.model.tower.group,
+            "tokens_per_frame": model.tower.rows / model.tower.group,
             "vision_ms": round(speed.vision_ms, 2),
             "prefill_ms": round(speed.prefill_ms, 2),
             "compression_ms": round(speed.compression_ms, 3),
-            "changed": self.changed,
-            "changed_fps": round(self.changed_fps, 3),
             "cameras": max(1, roofline.served),
-            "camera_mb": round(camera_bytes(roofline.model, self.budget, self.chunk, roofline.kv) / 1e6, 1),
+            "camera_mb": round(camera_bytes(model, self.budget, self.chunk, roofline.kv) / 1e6, 1),
             "camera_fps": round(self.camera_fps, 3),
-            "largest_cameras": most_cameras(roofline, self.budget, self.chunk, self.fps),
+            "largest_cameras": roofline.most_cameras(self.budget, self.chunk, self.fps),
         }
-        return {name: known.pop(name) for name in FIRST} | known
 
 
 def make_plan(request: PlanRequest) -> DevicePlan:
@@ -126,33 +118,22 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
-    if not 0 <= request.changed <= 1:
-        raise UserError("--changed is a fraction of a frame, 0 to 1")
-    kv = request.kv or (model.kv if device.kind == "cpu" else "fp16")
+    kv, tower, least, most = request.kv, request.vision_precision, model.least_budget, model.most_budget
+    kv = kv or (model.kv if device.kind == "cpu" else "fp16")
     if kv not in KV_TYPES:
         raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")
-    if request.vision_precision not in (None, "fp32", "fp16", "int8"):
-        raise UserError(f"--vision-precision {request.vision_precision!r} is not known; give fp32, fp16 or int8")
-    if model.least_budget > model.most_budget:
-        least, most = model.least_budget, model.most_budget
-        raise UserError(
-            f"{model.name}: two frames take {least} tokens and its positions leave room for {most}; give a smaller --frame-size"
-        )
-    if request.budget is not None and not model.least_budget <= request.budget <= model.most_budget:
-        raise UserError(
-            f"a budget of {request.budget} tokens does not suit {model.name}: two frames take {model.least_budget} and its "
-            f"positions leave room for {model.most_budget}"
-        )
+    if tower not in (None, "fp32", "fp16", "int8"):
+        raise UserError(f"--vision-precision {tower!r} is not known; give fp32, fp16 or int8")
+    if least > most or (request.budget is not None and not least <= request.budget <= most):
+        asked = "" if request.budget is None else f"a budget of {request.budget} tokens does not suit "
+        raise UserError(f"{asked}{model.name}: two frames take {least} tokens and its positions leave room for {most}")
     plans = []
     for precision in precisions(model, device, request.precision):
-        tower = request.vision_precision or tower_precision(model, device, precision)
-        stored = replace(model, tower=replace(model.tower, precision=tower))
-        roofline = Roofline(stored, device, precision, kv, request.cameras or 0)
+        stored = replace(model.tower, precision=tower or tower_precision(model, device, precision))
+        roofline = Roofline(replace(model, tower=stored), device, precision, kv, request.cameras or 0)
         budget = suited_budget(roofline, request) if request.budget is None else request.budget
-        memory = roofline.memory(budget, request.chunk)
-        speed, less = (speed_of(roofline, budget, request.chunk, changed) for changed in (1.0, request.changed))
-        plan = DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed, request.changed, less.prefill_fps)
-        plans.append(plan)
+        memory, speed = roofline.memory(budget, request.chunk), roofline.speed(budget, request.chunk)
+        plans.append(DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed))
     if keeping := [plan for plan in plans if plan.fits and plan.keeps_up]:
         return max(keeping, key=lambda plan: plan.budget)  # the first of equals
     if fitting := [plan for plan in plans if plan.fits]:
@@ -180,7 +161,7 @@ def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
     """A run's usual budget; at least half of it if less keeps up, else what fits, in whole frames."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
-        budget = min(usual, largest_budget(roofline, request.chunk, fps)) // rows * rows
+        budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows
         if budget >= least:
             return budget
     return usual
@@ -218,37 +199,16 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     parts = f"vision {line['vision_ms']:.1f}, prefill {line['prefill_ms']:.1f}, compression {line['compression_ms']:.2f} ms"
     verdict = "keeps up" if line["keeps_up"] else "does not keep up"
     yield f"  frames      {line['prefill_fps']:>10.2f} a second ({parts}): {verdict}"
-    changed = f"{plan.changed:.0%}"
-    yield f"  changed     {line['changed_fps']:>10.2f} a second where {changed} changes and only that is encoded, appended:"
-    yield f"              {line['present_mb']:.1f} MB more and a tower cache of {line['tower_cache_mb']:.1f} MB for each camera"
     each = f"{plan.camera_fps:.2f} a second each, {line['camera_mb']:.1f} MB more for one more"
     yield f"  cameras     {line['cameras']:>10} on one model, {each}; at most {line['largest_cameras']}"
     yield f"  answers     {line['ttft_ms']:>10.1f} ms to the first token, then {line['tokens_per_s']:.1f} tokens a second"
     if line["j_per_frame"] is not None:
         yield f"  energy      {line['j_per_frame']:>10.3f} J a frame at the most ({device['max_watts']} W)"
     yield f"  bound by    {line['bound_by']}"
-    if line["largest_budget"]:
-        most = f"{line['largest_fps']:.2f} frames a second at this budget"
-        yield f"  largest     budget {line['largest_budget']} at this rate; {most}"
-    else:
-        yield "  largest     no budget fits and keeps up: take a smaller model, fewer --fps or a smaller --precision"
+    yield f"  largest     budget {line['largest_budget']} at this rate; {line['largest_fps']:.2f} a second at this one"
 
 
-def show(request: PlanRequest, as_json: bool, measure: bool) -> Iterator[str]:
+def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
     """Yield the lines of the command. Raises UserError."""
-    if measure and request.cameras is not None:
-        raise UserError("--measure runs one camera; leave --cameras out (`edgevlm bench serve cameras` compares several)")
     plan = make_plan(request)
-    model, roofline = plan.roofline.model, plan.roofline
-    is_own = (model.precision, model.kv) == (roofline.precision, roofline.kv)
-    if measure and not (model.files and is_own and roofline.device.kind == "cpu"):
-        raise UserError("--measure runs demo or a bundle on this CPU as it is; leave --device, --precision and --kv out")
     yield from [json_line("plan", plan.line())] if as_json else describe(plan)
-    if measure:
-        from edgevlm.apps.planning.measure import measured_bytes
-
-        measured, total = measured_bytes(model, request.model, plan.budget, plan.chunk), plan.memory.total
-        megabytes, error = round(measured / 1e6, 1), round(total / measured - 1, 4)
-        found = {"planned_mb": round(total / 1e6, 1), "measured_mb": megabytes, "error": error}
-        text = f"  measured    {megabytes:>10.1f} MB: the plan is {100 * error:+.1f} % off"
-        yield json_line("measured", found) if as_json else text

@@ -23,11 +23,7 @@ VECTORS = (  # a processor's flag, what it is called, and its float32 and int8 o
     ("asimd", "NEON", 16, 32),
 )
 PLAIN = ("SSE", 8, 16)
-SOURCES = {
-    "linux": FigureSource("Described by Linux: /proc/meminfo, /proc/cpuinfo, cpufreq and the cgroup", None),
-    "assumed": FigureSource("Assumed, not measured: one channel of DDR4-3200 up to four cores, two beyond", None),
-    "worked out": FigureSource("Worked out: cores x clock x operations a cycle of the widest vectors", None),
-}
+SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assumed or worked out", None)}
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
@@ -39,25 +35,29 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Only the processor of ``machine``, with all of its memory."""
+    """Only the processor of ``machine``, with its installed memory, or the cgroup's limit."""
     cores = default_threads() if cores is None else cores
-    cpu, mhz, memory = machine.fields("proc/cpuinfo"), clock_mhz(machine), memory_mib(machine)
+    cpu = machine.fields("proc/cpuinfo")
+    memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10
+    if allowed := machine.number("sys/fs/cgroup/memory.max"):
+        memory = min(memory, allowed >> 20)
+    highest = machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    mhz = highest / 1000 if highest else float(cpu.get("cpu MHz") or ASSUMED_MHZ)
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
     vectors, fp32, int8 = next((row[1:] for row in VECTORS if row[0] in flags), PLAIN)
-    bandwidth = CHANNEL_GB_S * (1 if cores <= FEW_CORES else 2)
     known = {
-        "memory_gib": Figure(round(memory / 1024, 1), "linux", True),
-        "usable_mib": Figure(memory, "linux", True),
-        "system_mib": Figure(min(SYSTEM_MIB, memory // 4), "assumed", False),
-        "bandwidth_gb_s": Figure(bandwidth, "assumed", False),
-        "fp32_tflops": Figure(cores * mhz * fp32 / 1e6, "worked out", False),
-        "int8_tops": Figure(cores * mhz * int8 / 1e6, "worked out", False),
-        "max_watts": Figure(None, "linux", False),
+        "memory_gib": Figure(round(memory / 1024, 1), "here", True),
+        "usable_mib": Figure(memory, "here", True),
+        "system_mib": Figure(min(SYSTEM_MIB, memory // 4), "here", False),
+        "bandwidth_gb_s": Figure(CHANNEL_GB_S * (1 if cores <= FEW_CORES else 2), "here", False),
+        "fp32_tflops": Figure(cores * mhz * fp32 / 1e6, "here", False),
+        "int8_tops": Figure(cores * mhz * int8 / 1e6, "here", False),
+        "max_watts": Figure(None, "here", False),
     }
     name = cpu.get("model name") or platform.machine()
     title = f"this machine ({name}, {cores} cores with {vectors} at {mhz / 1000:.1f} GHz, {memory / 1024:.0f} GiB)"
-    figures = {**load_device("cpu").figures, **known}
-    return DeviceProfile(NAME, title, "cpu", (), figures, {**load_device("cpu").sources, **SOURCES})
+    example = load_device("cpu")
+    return DeviceProfile(NAME, title, "cpu", (), {**example.figures, **known}, {**example.sources, **SOURCES})
 
 
 def device_named(name: str | None) -> DeviceProfile:
@@ -69,24 +69,4 @@ def assumptions(device: DeviceProfile) -> str:
     """Name this machine's assumed figures; empty for other devices."""
     if device.name != NAME:
         return ""
-    return (
-        f"assumed: {device['bandwidth_gb_s']:g} GB/s of memory bandwidth, {device['system_mib'] / 1024:.1f} GiB for the system "
-        "(edgevlm bench stream measures)"
-    )
-
-
-def clock_mhz(machine: Machine) -> float:
-    """The first core's highest clock, or its present one."""
-    if highest := machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"):
-        return highest / 1000
-    try:
-        return float(machine.fields("proc/cpuinfo")["cpu MHz"])
-    except (KeyError, ValueError):
-        return ASSUMED_MHZ
-
-
-def memory_mib(machine: Machine) -> int:
-    """Installed memory, or the cgroup's limit."""
-    total = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10
-    allowed = machine.number("sys/fs/cgroup/memory.max")
-    return min(total, allowed >> 20) if allowed else total
+    return f"assumed: {device['bandwidth_gb_s']:g} GB/s of bandwidth, {device['system_mib'] / 1024:.1f} GiB for the system"

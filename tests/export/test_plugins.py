@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgevlm.apps.planning.memory import weights_of
+from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import plan_bundle, plan_checkpoint
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint

@@ -13,7 +13,7 @@ from more_checkpoints import FRAME
 from packed_checkpoints import make_packed
 from safetensors import safe_open
 
-from edgevlm.apps.planning.memory import weights_of
+from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import plan_bundle, plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.errors import UserError
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
     planned, stored = (weights_of(of, "int4-zp", "cpu") for of in (model, bundle))
     assert 0 <= stored.layers + stored.head - planned.layers - planned.head <= (model.layers * 16 + 3) * ALIGNMENT
     assert make_plan(PlanRequest(str(folder), "cpu")).line()["precision"] == "int4-zp"
-    with pytest.raises(UserError, match="is a checkpoint of int4-zp weights; leave --precision out, or plan the one before"):
+    with pytest.raises(UserError, match="weights are int4-zp already; leave --precision out"):
         make_plan(PlanRequest(str(folder), "cpu", precision="int8"))
 
 

@@ -4,36 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planned import MODEL, SMALL, roofline, with_figures
+from planned import MODEL, SMALL, roofline
 
-from edgevlm.apps.planning.memory import (
-    arena_bytes,
-    weights_of,
-)
-from edgevlm.apps.planning.speed import COMPUTE_EFFICIENCY, speed_of
+from edgevlm.apps.planning.formulas import COMPUTE_EFFICIENCY, arena_bytes, weights_of
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kv import KV_TYPES, KVScales
 from edgevlm.runtime.plugins import names
-
-# Only what changed.
-
-
-def test_what_changes_costs_its_fraction_and_reads_the_weights_once_a_chunk():
-    """Everything changing is a whole frame; in a still room a longer chunk spreads the read of the weights."""
-    line = roofline("cpu", "int8", "fp32")
-    rates = [speed_of(line, 6000, 8, changed).prefill_fps for changed in (1.0, 0.8, 0.25, 0.05, 0.0)]
-    assert rates[0] == speed_of(line, 6000, 8).prefill_fps
-    assert rates == sorted(rates)
-    quarter, whole = speed_of(line, 6000, 8, 0.25), speed_of(line, 6000, 8)
-    assert quarter.vision_ms == pytest.approx(whole.vision_ms / 4)
-    assert speed_of(line, 6000, 8, 0.8).vision_ms == whole.vision_ms
-    slow = replace(line, device=with_figures(line.device, bandwidth_gb_s=1))  # reading is what takes long
-    still = [speed_of(slow, 6000, chunk, 0.0).prefill_ms * line.model.tower.group for chunk in (2, 8)]
-    read = 1e3 * (weights_of(line.model, "int8", "cpu").layers + slow.kv_bytes(line.model.prefix + 6000)) / slow.bandwidth
-    assert still[0] - still[1] == pytest.approx(read * 3 / 4, rel=0.01)
-
 
 # Memory.
 
@@ -70,7 +48,7 @@ def test_a_rounded_bundle_can_only_be_planned_as_it_is():
     assert weights_of(bundle, "int8", "cpu").total == 150
     assert weights_of(bundle, "int8", "jetson") == weights_of(replace(MODEL, precision="int8"), "int8", "jetson")
     for kind in ("cpu", "jetson"):
-        with pytest.raises(UserError, match="is a bundle of int8 weights; leave --precision out, or plan its checkpoint"):
+        with pytest.raises(UserError, match="its weights are int8 already"):
             weights_of(bundle, "int4", kind)
 
 

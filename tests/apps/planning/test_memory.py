@@ -5,16 +5,16 @@ from dataclasses import asdict, replace
 from statistics import median
 
 import pytest
+from grown import measured_bytes
 
-from edgevlm.apps.planning.measure import measured_bytes
-from edgevlm.apps.planning.memory import memory_of
+from edgevlm.apps.planning.formulas import Roofline
 from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.bench.seeded import SHAPES, decoder_bundle, word_tokenizer
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, hash_file, seal_manifest
 
-GOAL = 0.05  # what the plan claims: `edgevlm plan --measure` prints it, and the slow tests hold it
+GOAL = 0.05  # what the plan claims, and the slow tests hold
 CLEARLY, NEVER = 0.1, 0.15  # a loaded machine takes pages back: past the one it is measured again, past the other it fails
 
 
@@ -39,7 +39,7 @@ def bundle_error(name, budget, chunk):
 def tower_error(made, chunk):
     model = plan_checkpoint(made.checkpoint, (480, 640))
     budget = 8 * model.tower.rows
-    planned = memory_of(model, load_device("cpu"), "fp32", "fp32", budget, chunk)
+    planned = Roofline(model, load_device("cpu"), "fp32", "fp32").memory(budget, chunk)
     assert planned.vision > 0.15 * planned.total
     return error(planned.total, lambda: measured_bytes(model, str(made.bundle), budget, chunk))
 

@@ -1,0 +1,338 @@
+"""What a model takes of a device and how fast it is there: bytes by formulas, seconds by a roofline, stated and not fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from edgevlm.apps.planning.model import PlannedModel, layer_matrices
+from edgevlm.engines.devices import DeviceProfile
+from edgevlm.engines.tensorrt.jobs import RUNTIME, build_need
+from edgevlm.errors import UserError
+from edgevlm.export.memory import needed_memory
+from edgevlm.export.precisions import load_precision
+from edgevlm.runtime.cache import KVCache, row_bytes
+from edgevlm.runtime.kv import DTYPES
+
+FLOAT = 4
+THUMBNAILS = 2000 << 10  # bytes of their file that SQLite keeps in memory
+CPU_RUNTIME = 27_600_000
+"""ONNX Runtime and our own code, graphs and sessions on a CPU: between the demo's and a small tower's, x86-64."""
+POLICY_ROW = 12  # bytes that a policy may keep per row, layer and KV head: a float32 score and an int64 seq
+BANDWIDTH_EFFICIENCY = 0.75
+"""Fraction of memory bandwidth that kernels which stream weights reach. Chosen before any comparison."""
+COMPUTE_EFFICIENCY = 0.5
+"""Fraction of peak arithmetic that products of some hundred rows reach. Chosen before any comparison."""
+QUESTION = 32  # rows of a question's text, the template's among them
+COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
+MOST_CAMERAS = 256  # that a server takes
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMemory:
+    """Bytes of each part while a stream runs, and the peaks of export and build.
+
+    kv: the cache's arena; policy: its state beside the cache; activations: working memory of the decoder; vision: of the tower,
+    with pixels and features; runtime: libraries, graphs, sessions; snapshots: a server's copies of memories, and thumbnails.
+    export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 without one.
+    """
+
+    weights: int
+    kv: int
+    policy: int
+    activations: int
+    vision: int
+    runtime: int
+    snapshots: int
+    export_peak: int
+    build_peak: int
+
+    @property
+    def total(self) -> int:
+        """The most that all streams take together; ONNX Runtime's sessions keep their working memory."""
+        return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes of the decoder's layers, the table of embeddings, the head (0 if it is that table) and the tower."""
+
+    layers: int
+    embedding: int
+    head: int
+    tower: int
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.embedding + self.head + self.tower
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCall:
+    """Seconds of arithmetic and of memory traffic, which overlap: a call takes the longer."""
+
+    compute: float
+    traffic: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute, self.traffic)
+
+    @property
+    def term(self) -> str:
+        """The longer of the two."""
+        return "compute" if self.compute > self.traffic else "memory bandwidth"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A stream's speed at a budget.
+
+    j_per_frame: an upper bound, the device's largest power budget times a frame's time; None if unknown. bound_by: what takes
+    most of a frame's time, vision, compute or memory bandwidth.
+    """
+
+    prefill_fps: float
+    ttft_ms: float
+    tokens_per_s: float
+    j_per_frame: float | None
+    bound_by: str
+    vision_ms: float
+    prefill_ms: float
+    compression_ms: float
+
+
+def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
+    """The weights of ``model`` at a precision, in a bundle or, for a ``kind`` of jetson, in TensorRT's engines.
+
+    A bundle has its files' sizes at its own precision. Raises UserError for another precision of rounded weights.
+    """
+    stored = load_precision(precision)
+    engine = kind == "jetson" and stored.tensorrt is not None  # ONNX Runtime runs the rest
+    layouts = stored.tensorrt if engine and stored.tensorrt else stored.onnxruntime
+    table = round(model.table * layouts.table.bytes_per_weight())
+    head = 0 if model.tied else table
+    if model.files and precision == model.precision and not engine:
+        return Weights(model.files["decoder"] - head, model.files["embedding"], head, model.files["vision"])
+    if precision != model.precision != "fp32":
+        raise UserError(f"{model.name}: its weights are {model.precision} already; leave --precision out")
+    other = 2 if engine and precision != "fp32" else FLOAT  # bytes of a number in the tower, in norms and in biases
+    tower = model.tower
+    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # of one byte
+    layers = round(model.matrices * layouts.matrices.bytes_per_weight(model.group) + model.vectors * other)
+    return Weights(layers, table, head, round(linears + other * (tower.parameters - linears)))
+
+
+def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
+    """A stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` allocates it."""
+    shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
+    return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
+
+
+def policy_bytes(model: PlannedModel, budget: int) -> int:
+    """The most that a policy keeps: POLICY_ROW for every row held."""
+    return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
+
+
+def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
+    """Working memory of the decoder for its largest call: ``chunk`` frames into an empty memory, up to the budget.
+
+    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: 6 I + 3 E + 3 Q + 4 K
+    numbers a row, the MLP's product, halves, gate and activation beside attention's rows; ONNX Runtime serves repeated
+    calls from another block of 6 I + 3 E, and its arena keeps both. Inputs, E (1 + deepstack) a row, are held three times. On a
+    GPU, float16, fused: 3 I + 4 E a row, and the inputs.
+    """
+    frame = model.tower.rows
+    rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
+    inner, width = model.inner, model.hidden
+    entering = width * (1 + model.deepstack)
+    if kind != "cpu":
+        return 2 * rows * (3 * inner + 4 * width + entering)
+    first = 6 * inner + 3 * width + model.head_dim * (3 * model.heads + 4 * model.kv_heads)
+    again = 6 * inner + 3 * width if budget // rows > 1 else 0
+    return FLOAT * rows * (first + again + 3 * entering)
+
+
+def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
+    """A stream's pixels ``[chunk, 3, height, width]``, in so many copies, and features of a chunk, float32."""
+    tower = model.tower
+    grids = max(1, chunk // tower.group)
+    features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
+    return FLOAT * (copies * grids * tower.group * 3 * tower.size[0] * tower.size[1] + features)
+
+
+def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
+    """Working memory of ``chunk`` frames in the tower, with their pixels, held twice, and features.
+
+    N patches of width W, an MLP of width I. On a CPU, float32, all grids at once (one at a time in 8 bits): attention's 4 N W
+    numbers a grid and the MLP's N (3 I + 2 W), both kept by the arena. On a GPU, float16, a grid at a time: N (I + 4 W).
+    """
+    tower = model.tower
+    if kind != "cpu":
+        return chunk_bytes(model, chunk, 2) + 2 * tower.patches * (tower.inner + 4 * tower.width)
+    at_once = max(1, chunk // tower.group) if tower.precision == "fp32" else 1
+    return chunk_bytes(model, chunk, 2) + FLOAT * at_once * tower.patches * (3 * tower.inner + 6 * tower.width)
+
+
+def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
+    """A snapshot's copy of prefix + ``budget`` rows and a chunk; and thumbnails."""
+    row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
+    return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
+
+
+def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
+    """One more camera on a server: cache, policy, chunk and snapshot; no weights."""
+    own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
+    return own + snapshot_bytes(model, budget, chunk, kv)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A model at a precision on a device. kv: type of keys and values. served: cameras of a server; 0: a run of one."""
+
+    model: PlannedModel
+    device: DeviceProfile
+    precision: str
+    kv: str
+    served: int = 0
+
+    @cached_property
+    def weights(self) -> Weights:
+        return weights_of(self.model, self.precision, self.device.kind)
+
+    @property
+    def resident_weights(self) -> int:
+        """Bytes of weights in memory while a stream runs.
+
+        On a CPU matrices are packed for their kernels, float16 as float32, and a tied head is packed beside the embedding's
+        file, of which only used rows are read. An engine has them as stored.
+        """
+        weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
+        if self.device.kind != "cpu":
+            return weights.total
+        matrices = layouts.matrices.packed_bytes_per_weight(group) / layouts.matrices.bytes_per_weight(group)
+        head = layouts.table.packed_bytes_per_weight() / layouts.table.bytes_per_weight()
+        return round(matrices * weights.layers + head * (weights.head or weights.embedding)) + weights.tower
+
+    def memory(self, budget: int, chunk: int) -> PlannedMemory:
+        """The memory of all cameras, each with ``budget`` vision tokens a layer and ``chunk`` frames taken at once."""
+        model, kind, streams = self.model, self.device.kind, max(1, self.served)
+        layer = layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner)
+        return PlannedMemory(
+            weights=self.resident_weights,
+            kv=streams * arena_bytes(model, budget, self.kv),
+            policy=streams * policy_bytes(model, budget),
+            activations=activation_bytes(model, budget, chunk, kind),
+            vision=vision_bytes(model, chunk, kind) + (streams - 1) * chunk_bytes(model, chunk),
+            runtime=CPU_RUNTIME if kind == "cpu" else RUNTIME,
+            snapshots=self.served * snapshot_bytes(model, budget, chunk, self.kv),
+            export_peak=needed_memory(FLOAT * layer),
+            build_peak=build_need(self.weights.total, 0).host if kind == "jetson" else 0,
+        )
+
+    def _rate(self, integer: bool, wide: bool) -> float:
+        """Operations a second of matrix products.
+
+        Integers of 4 or 8 bits are multiplied as float16 on a GPU; on a CPU as 8 bits (accuracy level 4), float16 as float32.
+        """
+        if self.device.kind == "cpu":
+            found = self.device["int8_tops" if integer else "fp32_tflops"]
+        else:
+            found = self.device["fp32_tflops" if wide else "fp16_tflops"]
+        return 1e12 * float(found) * COMPUTE_EFFICIENCY
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
+
+    def vision(self) -> RooflineCall:
+        """One grid through the tower.
+
+        Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
+        patch sees A others. Bytes: the tower's weights once.
+        """
+        tower = self.model.tower
+        attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
+        matrices = 2 * (tower.block_parameters * tower.patches + tower.projector_parameters * tower.projected)
+        rate = self._rate(tower.precision == "int8", self.precision == "fp32")
+        return RooflineCall((matrices + attention) / rate, self.weights.tower / self.bandwidth)
+
+    def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
+        """``rows`` rows after ``held`` in ``calls`` calls of the decoder.
+
+        Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) of attention, and 2 V E of
+        a row's logits. Bytes: the layers' weights and the rows held, once a call; the head's with logits.
+        """
+        model, weights = self.model, self.weights
+        seen = held + rows / 2
+        operations = 2 * model.matrices * rows + 4 * model.layers * model.heads * model.head_dim * rows * seen
+        read = calls * (weights.layers + self.kv_bytes(held))
+        if logits:
+            operations += 2 * model.table
+            read += weights.head or weights.embedding
+        rate = self._rate(load_precision(self.precision).onnxruntime.matrices.is_integer, self.precision == "fp32")
+        return RooflineCall(operations / rate, read / self.bandwidth)
+
+    def kv_bytes(self, rows: int) -> float:
+        """Keys and values of ``rows`` rows in every layer, bytes."""
+        return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
+
+    def token(self, held: int) -> RooflineCall:
+        """One token of an answer with ``held`` rows in the cache."""
+        return self.prefill(1, held, logits=True)
+
+    def speed(self, budget: int, chunk: int) -> Speed:
+        """The speed once ``budget`` vision tokens are held in every layer and ``chunk`` frames are appended at once.
+
+        A frame takes 1 / group of a grid: the tower, its rows through the decoder, and its share of a compression, which reads
+        the cache COMPRESSION_READS times a chunk.
+        """
+        tower, held = self.model.tower, self.model.prefix + budget
+        grids = max(1, chunk // tower.group)
+        vision = self.vision()
+        prefill = self.prefill(tower.rows, held, calls=1 / grids)
+        compression = COMPRESSION_READS * self.kv_bytes(held) / self.bandwidth / grids
+        frame = (vision.seconds + prefill.seconds + compression) / tower.group
+        seconds_of = {"vision": vision.seconds, "compute": 0.0, "memory bandwidth": compression}
+        seconds_of[prefill.term] += prefill.seconds
+        watts = self.device["max_watts"]
+        return Speed(
+            prefill_fps=1 / frame,
+            ttft_ms=1e3 * self.prefill(QUESTION, held, logits=True).seconds,
+            tokens_per_s=1 / self.token(held + QUESTION).seconds,
+            j_per_frame=None if watts is None else float(watts) * frame,
+            bound_by=max(seconds_of, key=lambda term: seconds_of[term]),
+            vision_ms=1e3 * vision.seconds / tower.group,
+            prefill_ms=1e3 * prefill.seconds / tower.group,
+            compression_ms=1e3 * compression / tower.group,
+        )
+
+    def can_run(self, budget: int, chunk: int, fps: float) -> bool:
+        """Whether a budget fits memory and positions, and keeps up with ``fps`` frames a second of every camera."""
+        if not self.model.least_budget <= budget <= self.model.most_budget:
+            return False
+        fits = self.memory(budget, chunk).total <= self.device.usable_bytes
+        return fits and self.speed(budget, chunk).prefill_fps >= max(1, self.served) * fps
+
+    def largest_budget(self, chunk: int, fps: float) -> int:
+        """The largest budget that can run at ``fps``; 0 if none can."""
+        return largest(self.model.least_budget, self.model.most_budget, lambda budget: self.can_run(budget, chunk, fps))
+
+    def most_cameras(self, budget: int, chunk: int, fps: float) -> int:
+        """The most cameras of that budget that a server can watch at ``fps``; 0 if none."""
+        return largest(1, MOST_CAMERAS, lambda cameras: replace(self, served=cameras).can_run(budget, chunk, fps))
+
+
+def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
+    """The largest integer from ``least`` to ``most`` for which ``holds``, true up to some number; 0 if there is none."""
+    if most < least or not holds(least):
+        return 0
+    low, high = least, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
