@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.base import Appended, Float32, counted, newest
+from edgevlm.runtime.retrieval.working_set import rotate
 from edgevlm.runtime.stateful import State, Stateful
 
 if TYPE_CHECKING:
@@ -68,19 +69,11 @@ class QueryWindow(Stateful):
         count -= int(gaps[-1]) + 1 if len(gaps) else 0
         at, start = at[:, at.shape[1] - count :], len(self._seq) - count
         now = np.take_along_axis(cache.position(layer), at[..., None], 1)  # [kv_heads, w, axes]
-        by = now - self._position[start:]
-        return _turn(self._queries[layer][:, start:], by, cache.inv_freq, cache.pair_axis), self._seq[start:]
-
-
-def _turn(query: Float32, by: NDArray[np.int32], inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``query`` ``[heads, w, D]`` by positions ``[kv_heads, w, axes]``, the same for all heads of a group."""
-    if not by.any():
-        return query
-    steps = by if pair_axis is None else by[..., pair_axis]  # of each rotary pair, [kv_heads, w, 1 or D / 2]
-    angle = np.repeat(steps * inv_freq, len(query) // len(by), 0)  # [heads, w, D / 2], float64
-    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-    first, second = np.split(query, 2, -1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+        queries, by = self._queries[layer][:, start:], now - self._position[start:]
+        if by.any():
+            by = np.repeat(by, len(queries) // len(by), 0)
+            queries = rotate(queries, by, cache.inv_freq, cache.pair_axis)
+        return queries, self._seq[start:]
 
 
 class SeqScores(Stateful):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edgevlm.runtime.policies.base import Float32, Policy, setting
+from edgevlm.runtime.policies.base import Float32, setting
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.retrieval import QuestionRetrieval
 from edgevlm.runtime.retrieval.cluster_index import ClusterIndex
@@ -42,8 +42,7 @@ class Hybrid(QuestionRetrieval):
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"
     state_fields = (*QuestionRetrieval.state_fields, "_clusters")
 
-    def arena_policy(self) -> Policy:
-        return LastSeen()
+    arena_policy = LastSeen
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)

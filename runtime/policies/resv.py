@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, setting
-from edgevlm.runtime.policies.retrieval import Int32, Retrieval, block_of, row_bytes
+from edgevlm.runtime.policies.retrieval import Int32, Retrieval, block_of, by_seq, row_bytes
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
-from edgevlm.runtime.retrieval.hash_clusters import BITS, MIN_SLOTS, HashClusters, RowClusters, SealedMoves
+from edgevlm.runtime.retrieval.hash_clusters import BITS, MIN_SLOTS, HashClusters, RowClusters
 from edgevlm.runtime.retrieval.working_set import Phase, rotate
 from edgevlm.runtime.store import Block, Store
 
@@ -34,13 +34,8 @@ class ReSV(Retrieval):
     heads. Rows that leave the window are sealed as separate clusters.
     """
 
-    planes: int = setting(BITS, "hyperplanes per KV head, N_hp", at_least=1, at_most=BITS)
     distance: int = setting(7, "most bits by which a token may differ from its cluster; the paper's Th_hp less 1", at_least=0)
     threshold: float = setting(0.3, "fraction of a row's attention that clusters must exceed, Th_r-wics", at_least=0, below=1)
-    prefetch: bool = setting(True, "prefetch by the previous layer's query")
-    retrieve: Literal["always", "question"] = setting(
-        "always", "retrieve in every call; question: only for questions and answers"
-    )
 
     name: ClassVar[str] = "resv"
     paper: ClassVar[str] = "V-Rex, sec. IV"
@@ -51,17 +46,17 @@ class ReSV(Retrieval):
         """Raises UserError for an index that has no room for a few clusters."""
         super().open(cache, store)
         layers, heads, width, axes = cache.layers, cache.kv_heads, cache.head_dim, cache.axes
-        fixed = HashClusters.plane_bytes(heads, width) + self.window_rows * RowClusters.row_bytes(layers, heads)
+        fixed = heads * width * BITS + self.window_rows * RowClusters.row_bytes(layers, heads)
         of_all = layers * heads * (HashClusters.slot_bytes(width, axes) + ClusterPages.slot_bytes())
-        slots = (self.index_bytes - fixed) // of_all
+        slots = int((self.index_bytes - fixed) // of_all)
         if slots < MIN_SLOTS:
             least = (fixed + MIN_SLOTS * of_all) / (row_bytes(cache) * layers * self.budget)
             raise UserError(
                 f"policy {self.name}: an index of {self.index_bytes} bytes holds no {MIN_SLOTS} clusters a KV head; "
                 f"give a larger --budget, or index={least:.2g} or more"
             )
-        self.clusters = HashClusters(layers, heads, width, axes, int(slots), self.planes)
-        self.pages = ClusterPages(layers, heads, int(slots))
+        self.clusters = HashClusters(layers, heads, width, axes, slots)
+        self.pages = ClusterPages(layers, heads, slots)
         self.row_clusters = RowClusters(layers, heads, self.window_rows)
         middle = self.working_rows // 2 if axes == 1 else self.working_rows // (2 * self.shape.tokens_per_frame)
         self._middle = np.array([self.shape.prefix + middle] + [self.shape.prefix] * (axes - 1), np.float32)
@@ -69,7 +64,6 @@ class ReSV(Retrieval):
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
         self.forget_lost()
-        self._remove_lost(self.pages.compact(self.store))
         held = np.sort(cache.seq(0)[0])
         self.row_clusters.keep(held[np.isin(held, self.row_clusters.seq, assume_unique=True)])
         self._join(cache)
@@ -83,28 +77,27 @@ class ReSV(Retrieval):
                 keys[head, goes] = self._in_the_middle(keys[head, goes], positions[head, goes])
             positions[leaving] = self._middle
         slot = self.row_clusters.of(layer, seq)
-        moved = self.clusters.seal(layer, keys, positions, slot, leaving)
+        moved, merged = self.clusters.seal(layer, keys, positions, slot, leaving)
         rows = np.nonzero(leaving)[1].reshape(len(leaving), -1)
-        home = np.take_along_axis(moved.home, self.clusters.slots + np.take_along_axis(slot, rows, 1), 1)
+        home = np.take_along_axis(moved, self.clusters.slots + np.take_along_axis(slot, rows, 1), 1)
         order = np.lexsort((np.take_along_axis(seq, rows, 1), home))
         block = block_of(cache, layer, np.take_along_axis(rows, order, 1))
-        self._settle(layer, moved, block, np.take_along_axis(home, order, 1))
+        self._settle(layer, moved, merged, block, np.take_along_axis(home, order, 1))
 
     def compacted(self) -> None:
         """Keys have been turned: the window is clustered anew.
 
         Sealed keys are compared, from the first time on, as if they stood in the middle of the working set's positions.
         """
-        first = not self.working.contiguous
+        first, clusters = not self.working.contiguous, self.clusters
         super().compacted()
         if first:
-            sealed = self.clusters.sealed
-            self.clusters.key[sealed] = self._in_the_middle(self.clusters.key[sealed], self.clusters.position[sealed])
-            self.clusters.position[sealed] = self._middle
-            self.clusters.rehash()
+            sealed = clusters.sealed
+            clusters.key[sealed] = self._in_the_middle(clusters.key[sealed], clusters.position[sealed])
+            clusters.position[sealed] = self._middle
+            clusters.rehash()
         self.row_clusters.keep(self.row_clusters.seq[:0])
-        for layer in range(self.cache.layers):
-            self.clusters.drop_open(layer)
+        clusters.count[clusters.open] = 0
         self._join(self.cache)
 
     def _join(self, cache: KVCache) -> None:
@@ -112,16 +105,14 @@ class ReSV(Retrieval):
         newest = self.row_clusters.seq[-1] if len(self.row_clusters.seq) else -1
         slots = []
         for layer in range(cache.layers):
-            kind, seq = cache.kind(layer), cache.seq(layer)
-            new = (kind != Kind.PREFIX) & (seq > newest)
-            rows = np.nonzero(new)[1].reshape(len(new), -1)
-            rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
+            seq = cache.seq(layer)
+            rows = by_seq(cache, layer, (cache.kind(layer) != Kind.PREFIX) & (seq > newest))
             held = cache.dequantize("key", layer), positions_of(cache, layer)
             keys, positions = (np.take_along_axis(of, rows[..., None], 1) for of in held)
-            slot, moved, forced = self.clusters.join(layer, keys, positions, self.distance)
+            slot, moved, merged, forced = self.clusters.join(layer, keys, positions, self.distance)
             self.merges += forced
-            self._settle(layer, moved)
-            if moved.merged:
+            if merged:
+                self._settle(layer, moved, merged)
                 self.working.forget()
             slots.append(slot)
             came = seq[0, rows[0]]
@@ -131,49 +122,46 @@ class ReSV(Retrieval):
         """Keys ``[n, head_dim]`` at ``positions`` ``[n, axes]``, turned to the middle of the working set's positions."""
         return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
-    def _settle(self, layer: int, moved: SealedMoves, new: Block | None = None, home: Int32 | None = None) -> None:
+    def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
         """Bring the store to what a call has done to the clusters of a layer.
 
         new: rows that were sealed, those of one cluster side by side, and where each of them is now, ``[kv_heads, m]``.
         """
-        self.merges += moved.merged
-        for head, of_old in enumerate(moved.home[:, : self.clusters.slots]):
+        self.merges += merged
+        for head, of_old in enumerate(moved[:, : self.clusters.slots]):
             parts: dict[int, Block] = {}
             if new is not None and home is not None:
                 starts, of_head = np.flatnonzero(np.diff(home[head], prepend=-1)).tolist(), new.head(head)
                 ends = [*starts[1:], len(of_head)]
                 parts = {int(home[head, at]): of_head[at:end] for at, end in zip(starts, ends, strict=True)}
-            if parts or moved.merged:
-                for slot, rows in self.pages.update(self.store, layer, head, of_old, parts).items():
-                    self.clusters.count[layer, head, slot] -= rows
-                    self.offloaded[layer, head] -= rows
-                    self.lost += rows
+            self.pages.update(self.store, layer, head, of_old, parts)
+        self._account(layer)
 
     def forget_lost(self) -> None:
         if numbers := self.store.lost():
-            self._remove_lost(self.pages.mark_lost(numbers))
+            self.pages.mark_lost(numbers)
+            for layer in range(self.shape.layers):
+                self._account(layer)
 
-    def _remove_lost(self, rows: Int32) -> None:
-        """Rows of each cluster that are lost, ``[layers, kv_heads, slots]``."""
-        self.clusters.count -= rows
-        self.offloaded -= rows.sum(2)
-        self.lost += int(rows.sum())
+    def _account(self, layer: int) -> None:
+        """Sealed clusters of a layer count the rows that the store still has of them."""
+        held, count, sealed = self.pages.held(layer), self.clusters.count[layer], ~self.clusters.open[layer]
+        self.lost += int((count - held)[sealed].sum())
+        count[sealed] = held[sealed]
+        self.offloaded[layer] = held.sum(1)
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         if layer == 0:
             self.forget_lost()
-        if not self._asked(layer, phase):
+        if not self.offloaded[layer].any():
             return [[]] * self.cache.kv_heads
         blocks, truncated = self.selection(layer, query)
         self.working.truncated += truncated
         return blocks
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        if self.prefetch and self._asked(layer, phase):
+        if self.offloaded[layer].any():
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
-
-    def _asked(self, layer: int, phase: Phase) -> bool:
-        return bool(self.offloaded[layer].any()) and not (self.retrieve == "question" and phase == "prefill")
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
         """The blocks that rows ``[heads, S, head_dim]`` choose of a layer by WiCSum, best first, for each KV head.
@@ -184,9 +172,8 @@ class ReSV(Retrieval):
         blocks, truncated = [], 0
         for head, of_head in enumerate(best):
             slots = np.flatnonzero((of_head >= 0) & ~opened[head])
-            numbers, left = self.pages.blocks_of(
-                layer, head, slots[np.argsort(-of_head[slots], kind="stable")], self.working_rows
-            )
+            slots = slots[np.argsort(-of_head[slots], kind="stable")]
+            numbers, left = self.pages.blocks_of(layer, head, slots, self.working_rows)
             blocks.append(numbers)
             truncated += left
         return blocks, truncated

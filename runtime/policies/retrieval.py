@@ -19,7 +19,7 @@ from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cache import row_bytes as metadata_bytes
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
-from edgevlm.runtime.retrieval.working_set import Phase, WorkingSet, unrotated_queries
+from edgevlm.runtime.retrieval.working_set import Phase, WorkingSet
 from edgevlm.runtime.stateful import State, add_prefix, strip_prefix
 from edgevlm.runtime.store import Block, Store
 
@@ -48,9 +48,7 @@ class Retrieval(Policy, ABC):
         if self.window + self.index >= 1:
             raise ValueError("window and index must leave something of 1 for the working set")
 
-    def arena_policy(self) -> Policy:
-        """What decides which rows leave the window; a new one."""
-        return SlidingWindow()
+    arena_policy: ClassVar[type[Policy]] = SlidingWindow  # decides which rows leave the window
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
@@ -67,7 +65,7 @@ class Retrieval(Policy, ABC):
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
         self.merges = self.lost = 0  # clusters that joined another for want of a slot, and rows that the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
-        self._tables: tuple[Float32, Float32] | None = None  # of the call at hand
+        self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the call at hand
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
 
     @property
@@ -97,8 +95,8 @@ class Retrieval(Policy, ABC):
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
             if keep is not None and (leaving := ~keep & ((kind == Kind.VISION) | (kind == Kind.TEXT))).any():
-                self.offload(cache, layer, leaving)
                 self.offloaded[layer] += leaving.sum(1)
+                self.offload(cache, layer, leaving)
         if plan is not None:
             self.working.forget()
         return plan
@@ -116,12 +114,12 @@ class Retrieval(Policy, ABC):
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         """A call begins: rotary tables ``[S, head_dim / 2]`` of its rows, which queries are rotated by."""
-        self._tables = cos, sin
+        self._tables = np.stack([cos, sin])
 
     def unrotated(self, query: Float32) -> Float32:
         """Queries ``[heads, S, head_dim]`` of the call at hand as they were before their rotary embedding."""
-        assert self._tables is not None, "begin() comes first"
-        return unrotated_queries(query, *self._tables)
+        (cos, sin), (low, high) = self._tables, np.split(query, 2, -1)
+        return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
         """Rows that every call attends to before any block, one block a KV head; none unless a policy has some.
@@ -138,7 +136,7 @@ class Retrieval(Policy, ABC):
         """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """The query of the layer before ``layer`` is known, and while that computes, blocks may be got ready."""
+        """Prefetch for ``layer`` by the query of the layer before it, while that computes."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
         """Choose and fetch; returns how many rows of the working set each KV head attends to, ``[kv_heads]``."""
@@ -183,10 +181,10 @@ def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
     return Block(*[np.take_along_axis(part, rows if part.ndim == 2 else rows[..., None], 1) for part in parts])
 
 
-def leaving_block(cache: KVCache, layer: int, leaving: Bool) -> Block:
-    """The rows of a mask ``[kv_heads, n_l]``, as many of each head, as a block in the order of the stream."""
-    rows = np.nonzero(leaving)[1].reshape(cache.kv_heads, -1)
-    return block_of(cache, layer, np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1))
+def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
+    """The rows of a mask ``[kv_heads, n_l]``, as many of each head, in the order of the stream: ``[kv_heads, m]``."""
+    rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
+    return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)
 
 
 @dataclass
@@ -213,7 +211,7 @@ class QuestionRetrieval(Retrieval):
             )
 
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        self._leaving.append(leaving_block(cache, layer, leaving))
+        self._leaving.append(block_of(cache, layer, by_seq(cache, layer, leaving)))
         if layer == cache.layers - 1:
             leaving_blocks, self._leaving = self._leaving, []
             self.take_in(leaving_blocks)

@@ -17,7 +17,6 @@ Int64 = NDArray[np.int64]
 
 MAX_RUNS = 4
 PAGE_ROWS = 64  # rows of a block at most
-MAX_GAPS = 8  # a run is compacted when more than this part of it is missing: a fetch finds so much less than it asks for
 
 
 @dataclass(slots=True)
@@ -58,10 +57,9 @@ class ClusterPages(Stateful):
     def slot_bytes() -> int:
         return MAX_RUNS * (8 + 4 + 4)
 
-    @property
-    def held(self) -> Int32:
-        """Rows of each cluster that are not lost, ``[layers, kv_heads, slots]``."""
-        held: Int32 = (self.rows - self.missing).sum(3, dtype=np.int32)
+    def held(self, layer: int) -> Int32:
+        """Rows of each cluster of a layer that are not lost, ``[kv_heads, slots]``."""
+        held: Int32 = (self.rows[layer] - self.missing[layer]).sum(2, dtype=np.int32)
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
@@ -82,11 +80,11 @@ class ClusterPages(Stateful):
                 rows -= run.held
         return blocks, left
 
-    def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> dict[int, int]:
+    def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
         home: the slot where the sealed cluster of each slot is now, ``[slots]``, -1 if there was none; parts: rows newly
-        sealed, by slot. Returns, by slot, the rows found lost.
+        sealed, by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -94,10 +92,9 @@ class ClusterPages(Stateful):
         runs_of |= {slot: [] for slot in home[gone].tolist() if slot not in runs_of}
         for slot in old[np.isin(home[old], list(runs_of))].tolist():
             runs_of[int(home[slot])] += self._runs(layer, head, slot)
-        self._write(layer, head, {slot: [] for slot in gone.tolist()})
-        lost = {slot: merge_runs(store, of_slot) for slot, of_slot in runs_of.items()}
-        self._write(layer, head, runs_of)
-        return {slot: rows for slot, rows in lost.items() if rows}
+        for of_slot in runs_of.values():
+            merge_runs(store, of_slot)
+        self._write(layer, head, {slot: [] for slot in gone.tolist()} | runs_of)
 
     def block_ids(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
         """All blocks of these slots."""
@@ -111,32 +108,19 @@ class ClusterPages(Stateful):
         self._write(layer, head, {int(slot): [] for slot in slots})
         return [block for block in found if block is not None]
 
-    def mark_lost(self, numbers: Sequence[int]) -> Int32:
-        """These blocks are lost; returns how many rows each cluster had in them, ``[layers, kv_heads, slots]``."""
-        before, told = self.held, np.array(numbers, np.int64)
+    def mark_lost(self, numbers: Sequence[int]) -> None:
+        """These blocks are lost."""
         runs = np.flatnonzero(self.rows)
-        runs = runs[np.argsort(self.first.flat[runs])]
-        of = runs[np.maximum(np.searchsorted(self.first.flat[runs], told, "right") - 1, 0)] if len(runs) else runs
-        page = told[: len(of)] - self.first.flat[of]
+        if not len(runs):
+            return
+        runs, lost = runs[np.argsort(self.first.flat[runs])], np.array(numbers, np.int64)
+        of = runs[np.maximum(np.searchsorted(self.first.flat[runs], lost, "right") - 1, 0)]
+        page = lost - self.first.flat[of]
         rows = np.minimum(PAGE_ROWS, self.rows.flat[of] - PAGE_ROWS * page)
         there = (page >= 0) & (rows > 0)
         np.add.at(self.missing.reshape(-1), of[there], rows[there])
-        empty = (self.missing == self.rows) & (self.rows > 0)
+        empty = self.missing == self.rows
         self.rows[empty], self.missing[empty], self.first[empty] = 0, 0, -1
-        lost: Int32 = before - self.held
-        return lost
-
-    def compact(self, store: Store) -> Int32:
-        """Runs of which much is missing get numbers without gaps; returns rows found lost on the way, as :meth:`mark_lost`."""
-        before = self.held
-        for at in zip(*np.nonzero(MAX_GAPS * self.missing > self.rows), strict=True):
-            run = PageRun(int(self.rows[at]), int(self.first[at]), int(self.missing[at]))
-            full, tail = run.rows // PAGE_ROWS, run.rows % PAGE_ROWS
-            pages, last = store.renumber(run.pages[:full]), store.renumber(run.pages[full:])
-            rows = PAGE_ROWS * len(pages) + tail * len(last)
-            self.first[at], self.rows[at], self.missing[at] = (pages or last).start if rows else -1, rows, 0
-        lost: Int32 = before - self.held
-        return lost
 
     def _runs(self, layer: int, head: int, slot: int) -> list[PageRun]:
         of = zip(*(array[layer, head, slot].tolist() for array in (self.rows, self.first, self.missing)), strict=True)
@@ -144,45 +128,39 @@ class ClusterPages(Stateful):
 
     def _write(self, layer: int, head: int, runs_of: Mapping[int, list[PageRun]]) -> None:
         for slot, of_slot in runs_of.items():
-            of_slot.sort(key=lambda run: run.rows)
-            for array in (self.rows, self.missing):
-                array[layer, head, slot] = 0
-            self.first[layer, head, slot] = -1
-            for at, run in enumerate(of_slot):
+            for at, run in enumerate((sorted(of_slot, key=lambda run: run.rows) + [PageRun(0)] * MAX_RUNS)[:MAX_RUNS]):
                 where = layer, head, slot, at
                 self.first[where], self.rows[where], self.missing[where] = run.first, run.rows, run.missing
 
 
-def merge_runs(store: Store, runs: list[PageRun]) -> int:
-    """Join those of like sizes until there are few enough, and put what is left to put; returns rows found lost on the way."""
-    lost = 0
+def merge_runs(store: Store, runs: list[PageRun]) -> None:
+    """Join those of like sizes until there are few enough, and put what is left to put."""
     while len(runs) > MAX_RUNS:
         runs.sort(key=lambda run: run.rows)
         small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # of equals the smallest
         if small.block is None and large.block is not None:
             small, large = large, small  # the one that is not in the store yet joins the other
         runs.remove(small)
-        lost += _join(store, small, large)
+        _join(store, small, large)
         if not large.rows:
             runs.remove(large)
     for run in runs:
         if run.block is not None:
-            run.first = _put(store, [run.block])[0]
+            run.first, _ = _put(store, [run.block])
             run.block = None
-    return lost
 
 
-def _join(store: Store, small: PageRun, large: PageRun) -> int:
-    """``large`` gets the rows of ``small`` behind its own; returns rows found lost on the way.
+def _join(store: Store, small: PageRun, large: PageRun) -> None:
+    """``large`` gets the rows of ``small`` behind its own.
 
     Full pages stay as they are and get numbers that follow one another; what is read and put anew is less than a page of each.
     """
-    before, tail = small.held + large.held, large.rows % PAGE_ROWS
+    tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:
         of_small = _rest(store, small)
         if not of_small or store.append(large.pages[-1], of_small[0]):
             large.rows += sum(map(len, of_small))
-            return before - large.held
+            return
         small = PageRun(len(of_small[0]), block=of_small[0])
     full = [number for run in (large, small) for number in run.pages[: run.rows // PAGE_ROWS] if run.block is None]
     rest = [block for run in (large, small) for block in _rest(store, run)]
@@ -190,7 +168,6 @@ def _join(store: Store, small: PageRun, large: PageRun) -> int:
     first, rows = _put(store, rest)
     large.first, large.rows = (pages.start if pages else first), PAGE_ROWS * len(pages) + rows
     large.missing, large.block = 0, None
-    return before - large.rows
 
 
 def _rest(store: Store, run: PageRun) -> list[Block]:
@@ -203,14 +180,10 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
     return [block for block in found if block is not None]
 
 
-def _put(store: Store, blocks: Iterable[Block]) -> tuple[int, int]:
+def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
     """Put rows page by page, under numbers that follow one another; the first of them, -1 for none, and how many rows."""
-    numbers, rows, rest = [], 0, None
-    for block in blocks:
-        rest = joined([rest, block]) if rest else block
-        full = len(rest) // PAGE_ROWS * PAGE_ROWS
-        numbers += [store.put(rest[at : at + PAGE_ROWS]) for at in range(0, full, PAGE_ROWS)]
-        rows, rest = rows + full, rest[full:]
-    if rest:
-        numbers, rows = [*numbers, store.put(rest)], rows + len(rest)
-    return numbers[0] if numbers else -1, rows
+    if not blocks:
+        return -1, 0
+    rows = joined(blocks)
+    numbers = [store.put(rows[at : at + PAGE_ROWS]) for at in range(0, len(rows), PAGE_ROWS)]
+    return numbers[0], len(rows)

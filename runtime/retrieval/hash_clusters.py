@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,23 +13,10 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
-BITS = 32  # of a word; of fewer planes the last bits are 0
+BITS = 32  # hyperplanes of a KV head, N_hp
 MIN_SLOTS = 4
 SEED = 20251212  # of the hyperplanes, the same in every stream
 SPREAD = 32  # their standard deviation: coarse numbers point as random a way as fine ones, and take a quarter of the index
-
-
-@dataclass(frozen=True, slots=True)
-class SealedMoves:
-    """The new slots of sealed clusters of one layer after a call.
-
-    home: int32 ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster sealed in slot s before, ``home[h,
-    slots + s]`` of the part sealed of the open cluster in slot s; -1 if there was none. merged: clusters that joined another
-    for want of a slot.
-    """
-
-    home: Int32
-    merged: int
 
 
 class HashClusters(Stateful):
@@ -40,12 +25,12 @@ class HashClusters(Stateful):
     A cluster is open while tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its tokens,
     ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set if the mean's dot with hyperplane p is above 0. count:
     tokens; 0 is a free slot. position: the mean of its tokens', ``[..., axes]``. planes: int8 ``[kv_heads, head_dim, 32]``,
-    normal numbers rounded, the columns past ``planes`` zero.
+    normal numbers rounded.
     """
 
     state_fields = ("key", "bits", "count", "open", "position", "planes")
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, axes: int, slots: int, planes: int) -> None:
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, axes: int, slots: int) -> None:
         self.slots = slots
         shape = (layers, kv_heads, slots)
         self.key = np.zeros((*shape, head_dim), np.float32)
@@ -53,9 +38,8 @@ class HashClusters(Stateful):
         self.count = np.zeros(shape, np.int32)
         self.open = np.zeros(shape, np.bool_)
         self.position = np.zeros((*shape, axes), np.float32)
-        self.planes = np.zeros((kv_heads, head_dim, BITS), np.int8)
-        drawn = np.random.default_rng(SEED).standard_normal((kv_heads, head_dim, planes))
-        self.planes[..., :planes] = np.clip(np.rint(SPREAD * drawn), -127, 127)
+        drawn = np.random.default_rng(SEED).standard_normal((kv_heads, head_dim, BITS))
+        self.planes = np.clip(np.rint(SPREAD * drawn), -127, 127).astype(np.int8)
 
     def restore(self, state: State) -> None:
         super().restore(state)
@@ -67,27 +51,23 @@ class HashClusters(Stateful):
         """Of one cluster."""
         return 4 * head_dim + 4 + 4 + 1 + 4 * axes
 
-    @staticmethod
-    def plane_bytes(kv_heads: int, head_dim: int) -> int:
-        return kv_heads * head_dim * BITS
-
-    def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, SealedMoves, int]:
+    def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
         """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or found one.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``; distance -1: none joins. Of equally near
-        clusters the lowest slot wins; a new one takes the lowest free slot. Returns each token's slot ``[kv_heads, n]``, the
-        moves of sealed clusters that had to merge, and the tokens that joined beyond the distance, because half of the slots
-        were open.
+        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Of equally near clusters the lowest slot
+        wins; a new one takes the lowest free slot. Returns each token's slot ``[kv_heads, n]``; the moves and merges of sealed
+        clusters, as :meth:`seal`; and the tokens that joined beyond the distance, because half of the slots were open.
         """
-        slot, home, merged, forced = _native.hash_join(keys, positions, distance, *self._of(layer))
-        return slot, SealedMoves(home, merged), forced
+        return _native.hash_join(keys, positions, distance, *self._of(layer))
 
-    def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> SealedMoves:
+    def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
         """Seal the leaving rows of each open cluster as a cluster of its own; the rest has a new mean.
 
-        All arrays ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none.
+        All arrays ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none. Returns where sealed clusters are now and how
+        many joined another for want of a slot. home: ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
+        sealed in slot s before, ``home[h, slots + s]`` of the part sealed of the open cluster in slot s; -1 if there was none.
         """
-        return SealedMoves(*_native.hash_seal(keys, positions, slot, leaving, *self._of(layer)))
+        return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
         """WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
@@ -98,10 +78,6 @@ class HashClusters(Stateful):
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
-    def drop_open(self, layer: int) -> None:
-        """Forget the open clusters of a layer."""
-        self.count[layer][self.open[layer]] = 0
-
     @property
     def sealed(self) -> Bool:
         """``[layers, kv_heads, slots]``."""
@@ -110,15 +86,11 @@ class HashClusters(Stateful):
     def rehash(self) -> None:
         """Compute bits again, after keys have been turned."""
         for layer, keys in enumerate(self.key):
-            self.bits[layer] = _native.hash_bits(keys, self._normals)
-
-    @property
-    def _normals(self) -> Float32:
-        return self.planes.astype(np.float32)
+            self.bits[layer] = _native.hash_bits(keys, self.planes.astype(np.float32))
 
     def _of(self, layer: int) -> tuple[NDArray, ...]:
         parts = (self.key, self.bits, self.count, self.open, self.position)
-        return (*(part[layer] for part in parts), self._normals)
+        return (*(part[layer] for part in parts), self.planes.astype(np.float32))
 
 
 class RowClusters(Stateful):
@@ -143,16 +115,13 @@ class RowClusters(Stateful):
     def keep(self, seq: Int64) -> None:
         """Forget all but these; rising, ``[n]``, each of them known."""
         at = np.searchsorted(self.seq, seq)
-        self._seq[: len(at)] = self._seq[at]
-        self._slot[..., : len(at)] = self._slot[..., at]
         self._held = len(at)
+        self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
 
     def add(self, seq: Int64, slot: Int32) -> None:
         """Rows newer than all others: rising, ``[n]``, and ``[layers, kv_heads, n]``."""
-        end = self._held + len(seq)
-        self._seq[self._held : end] = seq
-        self._slot[..., self._held : end] = slot
-        self._held = end
+        new = slice(self._held, self._held + len(seq))
+        self._seq[new], self._slot[..., new], self._held = seq, slot, new.stop
 
     def of(self, layer: int, seq: Int64) -> Int32:
         """The slots of rows ``[kv_heads, n]`` in any order, -1 of those that are not known."""

@@ -138,12 +138,11 @@ def contiguous(rows: Block, first: int) -> Int32:
 
 
 def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
-    """Rotate ``key`` ``[n, head_dim]`` by ``by`` ``[n, axes]`` positions, pairs ``(d, d + head_dim / 2)``; float64 angles."""
-    steps = by[:, :1] if pair_axis is None or by.shape[1] == 1 else by[:, pair_axis]
-    angles = steps * inv_freq
+    """Rotate ``key`` ``[.., n, head_dim]`` by ``[.., n, axes]`` positions, pairs ``(d, d + head_dim / 2)``; float64 angles."""
+    angles = (by[..., :1] if pair_axis is None or by.shape[-1] == 1 else by[..., pair_axis]) * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    low, high = np.split(key, 2, 1)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], 1)
+    low, high = np.split(key, 2, -1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
 
 def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
@@ -161,14 +160,7 @@ def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = 
     """Keys of a block of all KV heads of a layer, or of one, without their rotation: float32 ``[H, n, head_dim]``."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
-    flat = rotate(key.reshape(-1, cache.head_dim), -block.position.reshape(-1, cache.axes), cache.inv_freq, cache.pair_axis)
-    return flat.reshape(key.shape)
-
-
-def unrotated_queries(query: Float32, cos: Float32, sin: Float32) -> Float32:
-    """Queries ``[heads, S, head_dim]`` that were rotated with ``cos`` and ``sin`` ``[S, head_dim / 2]``: turned back."""
-    low, high = np.split(query, 2, -1)
-    return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
+    return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)
 
 
 def per_kv_head(query: Float32, kv_heads: int) -> Float32:

@@ -114,7 +114,7 @@ def test_a_position_has_axes(kit):
 
 
 def full_of(open_slots):
-    clusters = HashClusters(layers=1, kv_heads=1, head_dim=4, axes=1, slots=4, planes=8)
+    clusters = HashClusters(layers=1, kv_heads=1, head_dim=4, axes=1, slots=4)
     clusters.count[:], clusters.open[..., :open_slots] = 1, True
     return clusters
 

@@ -60,7 +60,7 @@ def test_a_cache_that_is_being_changed_refuses_other_threads(large, use):
 
 @pytest.mark.parametrize("call", ["hash_join", "wicsum", "mosaic_assign"])
 def test_clusters_that_are_being_changed_refuse_other_threads(call):
-    random, clusters = np.random.default_rng(0), HashClusters(1, 1, 32, 1, slots=1024, planes=32)
+    random, clusters = np.random.default_rng(0), HashClusters(1, 1, 32, 1, slots=1024)
     keys, places = random.standard_normal((1, 5000, 32), np.float32), np.zeros((1, 5000, 1), np.float32)
     mosaic = np.zeros(1024), np.zeros(1024, np.int64), np.full(1024, -1, np.int32), 0.0, 0.0, 1.0, 1 << 40
     slot, partition = np.zeros(1, np.int32), np.zeros(1, np.int32)

@@ -48,7 +48,7 @@ class World:
         self.known_limits = {}
         resident = self.store.all_resident
         return [
-            [Head(policy.table.slots, lambda layer=layer: self.limits(layer), resident) for _ in range(HEADS)]
+            [Head(policy.clusters.slots, lambda layer=layer: self.limits(layer), resident) for _ in range(HEADS)]
             for layer in range(LAYERS)
         ]
 
@@ -115,8 +115,9 @@ class World:
 
     def clusters(self, layer, head):
         """By the seqs of their rows below: slot of each."""
-        pages, live = self.policy.updater.pages, self.policy.table.live(layer, head).tolist()
-        return {self.seqs(pages.block_ids(layer, head, [slot])): slot for slot in live}
+        clusters = self.policy.clusters
+        live = clusters.live(layer, head).tolist()
+        return {self.seqs(clusters.pages.block_ids(layer, head, [slot])): slot for slot in live}
 
     def seqs(self, numbers):
         """Of the rows of these blocks, rising."""

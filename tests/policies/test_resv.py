@@ -29,7 +29,7 @@ class Watched:
     """A policy, its cache and store, and, with ``beside``, the references that are told of the same rows."""
 
     def __init__(self, settings="", budget=BUDGET, dtype="fp32", axes=1, beside=True):
-        text = f"resv:prefetch=off,index=0.4,window=0.3{settings}"
+        text = f"resv:index=0.4,window=0.3{settings}"
         self.policy, self.store = create_policy(text), Kept()
         self.policy.attach(budget, StreamShape(LAYERS, PER_FRAME, PREFIX))
         rows = self.policy.window_rows + self.policy.working_rows + PER_FRAME
@@ -121,7 +121,7 @@ class Watched:
     def of_slot(self, layer, head, slot):
         numbers, left = self.policy.pages.blocks_of(layer, head, np.array([slot]), 10_000)
         rows = joined(self.store.get(numbers))
-        assert len(rows) == self.policy.pages.held[layer, head, slot]
+        assert len(rows) == self.policy.pages.held(layer)[head, slot]
         assert left == 0
         return rows
 
@@ -162,7 +162,7 @@ def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatc
     assert watched.policy.merges == sum(of.merged + of.forced for layer in watched.references for of in layer) > 0
 
 
-@pytest.mark.parametrize("settings", ["planes=9,distance=2", "distance=0", "threshold=0.8", "threshold=0"])
+@pytest.mark.parametrize("settings", ["distance=2", "distance=0", "threshold=0.8", "threshold=0"])
 def test_settings_reach_the_reference(settings):
     watched = Watched(f",{settings}")
     watched.policy._working_rows = 10_000
@@ -203,7 +203,8 @@ def test_blocks_that_are_lost_leave_the_index():
     assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.offloaded).all()
     watched.frames(20)
     assert (policy.clusters.count >= 0).all()
-    assert (policy.pages.held == np.where(policy.clusters.sealed, policy.clusters.count, 0)).all()
+    for layer, count in enumerate(np.where(policy.clusters.sealed, policy.clusters.count, 0)):
+        assert (policy.pages.held(layer) == count).all()
 
 
 def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
@@ -220,7 +221,7 @@ def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
     watched.store.lose(kept[::2])
     policy.choose(0, watched.query(), "question")
     for layer, head in np.ndindex(LAYERS, HEADS):
-        for slot, held in enumerate(policy.pages.held[layer, head].tolist()):
+        for slot, held in enumerate(policy.pages.held(layer)[head].tolist()):
             numbers, _ = policy.pages.blocks_of(layer, head, np.array([slot]), 10_000)
             assert sum(map(len, filter(None, watched.store.get(numbers)))) == held
     assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.offloaded).all()
@@ -230,7 +231,7 @@ def test_a_snapshot_goes_on_with_the_same_choices():
     watched = Watched(axes=3)
     watched.frames(30, reindex_at={17})
     state = {name: array.copy() for name, array in watched.policy.state().items()}
-    again = create_policy("resv:prefetch=off,index=0.4,window=0.3")
+    again = create_policy("resv:index=0.4,window=0.3")
     again.attach(BUDGET, StreamShape(LAYERS, PER_FRAME, PREFIX))
     again.open(watched.cache, watched.store)
     again.restore(state)

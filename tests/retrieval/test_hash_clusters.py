@@ -5,7 +5,7 @@ import pytest
 from policies.reference_resv import ReferenceClusters, hash_bits, wicsum
 
 from edgevlm.runtime import _native, kernels
-from edgevlm.runtime.retrieval.hash_clusters import BITS, HashClusters
+from edgevlm.runtime.retrieval.hash_clusters import HashClusters
 
 HEADS, DIM, AXES = 2, 16, 3
 
@@ -22,8 +22,8 @@ def isa(request):
 class Both:
     """One layer's clusters, and the reference's of each head, fed the same tokens."""
 
-    def __init__(self, slots, distance, planes=BITS):
-        self.clusters = HashClusters(1, HEADS, DIM, AXES, slots, planes)
+    def __init__(self, slots, distance):
+        self.clusters = HashClusters(1, HEADS, DIM, AXES, slots)
         self.distance, self.tokens, self.slot = distance, [], []
         normals = self.clusters.planes.astype(np.float64)
         self.reference = [ReferenceClusters(slots, normals[head], distance + 1) for head in range(HEADS)]
@@ -31,30 +31,30 @@ class Both:
 
     def join(self, keys, places):
         """Keys ``[HEADS, n, DIM]``."""
-        slot, moved, forced = self.clusters.join(0, keys, places, self.distance)
+        slot, _, merged, forced = self.clusters.join(0, keys, places, self.distance)
         first = len(self.tokens)
         for i in range(keys.shape[1]):
             expected = [of.join(first + i, keys[h, i], places[h, i]) for h, of in enumerate(self.reference)]
             assert slot[:, i].tolist() == expected
             self.tokens.append((keys[:, i], places[:, i]))
             self.slot.append(slot[:, i])
-        self.count(moved, forced)
+        self.count(merged, forced)
 
     def leave(self, held, leaving):
         """Of the tokens ``held`` those of the mask ``leaving`` go."""
         keys, places = (np.stack([self.tokens[seq][part] for seq in held], 1) for part in (0, 1))
         slot = np.stack([self.slot[seq] for seq in held], 1).astype(np.int32)
-        moved = self.clusters.seal(0, keys, places, slot, np.stack([leaving] * HEADS))
+        moved, merged = self.clusters.seal(0, keys, places, slot, np.stack([leaving] * HEADS))
         gone = [seq for seq, goes in zip(held, leaving, strict=True) if goes]
         for head, of in enumerate(self.reference):
             of.seal(set(gone))
             for seq in gone:
-                home = moved.home[head, self.clusters.slots + self.slot[seq][head]]
+                home = moved[head, self.clusters.slots + self.slot[seq][head]]
                 assert seq in of.at[home].tokens, "each token is where it is said to be"
-        self.count(moved)
+        self.count(merged)
 
-    def count(self, moved, forced=0):
-        self.merged += moved.merged
+    def count(self, merged, forced=0):
+        self.merged += merged
         self.forced += forced
         assert self.merged == sum(of.merged for of in self.reference)
         assert self.forced == sum(of.forced for of in self.reference)
@@ -79,20 +79,14 @@ def tokens(random, n, kinds=9, noise=0.35):
 
 
 def test_bits_are_the_signs_of_the_dots(isa):
-    random = np.random.default_rng(0)
-    for planes in (1, 7, 32):
-        clusters = HashClusters(1, HEADS, DIM, AXES, 8, planes)
-        keys = random.normal(size=(HEADS, 200, DIM)).astype(np.float32)
-        keys[:, 0] = 0
-        found = _native.hash_bits(keys, clusters.planes.astype(np.float32))
-        for head in range(HEADS):
-            normals = clusters.planes[head, :, :planes]
-            assert [hash_bits(key, normals) for key in keys[head]] == found[head].tolist()
-        assert (found[:, 0] == 0).all(), "a dot of 0 is not above 0"
-        assert found.max() < 1 << planes
-    assert (np.ptp(HashClusters(1, HEADS, DIM, AXES, 8, 32).planes.astype(int), 0) > 0).any(), (
-        "heads have their own hyperplanes"
-    )
+    clusters = HashClusters(1, HEADS, DIM, AXES, 8)
+    keys = np.random.default_rng(0).normal(size=(HEADS, 200, DIM)).astype(np.float32)
+    keys[:, 0] = 0
+    found = _native.hash_bits(keys, clusters.planes.astype(np.float32))
+    for head in range(HEADS):
+        assert [hash_bits(key, clusters.planes[head]) for key in keys[head]] == found[head].tolist()
+    assert (found[:, 0] == 0).all(), "a dot of 0 is not above 0"
+    assert (np.ptp(clusters.planes.astype(int), 0) > 0).any(), "heads have their own hyperplanes"
 
 
 @pytest.mark.parametrize(("slots", "distance"), [(200, 7), (40, 7), (12, 7), (40, 0), (40, 32), (6, 3), (4, 7), (5, 12)])
@@ -123,7 +117,7 @@ def test_clusters_are_those_of_the_reference(isa, slots, distance):
 def test_selections_are_those_of_the_reference(isa, share, sharpness):
     """From rows that look at nearly all alike to rows that look at one cluster."""
     random = np.random.default_rng(5)
-    clusters = HashClusters(1, HEADS, DIM, AXES, 150, BITS)
+    clusters = HashClusters(1, HEADS, DIM, AXES, 150)
     clusters.key[0] = random.normal(size=(HEADS, 150, DIM))
     clusters.count[0] = random.integers(1, 40, (HEADS, 150)) * (random.random((HEADS, 150)) < 0.8)
     query = (sharpness * random.normal(size=(2 * HEADS, 21, DIM))).astype(np.float32)

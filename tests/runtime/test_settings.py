@@ -45,7 +45,7 @@ def test_wrong_values_are_one_line(field, value, says):
         ("hermes:summary=last", "does not fit summary"), ("h2o:recent=2", "recent must be at least 0"),
         ("uniform:target=0", "target must be above 0 and at most 1"), ("streaming-llm:sink=1", "did you mean 'sinks'"),
         ("purekv:clie=-1", "from 0 up"), ("mosaic:tight=2", "policy mosaic: "),
-        ("resv:planes=0", "planes must be at least 1"),
+        ("resv:distance=-1", "distance must be at least 0"),
     ],
 )  # fmt: skip
 def test_wrong_settings_of_policies_are_named(text, says):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,21 +10,15 @@ from edgevlm.runtime.stateful import Stateful
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
+Thresholds = tuple[float, float, int]
 
 RATE = 32.0  # beta of eq. 5
 MIN_SIZE = 8  # a cluster of fewer is never over its threshold
 MIN_VARIANCE = 1e-3  # the lowest threshold: members that are all one leave nothing to go by but rounding
 KMEANS_ROUNDS = 8  # of k-means
 EARLY_FRAMES = 16  # frames whose variance sets the threshold
-NEVER = 2**62  # a size that no cluster reaches
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """Eq. 5: the largest variance of a cluster of n members, from ``small`` towards ``large`` as it grows."""
-
-    small: float
-    large: float
+NEVER = 0.0, 0.0, 2**62
+"""Thresholds that no cluster exceeds."""
 
 
 class EarlyVariance(Stateful):
@@ -48,12 +40,15 @@ class EarlyVariance(Stateful):
             self.mean += (row - self.mean) / self.seen
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
-    def threshold(self, small: float, large: float) -> Threshold | None:
-        """Return these multiples of the mean variance; None until all rows are there."""
+    def thresholds(self, small: float, large: float) -> Thresholds:
+        """Eq. 5: the largest variance of a small and a large cluster, multiples of the mean variance, and the least size.
+
+        NEVER until all rows are there.
+        """
         if self.seen < self.rows:
-            return None
+            return NEVER
         variance = float(self.variance.mean())
-        return Threshold(max(MIN_VARIANCE, small * variance), max(MIN_VARIANCE, large * variance))
+        return max(MIN_VARIANCE, small * variance), max(MIN_VARIANCE, large * variance), MIN_SIZE
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -106,6 +101,21 @@ def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
     return second
 
 
+def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
+    """Return up to ``count`` disjoint pairs of rows of one label, most similar first: (lower, higher) indices."""
+    similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
+    pairs: list[tuple[int, int]] = []
+    used = np.zeros(len(unit), np.bool_)
+    for flat in np.argsort(-similar, axis=None, kind="stable"):
+        first, second = divmod(int(flat), len(unit))
+        if len(pairs) == count or similar[first, second] == -np.inf:
+            break
+        if not used[first] and not used[second]:
+            pairs.append((first, second))
+            used[[first, second]] = True
+    return pairs
+
+
 class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
@@ -116,12 +126,12 @@ class Partitions(Stateful):
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
 
     def __init__(self, slots: int, width: int, frames: int, small: float, large: float) -> None:
-        self.slots, self._small, self._large = slots, small, large
+        self.slots, self._times = slots, (small, large)
         self.mean, self.variance = np.zeros((slots, width), np.float32), np.zeros(slots)
         self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # taken: 0, or -1
         self._of = np.zeros(frames, np.int32)
         self._early = EarlyVariance(1, width, EARLY_FRAMES)
-        self.founded = self.merged = 0
+        self.merged = 0
 
     @staticmethod
     def slot_bytes(width: int) -> int:
@@ -137,49 +147,27 @@ class Partitions(Stateful):
         rows = np.ascontiguousarray(features, np.float32)
         for at, frame in enumerate(frames.tolist()):
             self._early.add(rows[None, at : at + 1])
-            slot = self._assign(rows[at : at + 1], joined)
-            self._of[frame % len(self._of)] = slot
+            self._of[frame % len(self._of)] = self._assign(rows[at : at + 1], joined)
         return joined
 
     def _assign(self, row: Float32, joined: list[tuple[int, int]]) -> int:
         slot, where = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        limit = self._early.threshold(self._small, self._large) if self.slots > 1 else None
-        small, large, least = (limit.small, limit.large, MIN_SIZE) if limit else (0.0, 0.0, NEVER)
+        small, large, least = self._early.thresholds(*self._times) if self.slots > 1 else NEVER
         table = (self.mean, self.variance, self.size, self.taken)
-        stopped, _, _ = _native.mosaic_assign(row, where, 0, *table, small, large, RATE, least, slot)
-        if stopped:
-            self.founded += int(self.size[slot[0]] == 1)
+        if _native.mosaic_assign(row, where, 0, *table, small, large, RATE, least, slot)[0]:
             return int(slot[0])
         free = np.flatnonzero(self.taken < 0)
         at = int(free[0]) if len(free) else self._merge(joined)
         self.mean[at], self.variance[at], self.size[at], self.taken[at] = row[0], 0, 1, 0
-        self.founded += 1
         return at
 
     def _merge(self, joined: list[tuple[int, int]]) -> int:
         """Merge the two most similar; returns the slot that this frees."""
         into, gone = nearest_pairs(units(self.mean), np.zeros(self.slots, np.int32), 1)[0]
         pair = [into, gone]
-        mean, variance = pooled(self.mean[pair].astype(np.float64), self.variance[pair], self.size[pair])
-        self.mean[into], self.variance[into] = mean, variance
+        self.mean[into], self.variance[into] = pooled(self.mean[pair].astype(np.float64), self.variance[pair], self.size[pair])
         self.size[into] += self.size[gone]
         self._of[self._of == gone] = into
         joined.append((into, gone))
         self.merged += 1
         return gone
-
-
-def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Return up to ``count`` disjoint pairs of rows of one label, most similar first: (lower, higher) indices."""
-    similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
-    order = np.argsort(-similar, axis=None, kind="stable")
-    pairs: list[tuple[int, int]] = []
-    used = np.zeros(len(unit), np.bool_)
-    for flat in order:
-        first, second = divmod(int(flat), len(unit))
-        if len(pairs) == count or similar[first, second] == -np.inf:
-            break
-        if not used[first] and not used[second]:
-            pairs.append((first, second))
-            used[[first, second]] = True
-    return pairs
