@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from edgevlm.apps.planning.model import plan_bundle
 from edgevlm.apps.planning.plan import PlanRequest, default_budget, make_plan
-from edgevlm.apps.schemas import json_line
-from edgevlm.engines.devices import DeviceProfile, load_device
-from edgevlm.engines.tensorrt.jobs import WORKSPACE, BuildSettings
+from edgevlm.engines.devices import load_device
+from edgevlm.engines.tensorrt.jobs import BuildSettings
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.packages import needed, needs
-from edgevlm.progress import Notify
+from edgevlm.progress import Notify, to_stderr
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.cuda.driver import CudaDevice, open_driver
+from edgevlm.runtime.cuda.driver import open_driver
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, profile_for
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.model import bundle_folder
 
-MODULE = "edgevlm.engines.tensorrt.build"
 ROUND = 64  # rows that a memory's capacity is a multiple of: a longer system prompt fits what is left over
-MB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class BuildRequest:
-    """Options of ``edgevlm build``. device: what this machine must be, of :mod:`edgevlm.engines.devices`; workspace: MB."""
+def build(
+    name: str, device: str | None, budget: int | None, workspace: int, probes: bool, force: bool, progress: Notify
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Build the missing engines; yield a line and the fields of each. device: what this machine must be; workspace: MB.
 
-    bundle: str
-    device: str | None = None
-    budget: int | None = None
-    workspace: int = WORKSPACE // MB
-    probes: bool = True
-    force: bool = False
-
-
-def build(request: BuildRequest, notify: Notify, progress: Notify, as_json: bool) -> Iterator[str]:
-    """Build the missing engines and yield a line for each. Raises UserError."""
-    if request.workspace < 1:
-        raise UserError(f"--workspace {request.workspace}: give 1 MB or more")
-    bundle = Bundle.load(bundle_folder(request.bundle), progress=progress)
-    builder = needed(MODULE, "engine tensorrt", "tensorrt")
+    Raises UserError.
+    """
+    bundle = Bundle.load(bundle_folder(name), progress=progress)
+    builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
-    settings = BuildSettings(
-        capacity_for(request.bundle, request.budget), request.workspace * MB, probes=request.probes, force=request.force
-    )
+    settings = BuildSettings(capacity_for(name, budget), workspace << 20, probes=probes, force=force)
     driver = open_driver()
-    if request.device is not None:
-        check_device(request.device, driver.device)
-    for made in builder.build_engines(bundle, settings, driver, notify, progress):
-        if as_json:
-            yield json_line("engine", asdict(made) | {"capacity": settings.capacity})
-        else:
-            yield f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
+    if device is not None:
+        wanted, here = load_device(device)["compute_capability"], ".".join(map(str, driver.device.compute_capability))
+        if load_device(device)["cuda_cores"] is None or wanted != here:
+            raise UserError(
+                f"this machine's {driver.device.name} has compute capability {here} and {device} {wanted or 'no GPU'}: engines "
+                "are built on the device that runs them; leave --device out to build for this one"
+            )
+    for made in builder.build_engines(bundle, settings, driver, to_stderr, progress):
+        line = f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
+        yield line, asdict(made) | {"capacity": settings.capacity}
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
@@ -71,23 +61,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
     return -(-model.capacity(tokens) // ROUND) * ROUND
 
 
-def check_device(name: str, found: CudaDevice) -> None:
-    """Raise UserError where this machine's GPU is not the named device's."""
-    device = load_device(name)
-    wanted = device["compute_capability"]
-    here = ".".join(map(str, found.compute_capability))
-    if device["cuda_cores"] is None or wanted != here:
-        raise UserError(
-            f"this machine's {found.name} has compute capability {here} and {name} {wanted or 'no GPU'}: engines are built on "
-            "the device that runs them; leave --device out to build for this one"
-        )
-
-
-DEFAULT_KV: dict[str, KVType] = {"cpu": "fp32", "cuda": "fp16"}  # of profile onnxruntime
-
-
-@dataclass(frozen=True, slots=True)
-class ExportTarget:
+class ExportTarget(NamedTuple):
     """What to export, and a line that explains it. precision None: the exporter's default."""
 
     profile: str
@@ -104,13 +78,18 @@ def target_for(
     On a Jetson ``edgevlm plan`` chooses the weights; keys and values are fp16 there and on a graphics card. Raises UserError
     for an unknown device, release or precision.
     """
-    device = load_device(name)
+    device, kept = load_device(name), kv or "fp16"
     if precision is not None:
         load_precision(precision)
-    release = _release(device, jetpack)
+    releases = {release["jetpack"]: release["tensorrt"] for release in device["releases"]}
+    if jetpack is not None and jetpack not in releases:
+        known = " or ".join(release for release in releases if release)
+        raise UserError(f"{name} has no JetPack {jetpack}; {f'give --jetpack {known}' if known else 'leave --jetpack out'}")
     if device.kind != "jetson":
-        return ExportTarget(ONNXRUNTIME, precision, kv or DEFAULT_KV[device.kind], f"{name}: profile {ONNXRUNTIME}")
-    profile, kept = profile_for(release["tensorrt"]), kv or "fp16"
+        kept = kv or ("fp16" if device.kind == "cuda" else "fp32")
+        return ExportTarget(ONNXRUNTIME, precision, kept, f"{name}: profile {ONNXRUNTIME}")
+    jetpack = jetpack or list(releases)[-1]
+    profile = profile_for(releases[jetpack])
     with needs("exporting"):
         from edgevlm.export.checkpoint import ConfigOnly
         from edgevlm.export.prequantised import check_no_zero_points
@@ -122,25 +101,9 @@ def target_for(
         written.precision(precision)
     check_no_zero_points(ConfigOnly(checkpoint).config, checkpoint)
     plan = make_plan(PlanRequest(str(checkpoint), name, precision=precision, kv=kept, camera=camera))
-    chosen, taken = plan.roofline.precision, plan.memory.total
+    chosen = plan.roofline.precision
     line = (
-        f"{name} with JetPack {release['jetpack']}, TensorRT {release['tensorrt']}: profile {profile}, {chosen} weights, "
-        f"{kept} keys and values; a run takes {taken / 1e6:,.0f} of {device.usable_bytes / 1e6:,.0f} MB (edgevlm plan)"
+        f"{name} with JetPack {jetpack}, TensorRT {releases[jetpack]}: profile {profile}, {chosen} weights, {kept} keys and "
+        f"values; a run takes {plan.memory.total / 1e6:,.0f} of {device.usable_bytes / 1e6:,.0f} MB (edgevlm plan)"
     )
     return ExportTarget(profile, chosen, kept, line)
-
-
-def _release(device: DeviceProfile, jetpack: str | None) -> dict[str, str]:
-    """Return the versions that belong together. Raises UserError for a JetPack that the device does not have."""
-    releases: list[dict[str, str]] = device["releases"]
-    if jetpack is None:
-        return releases[-1]
-    found = [release for release in releases if release["jetpack"] == jetpack]
-    if not found:
-        known = [release["jetpack"] for release in releases if release["jetpack"]]
-        raise UserError(
-            f"{device.name} has no JetPack {jetpack}; give --jetpack {' or '.join(known)}"
-            if known
-            else f"{device.name} has no JetPack; leave --jetpack out"
-        )
-    return found[0]

@@ -24,7 +24,6 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.model import bundle_folder
 
-GPTQ, NEAREST = "edgevlm.apps.bundles.gptq:export_by_gptq", "edgevlm.export:export_checkpoint"
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None, "vision_precision": None, "kv": "fp32",
@@ -63,7 +62,7 @@ def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **o
 
 def exporter(gptq: bool) -> Callable[..., Path]:
     """Return ``export_checkpoint``, or for GPTQ the one that reads text first."""
-    module, _, name = (GPTQ if gptq else NEAREST).partition(":")
+    module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
     export: Callable[..., Path] = getattr(needed(module, "exporting"), name)
     return export
 
@@ -88,25 +87,20 @@ def list_bundles(as_json: bool) -> Iterator[str]:
     for folder in cached():
         with suppress(BundleError):
             bundle = Bundle.load(folder, verify="size")
-            size = sum(record.bytes for record in bundle.files.values())
-            facts = {"bundle": folder.name, "family": bundle.family, **precisions(bundle), "bytes": size, "path": str(folder)}
-            text = f"{folder.name}  {bundle.family}  {description(folder)}  {size / 1e6:.0f} MB  {folder}"
+            size, spec = sum(record.bytes for record in bundle.files.values()), bundle.decoder
+            stored = {"precision": spec.precision, "rounding": spec.rounding, "kv": spec.kv}
+            stored |= {"vision_precision": bundle.vision.precision, "profile": bundle.profile}
+            facts = {"bundle": folder.name, "family": bundle.family, **stored, "bytes": size, "path": str(folder)}
+            text = f"{folder.name}  {bundle.family}  {description(bundle)}  {size / 1e6:.0f} MB  {folder}"
             yield json_line("bundle", facts) if as_json else text
 
 
-def precisions(bundle: Bundle) -> dict[str, str]:
-    """Return the export options that tell bundles of one checkpoint apart."""
+def description(bundle: Bundle) -> str:
+    """Describe the export options that tell bundles of one checkpoint apart."""
     spec = bundle.decoder
-    stored = {"precision": spec.precision, "rounding": spec.rounding, "kv": spec.kv}
-    return stored | {"vision_precision": bundle.vision.precision, "profile": bundle.profile}
-
-
-def description(folder: Path) -> str:
-    """Describe them in words."""
-    known = precisions(Bundle.load(folder, verify="size"))
-    rounding = "" if known["rounding"] == "nearest" else f" by {known['rounding']}"
-    target = "" if known["profile"] == ONNXRUNTIME else f", for {known['profile']}"
-    return f"{known['precision']} weights{rounding}, {known['kv']} cache, {known['vision_precision']} tower{target}"
+    rounding = "" if spec.rounding == "nearest" else f" by {spec.rounding}"
+    target = "" if bundle.profile == ONNXRUNTIME else f", for {bundle.profile}"
+    return f"{spec.precision} weights{rounding}, {spec.kv} cache, {bundle.vision.precision} tower{target}"
 
 
 def remove_bundles(name: str) -> list[Path]:
@@ -114,8 +108,12 @@ def remove_bundles(name: str) -> list[Path]:
     folders = [folder for folder in cached() if name in ("all", folder.name)]
     if not folders and name != "all":
         raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles list names them")
-    if name == "all":
-        folders += [path for path in cache_folder().glob(".*.edgevlm-*") if not _is_locked(path)]
+    for folder in cache_folder().glob(".*.edgevlm-*") if name == "all" else ():
+        handle = os.open(folder, os.O_RDONLY)
+        with suppress(BlockingIOError):  # a running export holds the lock of its unfinished folder
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folders.append(folder)
+        os.close(handle)
     for folder in folders:
         shutil.rmtree(folder)
     return folders
@@ -155,23 +153,20 @@ def is_complete(target: Path) -> bool:
     return True
 
 
-def _is_locked(folder: Path) -> bool:
-    """Return whether a running export holds the lock of its unfinished folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+def lock_of(target: Path) -> Path:
+    """The file that is locked while a cached bundle is made."""
+    return target.with_name(f".{target.name}.lock")
 
 
 @contextmanager
 def locked(file: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Hold a lock on ``file``; notify ``waiting`` where another process has it. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
+    """Hold a lock on ``file``; notify ``waiting`` where another process has it. Raises UserError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError as error:
+        how = "name another folder in EDGEVLM_CACHE (bundles) or HF_HOME (checkpoints)"
+        raise UserError(f"{file.parent}: cannot be written ({error.strerror}); {how}") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,15 +177,3 @@ def locked(file: Path, waiting: str, notify: Notify) -> Iterator[None]:
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
         os.close(handle)
-
-
-def lock_of(target: Path) -> Path:
-    """Create the file that is locked while a cached bundle is made. Raises UserError where that is not possible."""
-    lock = target.with_name(f".{target.name}.lock")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock.touch()
-    except OSError as error:
-        where = f"{target.parent}: bundles cannot be cached there ({error.strerror})"
-        raise UserError(f"{where}; name another folder in EDGEVLM_CACHE, or use --out") from None
-    return lock

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.cache import DEFAULTS
-from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, default_budget, figure
 from edgevlm.apps.planning.this_machine import this_cpu
@@ -17,7 +16,6 @@ from edgevlm.engines.devices.machine import Machine
 from edgevlm.export.families import load_family
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
 Size = tuple[int, int]  # height, width
 STRETCH = 1.1  # of a frame's aspect, from which on a warning is given: whole patches stretch a small frame by some percent
@@ -44,10 +42,7 @@ class ExportChoice:
         model = plan_checkpoint(folder, DEFAULTS["camera"])
         if load_family(model.family, folder).keeps_aspect and (size := self.size()):
             model = plan_checkpoint(folder, size)
-        self._plan(model, self.device or this_cpu(Machine()), self.request)
-        assert self.plan is not None
-        roofline = self.plan.roofline
-        self.notify(f"chose {chosen(self.plan)}")
+        roofline = self._plan(model, self.device or this_cpu(Machine()), self.request, "chose").roofline
         return {
             "precision": self.request.precision if model.precision != "fp32" else roofline.precision,
             "vision_precision": roofline.model.tower.precision,
@@ -60,11 +55,21 @@ class ExportChoice:
             self._looked, self.frame_size = True, self.frame_shape()
         return self.frame_size
 
-    def _plan(self, model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> None:
+    def _plan(self, model: PlannedModel, device: DeviceProfile, request: PlanRequest, verb: str) -> DevicePlan:
         """Plan with the nearest budget that a plan takes; a session checks whether it suits the policy."""
-        asked = request.budget
-        budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
-        self.plan = choose(model, device, replace(request, budget=budget))
+        budget = None if request.budget is None else min(max(request.budget, model.least_budget), model.most_budget)
+        self.plan = plan = choose(model, device, replace(request, budget=budget))
+        line, (height, width) = fields(plan), plan.roofline.model.tower.size
+        rate, remedy = plan.speed.prefill_fps, line["remedy"]
+        predicted = f"reach {figure(rate)} fps" + ("" if plan.keeps_up else f", {figure(plan.fps - rate)} too few")
+        if not plan.fits:
+            predicted = f"need {line['total_mb'] / 1e3:.1f} GB of {line['usable_mb'] / 1e3:.1f}"
+        self.notify(
+            f"{verb} {line['precision']} weights, {line['vision_precision']} tower, {line['kv']} keys and values, frames of "
+            f"{width}x{height}, budget {plan.budget}, {plan.fps:g} fps for {line['device']}; predicted to {predicted}"
+            + ("" if remedy is None else f": {remedy}")
+        )
+        return plan
 
     def suits(self, bundle: Bundle) -> bool:
         """Return whether a bundle of the checkpoint has the options asked for, and the frame size chosen."""
@@ -76,18 +81,14 @@ class ExportChoice:
     def settle(self, bundle: Bundle) -> None:
         """Plan again for a cached bundle that is run in place of what was chosen."""
         assert self.plan is not None
-        model, device = self.plan.roofline.model, self.plan.roofline.device
-        as_stored = replace(
-            self.request, precision=bundle.decoder.precision, kv=bundle.decoder.kv, vision_precision=bundle.vision.precision
-        )
-        self._plan(model, device, as_stored)
-        self.notify(f"it is {chosen(self.plan)}")
+        spec, planned = bundle.decoder, self.plan.roofline
+        stored = replace(self.request, precision=spec.precision, kv=spec.kv, vision_precision=bundle.vision.precision)
+        self._plan(planned.model, planned.device, stored, "it is")
 
     @property
     def asks(self) -> bool:
         """Whether an option was given that only an export can fulfil."""
-        request = self.request
-        return any((request.precision, request.vision_precision, request.kv))
+        return any((self.request.precision, self.request.vision_precision, self.request.kv))
 
     @property
     def budget(self) -> int | None:
@@ -97,49 +98,16 @@ class ExportChoice:
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
 
 
-def bundle_bytes(folder: Path, **options: Any) -> int:
-    """Estimate the bytes of a checkpoint's bundle, exported with these options of ``export_checkpoint``."""
-    options = DEFAULTS | options
-    model = plan_checkpoint(folder, options["camera"])
-    precision = options["precision"] or model.precision
-    tower = replace(model.tower, precision=vision_precision(options["profile"], options["vision_precision"], precision))
-    return weights_of(replace(model, tower=tower), precision, "cpu" if options["profile"] == ONNXRUNTIME else "jetson").total
-
-
-def chosen(plan: DevicePlan) -> str:
-    """Describe a plan in a line: options, predicted speed, and what to do where it falls short."""
-    model, rate = plan.roofline.model, plan.speed.prefill_fps
-    height, width = model.tower.size
-    said = (
-        f"{plan.roofline.precision} weights, {model.tower.precision} tower, {plan.roofline.kv} keys and values, frames of "
-        f"{width}x{height}, budget {plan.budget}, {plan.fps:g} fps for {plan.roofline.device.name}"
-    )
-    if not plan.fits:
-        needed, usable = plan.memory.total / 1e9, plan.roofline.device.usable_bytes / 1e9
-        return f"{said}; predicted to need {needed:.1f} GB of {usable:.1f}: {remedy(plan)}"
-    if not plan.keeps_up:
-        return f"{said}; predicted to reach {figure(rate)} fps, {figure(plan.fps - rate)} too few: {remedy(plan)}"
-    return f"{said}; predicted to reach {figure(rate)} fps"
-
-
-def remedy(plan: DevicePlan) -> str | None:
-    """Say what helps where a plan does not fit or keep up; None where it does."""
-    if not plan.fits:
-        return "take a smaller model (edgevlm models)"
-    if not plan.keeps_up:
-        return f"give --fps {figure(0.95 * plan.speed.prefill_fps)}, or a smaller model (edgevlm models)"
-    return None
-
-
 def fields(plan: DevicePlan) -> dict[str, Any]:
-    """Return a plan's fields for JSON."""
-    roofline, size = plan.roofline, plan.roofline.model.tower.size
+    """Return a plan's fields for JSON; remedy: what helps where it does not fit or keep up."""
+    roofline, size, rate = plan.roofline, plan.roofline.model.tower.size, plan.speed.prefill_fps
+    slower = "" if not plan.fits else f"give --fps {figure(0.95 * rate)}, or "
     return {
         "device": roofline.device.name, "precision": roofline.precision, "vision_precision": roofline.model.tower.precision,
         "kv": roofline.kv, "frame_size": [size[1], size[0]], "budget": plan.budget, "fps": plan.fps,
-        "predicted_fps": round(plan.speed.prefill_fps, 3), "total_mb": round(plan.memory.total / 1e6, 1),
+        "predicted_fps": round(rate, 3), "total_mb": round(plan.memory.total / 1e6, 1),
         "usable_mb": round(roofline.device.usable_bytes / 1e6, 1), "fits": plan.fits, "keeps_up": plan.fits and plan.keeps_up,
-        "remedy": remedy(plan),
+        "remedy": None if plan.fits and plan.keeps_up else f"{slower}take a smaller model (edgevlm models)",
     }  # fmt: skip
 
 
@@ -151,12 +119,7 @@ def keeps_aspect(bundle: Bundle) -> bool:
 def stretched(bundle: Bundle, shape: Size) -> str | None:
     """Return a warning, with a remedy, where frames of ``shape`` lose an aspect that the bundle's family keeps."""
     (height, width), (tall, wide) = shape, bundle.vision.size
-    ratio = (width / height) / (wide / tall)
-    if 1 / STRETCH < ratio < STRETCH or not keeps_aspect(bundle):
+    if 1 / STRETCH < (width / height) / (wide / tall) < STRETCH or not keeps_aspect(bundle):
         return None
-    mend = f"--frame-size {width}x{height}"
-    how = f"give {mend}" if bundle.vision.pixels else f"edgevlm export CHECKPOINT {mend} makes one that does not"
-    return (
-        f"warning: frames of {width}x{height} are stretched to this model's {wide}x{tall}, aspect {width / height:.2f} to "
-        f"{wide / tall:.2f}; {how}"
-    )
+    how = f"give --frame-size {width}x{height}" + ("" if bundle.vision.pixels else " to edgevlm export")
+    return f"warning: frames of {width}x{height} are stretched to this model's {wide}x{tall}; {how}"

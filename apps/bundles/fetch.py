@@ -14,7 +14,15 @@ from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target
 from edgevlm.runtime.files import atomic_directory
 
-BundleSpace = tuple[str, int]  # a folder, and the bytes that the bundle made of a checkpoint will take there
+CONFIG = "config.json"
+CARD = """---
+library_name: edgevlm
+tags: [edgevlm]
+---
+A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}, {precision} weights. Run it:
+
+    edgevlm run --camera 0 --model {repo}
+"""
 
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
@@ -26,7 +34,7 @@ def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
 def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
     """Return the folder of a checkpoint, downloaded if it is the hub's. Raises UserError."""
     folder = checkpoint_config(model, progress, notify)
-    complete_checkpoint(model, folder, None, progress, notify)
+    complete_checkpoint(model, folder, progress, notify)
     return folder
 
 
@@ -40,24 +48,23 @@ def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
     return fetch_config(repository, progress, notify)
 
 
-def complete_checkpoint(model: str, folder: str | Path, space: BundleSpace | None, progress: Report, notify: Notify) -> None:
+def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
     """Download all that an export reads, if it is the hub's: no pickles, no second copy of the weights.
 
-    Raises HubError where there are no safetensors, and where they or a bundle that takes ``space`` do not fit on the disk.
+    Raises HubError where there are no safetensors, and where they do not fit on the disk.
     """
     if (name := hub_id(model)) is None:
         return
     repository = Repository(name, notify, Path(folder).name)
-    folder = repository.fetch(FILES, progress, notify)
+    folder = repository.fetch(FILES, progress)
     weights = ConfigOnly(folder).weight_files()
-    if repository.problem and not all((folder / file).exists() for file in weights):
+    missing = [file for file in weights if not (folder / file).exists()]
+    if missing and repository.problem:
         raise repository.problem
-    if not any(repository.has(file) for file in weights):
+    if missing == weights and not any(file in repository.files for file in weights):
         what = f"{repository.name} has no {weights[0]}; only safetensors are read, since pickled weights can run code"
         raise HubError(what, "look for a conversion of it")
-    if space is not None:
-        repository.check_bundle_space(weights, Path(space[0]), space[1])
-    repository.fetch(weights, progress, notify)
+    repository.fetch(weights, progress)
     remember(name, folder)
 
 
@@ -70,32 +77,22 @@ def resolve_config(model: str, progress: Report, notify: Notify) -> str:
         return str(fetch_config(repository, progress, notify))
     if is_complete(there := _cached(repository)):
         return str(there)
-    folder = repository.fetch([MANIFEST], progress, notify)
-    return str(repository.fetch(planned_files(Bundle.load(folder, verify="manifest")), progress, notify))
+    folder = repository.fetch([MANIFEST], progress)
+    return str(repository.fetch(planned_files(Bundle.load(folder, verify="manifest")), progress))
 
 
 def is_bundle(repository: Repository) -> bool:
     """Return whether a repository holds a bundle, not a checkpoint."""
-    there = [name for name in (MANIFEST, "config.json") if (repository.folder / name).exists()]
+    there = [name for name in (MANIFEST, CONFIG) if (repository.folder / name).exists()]
     return there[0] == MANIFEST if there else MANIFEST in repository.files
 
 
 def fetch_config(repository: Repository, progress: Report, notify: Notify) -> Path:
     """Return the folder with config.json in it. Raises HubError where the repository has none."""
-    folder = repository.fetch(["config.json"], progress, notify)
-    if not (folder / "config.json").exists():
-        raise HubError(f"{repository.name} has no config.json", "give the repository of a checkpoint or of a bundle")
+    folder = repository.fetch([CONFIG], progress)
+    if not (folder / CONFIG).exists():
+        raise HubError(f"{repository.name} has no {CONFIG}", "give the repository of a checkpoint or of a bundle")
     return folder
-
-
-CARD = """---
-library_name: edgevlm
-tags: [edgevlm]
----
-A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}, {precision} weights. Run it:
-
-    edgevlm run --camera 0 --model {repo}
-"""
 
 
 def pull(repository: Repository, progress: Report, notify: Notify, out: Path | None = None, *, force: bool = False) -> Path:
@@ -104,11 +101,11 @@ def pull(repository: Repository, progress: Report, notify: Notify, out: Path | N
     Raises HubError, and BundleError where it is no bundle.
     """
     if out is not None:
-        return _pull(repository, out, force, progress, notify)
+        return _pull(repository, out, force, progress)
     target = _cached(repository)
     with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notify):
         if force or not is_complete(target):
-            _pull(repository, target, True, progress, notify)
+            _pull(repository, target, True, progress)
     remember(repository.name, repository.folder)
     return target
 
@@ -117,8 +114,8 @@ def _cached(repository: Repository) -> Path:
     return cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
 
 
-def _pull(repository: Repository, target: Path, force: bool, progress: Report, notify: Notify) -> Path:
-    snapshot = repository.fetch([MANIFEST], progress, notify)
+def _pull(repository: Repository, target: Path, force: bool, progress: Report) -> Path:
+    snapshot = repository.fetch([MANIFEST], progress)
     if not (snapshot / MANIFEST).exists():
         raise HubError(f"{repository.name} is no bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
     records, files = Bundle.load(snapshot, verify="manifest").files, repository.files
@@ -130,43 +127,32 @@ def _pull(repository: Repository, target: Path, force: bool, progress: Report, n
     check = partial(check_target, force=force)
     with atomic_directory(target, check, key=repository.commit, keep=(KeyboardInterrupt, HubError)) as folder:
         shutil.copyfile(snapshot / MANIFEST, folder / MANIFEST)
-        missing = {
-            folder / name: HubFile(name, record.bytes, record.sha256)
-            for name, record in records.items()
-            if not (folder / name).exists()
-        }
-        if missing:
-            repository.download(missing, progress)
+        wanted = {folder / name: HubFile(name, record.bytes, record.sha256) for name, record in records.items()}
+        repository.download(wanted, progress)
         Bundle.load(folder, verify="size")
     return target
 
 
-def checked(bundle: str, progress: Report) -> Bundle:
-    """Load a bundle for pushing and check every byte of it. Raises HubError without a token, BundleError."""
-    from huggingface_hub import constants, get_token
+def push(bundle: str, name: HubId, progress: Report, *, public: bool) -> str:
+    """Check every byte of a bundle, push it in one commit and return the repository's address. Raises HubError, BundleError.
+
+    Creates the repository, the branch and a page that describes it where they do not exist.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 
     if get_token() is None:
         page = f"{constants.ENDPOINT}/settings/tokens"
         raise HubError("pushing needs a token", f"make one that may write at {page} and set HF_TOKEN")
-    return Bundle.load(find(bundle), progress=progress)
-
-
-def upload(bundle: Bundle, name: HubId, *, public: bool) -> str:
-    """Push a bundle in one commit and return the repository's address. Raises HubError.
-
-    Creates the repository, the branch and a page that describes it where they do not exist.
-    """
-    from huggingface_hub import CommitOperationAdd, HfApi, constants
-
-    api, about = HfApi(library_name="edgevlm"), {"family": bundle.family, "precision": bundle.decoder.precision, "repo": name}
+    found, api = Bundle.load(find(bundle), progress=progress), HfApi(library_name="edgevlm")
     try:
         api.create_repo(name.repo, private=not public, exist_ok=True)
         if name.revision != "main":
             api.create_branch(name.repo, branch=name.revision, exist_ok=True)
-        adds = [CommitOperationAdd(file, bundle.path / file) for file in (*bundle.files, MANIFEST)]
+        adds = [CommitOperationAdd(file, found.path / file) for file in (*found.files, MANIFEST)]
         if not api.file_exists(name.repo, "README.md", revision=name.revision):
-            adds.append(CommitOperationAdd("README.md", CARD.format(source=bundle.source, **about).encode()))
-        api.create_commit(name.repo, adds, commit_message=f"Bundle of {bundle.source}", revision=name.revision)
+            card = CARD.format(source=found.source, family=found.family, precision=found.decoder.precision, repo=name)
+            adds.append(CommitOperationAdd("README.md", card.encode()))
+        api.create_commit(name.repo, adds, commit_message=f"Bundle of {found.source}", revision=name.revision)
     except Exception as error:
-        raise explain(error, name, bundle.path) from None
+        raise explain(error, name, found.path) from None
     return f"{constants.ENDPOINT}/{name.repo}"

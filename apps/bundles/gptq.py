@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +32,26 @@ def export_by_gptq(
     load_class("engines", DEFAULT_ENGINE)
     check_target(out, force)
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
-    sampler = ActivationSampler(source(), lambda folder: cached_samples(checkpoint, folder, progress, exact))
-    options |= {"progress": progress, "force": force, "precision": precision, "samples": sampler}
-    return export_checkpoint(checkpoint, out, **options)
+
+    def sampled(folder: Path) -> Samples:
+        """Read the fp32 bundle's activations from ``folder``, or sample and store them there in place of that bundle."""
+        file, plain = folder / "samples.npz", folder / "fp32"
+        if not file.exists():
+            if not plain.exists():
+                export_checkpoint(checkpoint, plain, progress=progress, **exact)
+            progress("running the model over text")
+            samples = activations.sample_activations(Bundle.load(plain, verify="size"))
+            with atomic_write(file) as stream:
+                np.savez(stream, **{name: np.asarray(rows) for name, rows in samples.items()})  # type: ignore[arg-type]
+        shutil.rmtree(plain, ignore_errors=True)
+        with np.load(file, allow_pickle=False) as stored:
+            return dict(stored)
+
+    sampler = ActivationSampler(source(), sampled)
+    return export_checkpoint(checkpoint, out, progress=progress, force=force, precision=precision, samples=sampler, **options)
 
 
 def source() -> str:
     """Identify what samples depend on: the text that is read, and the program that reads it."""
     program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
     return f"sampled over the help topics of Python {platform.python_version()} by {program}"
-
-
-def cached_samples(checkpoint: Path, folder: Path, progress: Notify, exact: Mapping[str, Any]) -> Samples:
-    """Return the fp32 bundle's activations from ``folder``, or sample them and store them there in place of that bundle.
-
-    exact: options of the fp32 bundle's export, which resumes.
-    """
-    file, plain = folder / "samples.npz", folder / "fp32"
-    if not file.exists():
-        if not plain.exists():
-            export_checkpoint(checkpoint, plain, progress=progress, **exact)
-        progress("running the model over text")
-        samples = activations.sample_activations(Bundle.load(plain, verify="size"))
-        with atomic_write(file) as stream:
-            np.savez(stream, **{name: np.asarray(rows) for name, rows in samples.items()})  # type: ignore[arg-type]
-    shutil.rmtree(plain, ignore_errors=True)
-    with np.load(file, allow_pickle=False) as stored:
-        return dict(stored)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, cached_bundle, cached_path, description, is_complete
-from edgevlm.apps.bundles.choice import ExportChoice, bundle_bytes
+from edgevlm.apps.bundles.cache import DIGITS, cached, cached_bundle, cached_path, description, is_complete
+from edgevlm.apps.bundles.choice import ExportChoice
 from edgevlm.apps.bundles.hub import hub_id, remember
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
@@ -30,21 +30,20 @@ def resolve_model(
     and where the hub has no such model.
     """
     refuse_address(model)
-    if (name := hub_id(model)) is None:
-        folder = Path(model)
-        if model == "demo" or look(folder) != "folder" or (folder / MANIFEST).exists() or not (folder / "config.json").exists():
-            return model
-        found, options = find_bundle(folder, engine, model, notify, choice)
-        return str(found or cached_bundle(folder, progress, notify, **options))
-    folder = Path(call_in_helper(f"{FETCH}:fetch_start", str(name), progress=progress, notify=notify))
+    folder = Path(model)
+    if (name := hub_id(model)) is not None:
+        folder = Path(call_in_helper(f"{FETCH}:fetch_start", str(name), progress=progress, notify=notify))
+    elif model == "demo" or look(folder) != "folder" or not (folder / "config.json").exists():
+        return model
     if (folder / MANIFEST).exists():
-        return str(folder)
+        return model if name is None else str(folder)
     found, options = find_bundle(folder, engine, model, notify, choice)
     if found is None:
-        space = [str(cache_folder()), bundle_bytes(folder, **options)]
-        call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder.name, space, progress=progress, notify=notify)
+        if name is not None:
+            call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
-    remember(name, folder)
+    if name is not None:
+        remember(name, folder)
     return str(found)
 
 
@@ -63,10 +62,10 @@ def find_bundle(
     bundles = {path: Bundle.load(path, verify="size") for path in siblings}
     found = [path for path, bundle in bundles.items() if takes(bundle) and (choice is None or choice.suits(bundle))]
     if len(found) > 1:
-        named = "; ".join(f"{path} ({description(path)})" for path in found)
+        named = "; ".join(f"{path} ({description(bundles[path])})" for path in found)
         raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
     if found:
-        notify(f"{found[0].name}: the cached bundle of this checkpoint, {description(found[0])}")
+        notify(f"{found[0].name}: the cached bundle of this checkpoint, {description(bundles[found[0]])}")
         if choice is not None and choice.plan is not None:
             choice.settle(bundles[found[0]])
         return found[0], options

@@ -48,10 +48,8 @@ def export(
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
         from edgevlm.apps.bundles.build import ExportTarget, target_for
-        from edgevlm.apps.bundles.cache import cache_folder, cached_bundle, exporter
-        from edgevlm.apps.bundles.choice import bundle_bytes
+        from edgevlm.apps.bundles.cache import cached_bundle, exporter
         from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
-        from edgevlm.apps.bundles.hub import hub_id
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
         step("reading the checkpoint")
@@ -65,9 +63,7 @@ def export(
             "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
             "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
-        if hub_id(checkpoint) is not None:
-            space = str(out or cache_folder()), bundle_bytes(folder, **options)
-            complete_checkpoint(checkpoint, folder, space, step, to_stderr)
+        complete_checkpoint(checkpoint, folder, step, to_stderr)
         gptq = rounding == "gptq"
         if out is None:
             path = cached_bundle(folder, step, to_stderr, force=force, gptq=gptq, **options)
@@ -80,7 +76,7 @@ def build(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, of edgevlm export --device.")],
     device: Annotated[str | None, option("NAME", "Refuse to build on any other device.", "any")] = None,
     budget: Annotated[str | None, option("N|6k", "Allow budgets up to this.", "as run")] = None,
-    workspace: Annotated[int, option("MB", "Allow each layer this much workspace.")] = 1024,
+    workspace: Annotated[int, option("MB", "Allow each layer this much workspace.", min=1)] = 1024,
     probes: Annotated[bool, flag("--probes/--no-probes", "Support policies that look at attention.")] = True,
     force: Annotated[bool, flag("--force", "Rebuild existing engines.")] = False,
     json: Json = False,
@@ -95,13 +91,13 @@ def build(
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
         from edgevlm.apps.bundles.resolve import resolve_model
+        from edgevlm.apps.schemas import json_line
         from edgevlm.runtime.settings import parse_budget
 
         wanted = None if budget is None else parse_budget(budget)
         path = resolve_model(bundle, step, to_stderr, "tensorrt")
-        request = command.BuildRequest(path, device, wanted, workspace, probes, force)
-        for line in command.build(request, to_stderr, step, json):
-            print(line, flush=True)  # click would write past the progress line
+        for line, fields in command.build(path, device, wanted, workspace, probes, force, step):
+            print(json_line("engine", fields) if json else line, flush=True)  # click would write past the progress line
 
 
 bundles = lazy_app(
@@ -182,9 +178,8 @@ def push(
         from edgevlm.apps.bundles import fetch
         from edgevlm.apps.bundles.hub import required_id
 
-        target = required_id(name)
-        loaded = fetch.checked(bundle, step)
-    typer.echo(fetch.upload(loaded, target, public=public))
+        address = fetch.push(bundle, required_id(name), step, public=public)
+    typer.echo(address)
 
 
 def remove(

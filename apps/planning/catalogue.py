@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Any
 
 from edgevlm.apps.planning.model import PlannedModel, planned, published_facts
 from edgevlm.apps.planning.plan import PlanRequest, choose, figure
@@ -59,16 +60,18 @@ def show(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
     for each in checkpoints():
         plan = choose(each.model, device, PlanRequest("", name, fps=fps))
         precision, rate, total = plan.roofline.precision, plan.speed.prefill_fps, plan.memory.total
-        if as_json:
-            yield json_line("model", {
-                "model": each.name, "family": each.model.family, "licence": each.licence, "checked": list(each.checked),
-                "parameters": each.parameters, "measured": False, "device": device.name, "precision": precision,
-                "kv": plan.roofline.kv, "budget": plan.budget, "total_mb": round(total / 1e6, 1), "fits": plan.fits,
-                "fps": round(rate, 3), "keeps_up": plan.fits and plan.keeps_up,
-            })  # fmt: skip
-        else:
-            speed, weights = figure(rate) if plan.fits else "-", f"{size(each.parameters):>5} {precision:<5}"
-            yield f"{each.name:<43}{each.licence:<14}{weights}{total / 1e9:>6.1f}{speed:>6}"
+        facts: dict[str, Any] = {
+            "model": each.name,
+            "family": each.model.family,
+            "licence": each.licence,
+            "checked": list(each.checked),
+        }
+        facts |= {"parameters": each.parameters, "measured": False, "device": device.name, "precision": precision}
+        facts |= {"kv": plan.roofline.kv, "budget": plan.budget, "total_mb": round(total / 1e6, 1), "fits": plan.fits}
+        facts |= {"fps": round(rate, 3), "keeps_up": plan.fits and plan.keeps_up}
+        speed, weights = figure(rate) if plan.fits else "-", f"{size(each.parameters):>5} {precision:<5}"
+        text = f"{each.name:<43}{each.licence:<14}{weights}{total / 1e9:>6.1f}{speed:>6}"
+        yield json_line("model", facts) if as_json else text
     if not as_json:
         yield f"\nfps: most frames a second; '-' does not fit in {device.usable_bytes / 1e9:.1f} GB."
 

@@ -73,12 +73,9 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources import devices, gstreamer, network
     from edgevlm.apps.sources.live import LiveSource
 
-    opened: dict[str, Callable[[str, SourceOptions], Connection]] = {
-        "usb": devices.UsbConnection, "csi": gstreamer.GstPipeline, "gstreamer": gstreamer.GstPipeline,
-        "network": network.connect,
-    }  # fmt: skip
+    opened: dict[str, Callable[[str, SourceOptions], Connection]] = {"usb": devices.UsbConnection, "network": network.connect}
     what = gstreamer.csi_pipeline(target, options) if kind == "csi" else target
-    return LiveSource(mask_credentials(target), partial(opened[kind], what, options), options)
+    return LiveSource(mask_credentials(target), partial(opened.get(kind, gstreamer.GstPipeline), what, options), options)
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:

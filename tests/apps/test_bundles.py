@@ -199,5 +199,5 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
 def test_a_cache_that_cannot_be_written_is_one_line(made, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"bundles cannot be cached there .*; name another folder in EDGEVLM_CACHE"):
+    with pytest.raises(UserError, match=r"cannot be written .*; name another folder in EDGEVLM_CACHE"):
         bundles.cached_bundle(made[0], print, print)

@@ -94,5 +94,5 @@ def test_one_bundle_watches_frames_of_any_shape(tmp_path):
     assert held == tokens
     done = edgevlm(*command, videos["portrait"], "--frame-size", "256x144")
     assert done.returncode == 0, done.stderr
-    assert "warning: frames of 72x128 are stretched to this model's 252x140" in done.stderr
+    assert "warning: frames of 72x128 are stretched to this model's 252x140; give" in done.stderr
     assert "; give --frame-size 72x128" in done.stderr

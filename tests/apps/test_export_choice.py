@@ -51,7 +51,7 @@ def test_what_falls_short_is_said_with_what_would_help(qwen):
     made, said, _ = choice(figures=SLOW)
     assert made.options(qwen)["precision"] == "int8"
     assert "too few: give --fps 0." in said[0]
-    assert "or a smaller model (edgevlm models)" in said[0]
+    assert "or take a smaller model (edgevlm models)" in said[0]
     assert "\n" not in said[0]
     line = fields(made.plan)
     assert (line["fits"], line["keeps_up"], line["precision"]) == (True, False, "int8")

@@ -56,7 +56,7 @@ def test_weights_are_rounded_until_they_fit(checkpoint: Path, tmp_path: Path) ->
     [
         ("orin-nano", None, None, "no device is called 'orin-nano'; did you mean"),
         ("orin-nano-8", "5.1", None, "orin-nano-8 has no JetPack 5.1; give --jetpack 6.2 or 7.2"),
-        ("cpu", "6.2", None, "cpu has no JetPack; leave --jetpack out"),
+        ("cpu", "6.2", None, "cpu has no JetPack 6.2; leave --jetpack out"),
         ("orin-nx-8", None, "fp8", "--precision 'fp8' is not known; did you mean"),
     ],
 )
