@@ -280,8 +280,7 @@ def policy_table(choices: Choices) -> Iterator[str]:
         if append.best is None:
             yield f"append: all; no tau saves tokens and surely loses at most {append.bound}; more or longer clips may tell"
         else:
-            refreshed = f"refresh={append.refresh} would append {append.refreshed:.3f}"
-            yield f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens; {refreshed}"
+            yield f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens"
     if (encode := choices.encode) is not None:
         heads = f"{lost} lost [95 %]; cosine that 99 % of the features reach"
         yield f"\n--encode changed under full KV, beside whole frames; {heads}"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,16 +16,15 @@ from edgevlm.apps.bundles.choice import ExportChoice, fields
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
-from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.frame_preparation import FramePreparation
-from edgevlm.apps.run.loop import Observer, RunLoop, RunPlan
-from edgevlm.apps.run.memory_view import MemoryWatch
-from edgevlm.apps.run.output import JsonOutput, TextOutput
+from edgevlm.apps.run.loop import RunLoop, RunPlan
+from edgevlm.apps.run.memory_view import SideBySide
+from edgevlm.apps.run.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run.process import silence_what_is_gone
 from edgevlm.apps.settings import RunSettings
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify, Report, progress, to_stderr, typing_hidden
+from edgevlm.progress import Notify, progress, to_stderr
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model, bundle_folder
@@ -33,9 +32,6 @@ from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots import SnapshotWriter
-
-if TYPE_CHECKING:
-    from edgevlm.apps.terminal.screen import Screen
 
 FULL = "full"  # the policy without a budget
 DEMO_FRAMES = 384  # of the demo without a terminal: more than its memory holds
@@ -48,41 +44,43 @@ class Start:
     """What settings mean on this terminal; nothing is open yet. compares: the demo shows three memories side by side."""
 
     settings: RunSettings
-    as_json: bool
-    quiet: bool
-    drawn: bool
-    interactive: bool
-    compares: bool
     plan: RunPlan
     options: SourceOptions
+    as_json: bool
+    quiet: bool
+    interactive: bool
+    drawn: bool
+    compares: bool
 
     @property
     def notify(self) -> Notify:
         return (lambda line: None) if self.quiet else to_stderr
 
-    @property
-    def questions(self) -> int | None:
-        """The descriptor that questions may come on, where stdin is neither the video nor the prompt."""
-        from edgevlm.apps.terminal.commands import stdin_lines
-
-        stdin_is_video = "-" in (self.settings.camera, self.settings.video)
-        return None if self.drawn or stdin_is_video else stdin_lines(self.as_json)
+    def open_source(self, **changes: Any) -> Source:
+        return open_source(self.settings.camera, self.settings.video, replace(self.options, **changes))
 
 
 def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False) -> None:
     """Run to the end. Raises UserError before anything is opened where that is possible."""
-    start = resolve(settings, as_json, quiet)
-    with typing_hidden() if start.drawn else nullcontext():  # until the prompt shows it
-        run = open_run(start)
-        try:
-            with listening(start, run):
-                run()
-        except KeyboardInterrupt:
-            if run.shutdown.forced:
-                raise
-        except OSError:
-            if not silence_what_is_gone():  # else the error has no reader
-                raise
+    run = open_run(resolve(settings, as_json, quiet))
+    from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
+
+    descriptor = None if "-" in (settings.camera, settings.video) else stdin_lines(as_json)
+    listening: AbstractContextManager[None] = nullcontext()
+    if not isinstance(run.output, TextOutput):
+        screen: Any = run.output
+        listening = screen.attached(run)
+    elif descriptor is not None:
+        listening = piped_questions(run, to_stderr, descriptor)
+    try:
+        with listening:
+            run()
+    except KeyboardInterrupt:
+        if run.shutdown.forced:
+            raise
+    except OSError:
+        if not silence_what_is_gone():  # else the error has no reader
+            raise
 
 
 def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
@@ -95,21 +93,21 @@ def resolve(settings: RunSettings, as_json: bool, quiet: bool) -> Start:
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
-    drawn, own_pace = interactive and can_draw, settings.is_demo_source and interactive
+    drawn, is_paced = interactive and can_draw, settings.realtime
     compares = drawn and settings.is_demo_source and (settings.model, settings.state, plan.questions) == ("demo", None, [])
     options = SourceOptions(
-        fps=settings.fps, realtime=own_pace if settings.realtime is None else settings.realtime, rule=settings.rule,
-        size=settings.size, pixel_format=settings.pixel_format, camera_fps=settings.camera_fps, wait=settings.wait,
-        seed=settings.seed, open_timeout_s=settings.open_timeout, read_timeout_s=settings.read_timeout,
+        fps=settings.fps, realtime=settings.is_demo_source and interactive if is_paced is None else is_paced,
+        rule=settings.rule, size=settings.size, pixel_format=settings.pixel_format, camera_fps=settings.camera_fps,
+        wait=settings.wait, seed=settings.seed, open_timeout_s=settings.open_timeout, read_timeout_s=settings.read_timeout,
         stall_timeout_s=settings.stall_timeout,
     )  # fmt: skip
-    if compares and settings.realtime is None:
+    if compares and is_paced is None:
         options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
     if compares and settings.budget is None:
         settings = settings.model_copy(update={"budget": DEMO_BUDGET})
     check_source(settings.camera, settings.video)
     load_class("engines", settings.engine)
-    return Start(settings, as_json, quiet, drawn, interactive, compares, plan, options)
+    return Start(settings, plan, options, as_json, quiet, interactive, drawn, compares)
 
 
 def open_run(start: Start) -> RunLoop:
@@ -123,11 +121,11 @@ def open_run(start: Start) -> RunLoop:
         choice = export_choice(start)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
             bundle = resolve_model(settings.model, step, start.notify, settings.engine, choice)
-            size = frame_size(bundle, choice, step, asked=settings.frame_size is not None)
+            size = frame_size(bundle, choice, asked=settings.frame_size is not None)
         if choice.asks and choice.plan is None and settings.engine == DEFAULT_ENGINE:
             asked = "--precision, --vision-precision and --kv"
             raise UserError(f"{asked} are for a checkpoint that is exported; {settings.model} is as it was made")
-        source = opened.enter_context(closing(open_source(settings.camera, settings.video, start.options)))
+        source = opened.enter_context(closing(start.open_source()))
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
             model = model if size is None else model.for_frames(size)
@@ -136,19 +134,17 @@ def open_run(start: Start) -> RunLoop:
             output.line("chosen", fields(choice.plan))
         budget = settings.budget or (None if settings.policy == FULL else choice.budget)
         session = Session.open(model, settings, state=writer, budget=budget)
-        session.notify = output.notice
+        session.notify, source.prepare = output.notice, FramePreparation(session.prepare)
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
             skip_to_snapshot(source, writer, plan)
         if model.is_demo and settings.is_demo_source and not plan.questions and not start.compares:
             plan.sample = np.random.default_rng(settings.seed)
-        source.prepare = FramePreparation(session.prepare)
 
         def beside(policy: str, budget: str | None) -> Session:
             return Session.open(model, settings, policy=policy, budget=budget or settings.budget, append=ALL)
 
-        observer: Observer | None = SideBySide(session, beside) if start.compares else None
-        observer = MemoryWatch(session) if start.drawn and observer is None else observer
+        observer = SideBySide(session, beside if start.compares else None) if start.drawn else None
         every = 1.0 if start.interactive or settings.stats_every is None else settings.stats_every
         run = RunLoop(session, source, output, plan, observer=observer, stats_every=every)
         run.check()
@@ -167,8 +163,7 @@ def export_choice(start: Start) -> ExportChoice:
         """(height, width) of the first frame. The source is opened for it, and closed; stdin can be opened but once."""
         if "-" in (settings.camera, settings.video):
             return None
-        options = replace(start.options, realtime=False, rule=None)
-        with closing(open_source(settings.camera, settings.video, options)) as source:
+        with closing(start.open_source(realtime=False, rule=None)) as source:
             frame = source.read()
         return None if frame is None else (frame.image.shape[0], frame.image.shape[1])
 
@@ -180,14 +175,13 @@ def export_choice(start: Start) -> ExportChoice:
     return ExportChoice(asked, size, frame_shape, start.notify)
 
 
-def frame_size(path: str, choice: ExportChoice, step: Report, *, asked: bool) -> tuple[int, int] | None:
+def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
     """The frame size to open a bundle for, as asked for or as the source's frames are; None for the bundle's own.
 
     Raises UserError where another is asked of a bundle that takes only one.
     """
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
-        step("looking at the source's frames")
         return choice.size()
     if asked and choice.plan is None:
         height, width = bundle.vision.size
@@ -195,7 +189,7 @@ def frame_size(path: str, choice: ExportChoice, step: Report, *, asked: bool) ->
     return None
 
 
-def make_output(start: Start) -> TextOutput | Screen:
+def make_output(start: Start) -> Output:
     if start.as_json:
         return JsonOutput(start.quiet)
     if not start.drawn:
@@ -216,22 +210,11 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
     elif not start.as_json and run.plan.sample is not None:
         yield "A small model watches a made-up world of coloured shapes. Questions on stdin replace the demo's own."
     elif not start.as_json:
-        answered = "as they come" if source.live else "at its end"
-        yield f"Watching {source.name}." + f" Questions on stdin are answered {answered}." * (start.questions is not None)
+        yield f"Watching {source.name}."
     if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
     if session.basis and not start.drawn:  # at a terminal /policy says it
         yield session.basis
-
-
-def listening(start: Start, run: RunLoop) -> AbstractContextManager[None]:
-    """Take questions typed at the terminal or piped into stdin while the block runs."""
-    from edgevlm.apps.terminal.commands import piped_questions
-
-    if not isinstance(run.output, TextOutput):
-        screen: Screen = run.output  # type: ignore[assignment]
-        return screen.attached(run)
-    return nullcontext() if start.questions is None else piped_questions(run, to_stderr, start.questions)
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:

@@ -356,8 +356,6 @@ class AppendChoice(Record):
     measure: str = field("As in candidate.")
     tau: float | None = field("What --append auto uses; null is all.")
     bound: float = field("The loss that it surely stays within.")
-    refresh: int = field("Frames of the refresh that refreshed is for.")
-    refreshed: float | None = field("Fraction appended at tau with that refresh.")
 
 
 class EncodeTrial(Trial):

@@ -54,23 +54,12 @@ def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tu
     tables = [layer_rank_correlation(seen.mass, seen.norms) for seen in traces]
     table = [[_mean_of_known(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
     return Calibration(
-        edgevlm=__version__,
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        clips=clips,
-        frames=tuple(seen.frames for seen in traces),
-        questions=questions,
-        cv=_rounded(cv),
-        thresholds=thresholds(cv),
-        ages=tuple(_rounded(_over_clips(of_layer)) for of_layer in age_fractions),
-        recency=_rounded(recent_fractions),
-        flat=round(flat, 6),
-        periodicity=_rounded(periods),
-        classes=classes,
-        middle_from=middle_from,
-        deep_from=deep_from,
-        agreement=tuple(map(tuple, table)),
-        clie=best_clie_layer(table),
-    )
+        edgevlm=__version__, date=datetime.now(timezone.utc).isoformat(timespec="seconds"), clips=clips,
+        frames=tuple(seen.frames for seen in traces), questions=questions, cv=_rounded(cv), thresholds=thresholds(cv),
+        ages=tuple(_rounded(_over_clips(of_layer)) for of_layer in age_fractions), recency=_rounded(recent_fractions),
+        flat=round(flat, 6), periodicity=_rounded(periods), classes=classes, middle_from=middle_from, deep_from=deep_from,
+        agreement=tuple(map(tuple, table)), clie=best_clie_layer(table),
+    )  # fmt: skip
 
 
 def _mean(values: Iterable[float]) -> float:

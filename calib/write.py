@@ -25,53 +25,28 @@ from edgevlm.runtime.model import Model
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
     """Yield the checkpoint folder beside ``target`` for these settings, as an earlier run left it.
 
-    When the block ends well it is removed, with those of other settings that no process uses. Raises UserError where another
-    process uses it, and where it cannot be made.
+    It is removed when the block ends well. Raises UserError where another process uses it, and where it cannot be made.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    folder = target.parent / f"{_prefix(target)}{digest[:12]}"
+    folder = target.parent / f".{target.name}.calibrating-{digest[:12]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{target}: another process is calibrating it; wait for its end") from None
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out") from None
-    if not _locked(lock):
-        os.close(lock)
-        raise UserError(f"{target}: another process is calibrating it; wait for its end")
     try:
         yield folder
-        for other in target.parent.glob(f"{_prefix(target)}*"):
-            _remove_unless_in_use(other, folder)
+        shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        why = reason(error, target.parent)
-        raise UserError(
-            f"{error.filename or folder}: cannot be read or written ({why}); after that the same command continues from here"
-        ) from None
+        name, why = error.filename or folder, reason(error, target.parent)
+        raise UserError(f"{name}: cannot be read or written ({why}); then the same command continues from here") from None
     finally:
         with suppress(OSError):
             folder.rmdir()  # if nothing was kept
         os.close(lock)
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.name}.calibrating-"
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _remove_unless_in_use(folder: Path, own: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        if folder == own or _locked(handle):
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(handle)
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:

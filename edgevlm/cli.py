@@ -17,35 +17,31 @@ from edgevlm.errors import UserError, reason
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
+WATCH, MODELS, MACHINE = "Watch", "Models and policies", "This machine"
 COMMANDS = {  # in the order of --help
-    "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
-    "watch": ("edgevlm.apps.commands.watch:watch", "Report when the answer to a question becomes yes."),
-    "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page."),
-    "ask": ("edgevlm.apps.commands.ask:ask", "Ask a running server."),
-    "digest": ("edgevlm.apps.commands.ask:digest", "Show what happened while you were away."),
-    "journal": ("edgevlm.apps.commands.ask:journal", "Show what cameras have written down."),
-    "forget": ("edgevlm.apps.commands.ask:forget", "Delete what was seen, from memory and disk."),
-    "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration."),
-    "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
-    "models": ("edgevlm.apps.commands.plan:models", "List models, their memory and their speed here."),
-    "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs."),
-    "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device."),
-    "bundles": ("edgevlm.apps.commands.bundles:bundles", "List, share, verify and remove bundles."),
-    "policies": ("edgevlm.apps.commands.policies:policies", "List the policies and their settings."),
-    "calibrate": ("edgevlm.apps.commands.calibrate:calibrate", "Choose the best policy for a model."),
-    "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes."),
-    "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras."),
-    "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
-    "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them."),
-    "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
+    "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it.", WATCH),
+    "watch": ("edgevlm.apps.commands.watch:watch", "Report when the answer to a question becomes yes.", WATCH),
+    "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page.", WATCH),
+    "ask": ("edgevlm.apps.commands.ask:ask", "Ask a running server.", WATCH),
+    "digest": ("edgevlm.apps.commands.ask:digest", "Show what happened while you were away.", WATCH),
+    "journal": ("edgevlm.apps.commands.ask:journal", "Show what cameras have written down.", WATCH),
+    "forget": ("edgevlm.apps.commands.ask:forget", "Delete what was seen, from memory and disk.", WATCH),
+    "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration.", WATCH),
+    "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything.", MODELS),
+    "models": ("edgevlm.apps.commands.plan:models", "List models, their memory and their speed here.", MODELS),
+    "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs.", MODELS),
+    "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device.", MODELS),
+    "bundles": ("edgevlm.apps.commands.bundles:bundles", "List, share, verify and remove bundles.", MODELS),
+    "policies": ("edgevlm.apps.commands.policies:policies", "List the policies and their settings.", MODELS),
+    "calibrate": ("edgevlm.apps.commands.calibrate:calibrate", "Choose the best policy for a model.", MODELS),
+    "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes.", MACHINE),
+    "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras.", MACHINE),
+    "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws.", MACHINE),
+    "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them.", MACHINE),
+    "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy.", MACHINE),
 }
-MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")
-WATCH = ("run", "watch", "serve", "ask", "digest", "journal", "forget", "config")
-PANELS = {name: "Watch" if name in WATCH else "Models and policies" if name in MODELS else "This machine" for name in COMMANDS}
-
 app = lazy_app(
     COMMANDS,
-    PANELS,
     name="edgevlm",
     help="Watch a camera within a fixed memory budget and answer questions about what it saw.",
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
@@ -76,11 +72,9 @@ def _common(
 def main() -> None:
     """Entry point: user errors print one line and exit with status 2."""
     mask_argv()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
             signal.signal(number, signal.default_int_handler)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed before the start
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
@@ -91,25 +85,22 @@ def main() -> None:
         code = app(prog_name="edgevlm", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
-        _fail(mask_credentials(str(error)))
+        _fail(str(error))
     except ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(str(error), err=True)
             sys.exit(2)
-        _fail(mask_credentials(_usage(error)))
-    except BrokenPipeError:
-        _silence_stdout()
-        sys.exit(0)
-    except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # typer's own answer to a closed pipe is exit code 1
-            raise
+        _fail(_usage(error))
+    except (BrokenPipeError, SystemExit) as end:
+        if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
+            raise  # typer's own answer to a closed pipe is exit code 1
         _silence_stdout()
         sys.exit(0)
     except MemoryError:
         _fail("there is not enough memory; end other programs, or give a smaller --budget or --chunk")
     except OSError as error:
         _silence_stdout()
-        _fail(f"{mask_credentials(str(error.filename or 'the output'))}: cannot be read or written ({error.strerror or error})")
+        _fail(f"{error.filename or 'the output'}: cannot be read or written ({error.strerror or error})")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
@@ -120,7 +111,7 @@ def _fail(line: str) -> NoReturn:
         import traceback
 
         traceback.print_exc()
-    typer.echo(f"edgevlm: {line}", err=True)
+    typer.echo(f"edgevlm: {mask_credentials(line)}", err=True)
     sys.exit(2)
 
 

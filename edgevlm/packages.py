@@ -1,4 +1,4 @@
-"""Packages that only some commands need: where one is not installed, one line says which, and how to get it."""
+"""Packages that only some commands need: where one is not installed, one line names it and the command that installs it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        command = install(extra) if extra else f"pip install {str(error.name).partition('.')[0]}"
-        how = "" if extra == "" else f": {command}"
-        raise UserError(f"{what} needs the package {error.name}, which is not installed{how}") from None
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError):
+            how = {None: f": pip install {str(error.name).partition('.')[0]}", "": ""}.get(extra, f": {install(extra or '')}")
+            raise UserError(f"{what} needs the package {error.name}, which is not installed{how}") from None
         if str(error.name).startswith("edgevlm"):
             raise
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{what} needs a package that is installed and cannot be loaded ({reason}); install it anew") from error
+        why = str(error).splitlines()[0]
+        raise UserError(f"{what} needs a package that cannot be loaded ({why}); install it again") from error
 
 
 def needed(module: str, what: str, extra: str | None = None) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 Notify = Callable[[str], object]  # called with a line for the user
@@ -23,7 +22,7 @@ class Report(Protocol):
 
 
 class Step:
-    """A :class:`Report` that rewrites the line; :meth:`print` writes above it."""
+    """A :class:`Report` that rewrites the line."""
 
     def __init__(self, display: Any = None, task: Any = None, what: str = "") -> None:
         self._display, self._task, self.what = display, task, what
@@ -35,7 +34,6 @@ class Step:
             self._display.update(self._task, description=what, completed=done or 0, total=total, count=count)
 
     def print(self, line: str) -> None:
-        """Write a line to stderr that stays."""
         to_stderr(line)
 
 
@@ -46,7 +44,7 @@ _shown: Step | None = None  # rich draws one display at a time
 def progress(what: str) -> Iterator[Step]:
     """Show ``what`` on stderr, if it is a terminal, while the block runs; the line is gone afterwards.
 
-    Lines printed meanwhile appear above it; typed characters wait unseen for the next reader. A nested block changes the line.
+    Lines printed meanwhile appear above it. A nested block changes the line.
     """
     global _shown
     if _shown is not None:
@@ -56,42 +54,19 @@ def progress(what: str) -> Iterator[Step]:
             yield _shown
         finally:
             _shown(before)
-    elif not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        yield Step()
-    else:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False, emoji=False)
-        columns = [
-            SpinnerColumn("dots" if "utf" in console.encoding else "line"),
-            TextColumn("{task.description} {task.fields[count]}"),
-        ]
-        display = Progress(
-            *columns, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=sys.stdout.isatty()
-        )  # fmt: skip
-        with typing_hidden(), display:
-            _shown = Step(display, display.add_task(what, total=None, count=""), what)
-            try:
-                yield _shown
-            finally:
-                _shown = None
-
-
-@contextmanager
-def typing_hidden() -> Iterator[None]:
-    """Hide what is typed on the terminal while the block runs; it waits for the next reader."""
-    try:
-        descriptor = sys.stdin.fileno()
-        shown = termios.tcgetattr(descriptor)
-        if os.tcgetpgrp(descriptor) != os.getpgrp():
-            raise OSError  # a background job would be stopped
-    except (AttributeError, OSError, ValueError, termios.error):
-        yield
         return
-    try:
-        termios.tcsetattr(descriptor, termios.TCSANOW, [*shown[:3], shown[3] & ~termios.ECHO, *shown[4:]])
-        yield
-    finally:
-        with suppress(termios.error):  # the terminal has gone
-            termios.tcsetattr(descriptor, termios.TCSANOW, shown)
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        yield Step()
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False, emoji=False)
+    spinner = SpinnerColumn("dots" if "utf" in console.encoding else "line")
+    columns = spinner, TextColumn("{task.description} {task.fields[count]}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as display:
+        _shown = Step(display, display.add_task(what, total=None, count=""), what)
+        try:
+            yield _shown
+        finally:
+            _shown = None

@@ -166,16 +166,11 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """What ``--append auto`` does. tau: None for whole frames, where no trial's loss surely stays within ``bound``.
-
-    refreshed: the fraction appended at tau if each patch were appended again after ``refresh`` frames.
-    """
+    """What ``--append auto`` does. tau: None for whole frames, where no trial's loss surely stays within ``bound``."""
 
     tau: Number | None
     bound: Number
     trials: tuple[AppendTrial, ...]
-    refresh: Count
-    refreshed: Number | None = None
 
     @property
     def best(self) -> AppendTrial | None:

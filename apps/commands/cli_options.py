@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -76,11 +75,11 @@ def with_settings(
     That is an instance of the model, whose errors name the option; where ``given``, a dict of the options that were typed.
     rare: fields that only ``--help-all`` shows.
     """
+    shown = {name: panel for panel, fields in panels.items() for name in fields}
 
     def decorate(function: Any) -> Any:
         own = inspect.signature(function, eval_str=True).parameters
-        shown = {name: panel for panel, fields in panels.items() for name in fields}
-        made = [_parameter(model, name, panel, name in rare, given) for name, panel in shown.items()]
+        made = [_parameter(model.model_fields[name], name, panel, name in rare, given) for name, panel in shown.items()]
         if rare:
             made.append(Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
         others = [each.replace(kind=Parameter.KEYWORD_ONLY) for name, each in own.items() if name != "settings"]
@@ -93,9 +92,8 @@ def with_settings(
             for name in shown:
                 if not values[name] and get_origin(model.model_fields[name].annotation) is list:
                     values[name] = lines(f"EDGEVLM_{function.__name__}_{name}".upper())
-            if given:
-                return function(settings={name: value for name, value in values.items() if value is not None}, **typed)
-            return function(settings=checked(model, values), **typed)
+            values = {name: value for name, value in values.items() if value is not None}
+            return function(settings=values if given else checked(model, values), **typed)
 
         facade: Any = command
         facade.__signature__ = inspect.Signature(made)
@@ -112,32 +110,31 @@ def checked(model: Any, values: Mapping[str, Any]) -> Any:
     try:
         return model(**values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_context=False)[0]
         field, why = str(first["loc"][0]), reason(first["msg"])
-        raise UserError(f"--{field.replace('_', '-')} {why.removeprefix(field).strip()}") from None
+        named, value = field.replace("_", "-"), f" {first['input']}" if why.startswith("Input") else ""
+        raise UserError(f"--{named}{value} {why.removeprefix(field).strip()}".replace(" Input should", ": should")) from None
 
 
-def _parameter(model: Any, name: str, panel: str | None, hidden: bool, given: bool) -> Parameter:
-    """The option of a field: its type, help, default, bounds and how help shows it."""
-    field = model.model_fields[name]
-    kinds = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
-    kind, *others = [each for each in kinds if each is not NoneType]
-    found = {type(each).__name__: each for each in (*getattr(kind, "__metadata__", ()), *field.metadata)}
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if get_origin(kind) is list:
-        kind = list[str]
-    elif others or not (kind in (bool, int, float, Path) or get_origin(kind) is Literal):
-        kind = str  # which a validator of the model reads
-    bounds = (("min", "Ge", "ge"), ("max", "Le", "le"))
-    more = {"hidden": hidden, **{key: getattr(found[bound], of) for key, bound, of in bounds if bound in found}}
+def _parameter(field: Any, name: str, panel: str | None, hidden: bool, given: bool) -> Parameter:
+    """The option of a field: its type, help and default; the model checks it."""
+    first = (get_args(field.annotation) or (field.annotation,))[0]
+    words = {type(each).__name__: each for each in (*getattr(first, "__metadata__", ()), *field.metadata)}
+    base = get_args(first)[0] if get_origin(first) is Annotated else first
+    kind: Any = (
+        list[str]
+        if get_origin(field.annotation) is list
+        else base
+        if base in (bool, int, float) or get_origin(base) is Literal
+        else str
+    )
     default = None if given or kind == list[str] else field.default
+    default = str(default) if kind is str and default is not None else default
     if kind is bool:
         dashed = name.replace("_", "-")
-        made = flag(f"--{dashed}/--no-{dashed}" if default is None else f"--{dashed}", field.description, panel, **more)
+        dashed = f"--{dashed}/--no-{dashed}" if field.default is None else f"--{dashed}"
+        made = flag(dashed, field.description, panel, hidden=hidden)
     else:
-        shown = found["Shown"].text if "Shown" in found and not given else True
-        more["allow_from_autoenv"] = kind != list[str]
-        made = option(found["Metavar"].text, field.description, shown, panel, **more)
-    if kind is str and default is not None:
-        default = str(default)
+        shown, reads = words["Shown"].text if "Shown" in words and not given else True, kind != list[str]
+        made = option(words["Metavar"].text, field.description, shown, panel, hidden=hidden, allow_from_autoenv=reads)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, made])

@@ -1,19 +1,13 @@
-"""A command line that imports a command when it is called, and refuses environment variables that set nothing."""
+"""A command line that imports a command when it is called."""
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from edgevlm.errors import UserError
-
-FOREIGN = {"EDGEVLM_BUILD_JOBS"}  # begins like an option of `edgevlm build` and is read by setup.py
 
 
 class PlainCommand(TyperCommand):
@@ -33,15 +27,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        if name is not None and name in self.targets:
-            command = self.load(name)
-        if command is not None and not hasattr(command, "commands") and not {"--help", "-h"} & set(rest):
-            check_environment(f"{ctx.auto_envvar_prefix}_{str(name).upper()}_", f"{ctx.command_path} {name}", command)
-        return name, command, rest
-
-    def load(self, name: str) -> Any:
-        """The command of a name, imported."""
-        return load_command(name, self.targets[name])
+        target = self.targets.get(name or "")
+        return name, load_command(name, target) if target else command, rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = list(super().get_params(ctx))
@@ -51,39 +38,41 @@ class LazyGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_options(self, ctx, formatter)
-        headings: dict[str, list[tuple[str, str]]] = {}
-        for name, command in self.commands.items():
-            summary = command.help or ""
-            headings.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append((name, summary))
-        for heading, rows in headings.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+        listed = [(getattr(each, "rich_help_panel", None), name, each.help or "") for name, each in self.commands.items()]
+        write_under_headings([(heading or "Commands", *row) for heading, *row in listed], formatter)
 
 
-def lazy_app(commands: Mapping[str, tuple[str, str]], panels: Mapping[str, str] | None = None, **settings: Any) -> typer.Typer:
-    """A Typer of ``commands``, name -> (``module:attribute``, summary). panels: name -> the heading it is listed under."""
+def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
+    """A Typer of ``commands``, name -> (``module:attribute``, summary[, the heading it is listed under])."""
 
     class Group(LazyGroup):
-        targets: ClassVar[Mapping[str, str]] = {name: target for name, (target, _) in commands.items()}
+        targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}
+
+    def listed() -> None:
+        raise NotImplementedError  # resolve_command puts the command in its place
 
     app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
-    for name, (_, summary) in commands.items():
-        app.command(name, help=summary, rich_help_panel=(panels or {}).get(name))(_listed)
+    for name, (_, summary, *heading) in commands.items():
+        app.command(name, help=summary, rich_help_panel=heading[0] if heading else None)(listed)
     return app
 
 
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
     """Write arguments and options under their headings, without their variables, which the epilog explains."""
-    headings: dict[str, list[tuple[str, str]]] = {}
+    rows = []
     for param in command.get_params(ctx):
         param.show_envvar = False
         if (record := param.get_help_record(ctx)) is not None:
             usual = "Arguments" if param.param_type_name == "argument" else "Options"
-            rows = headings.setdefault(getattr(param, "rich_help_panel", None) or usual, [])
-            rows.append((record[0].partition(" <")[0], with_default(record[1])))
-    for heading, rows in headings.items():
+            heading = getattr(param, "rich_help_panel", None) or usual
+            rows.append((heading, record[0].partition(" <")[0], with_default(record[1])))
+    write_under_headings(rows, formatter)
+
+
+def write_under_headings(rows: Sequence[tuple[str, ...]], formatter: Any) -> None:
+    for heading in dict.fromkeys(row[0] for row in rows):
         with formatter.section(heading):
-            formatter.write_dl(rows)
+            formatter.write_dl([row[1:] for row in rows if row[0] == heading])
 
 
 def with_default(text: str) -> str:
@@ -94,26 +83,12 @@ def with_default(text: str) -> str:
     return f"{words} (default: {shown})" if default else words if bracket else text
 
 
-def load_command(name: str, target: str) -> Any:
+def load_command(name: str | None, target: str) -> Any:
     """The command of ``module:attribute``; what the module's ``EPILOG`` has for it ends its help."""
     module, _, attribute = target.partition(":")
     found, epilog = getattr(import_module(module), attribute), getattr(import_module(module), "EPILOG", None)
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.command(name, cls=PlainCommand, epilog=epilog.get(name) if isinstance(epilog, dict) else epilog)(found)
+    alone.command(name, cls=PlainCommand, epilog=epilog.get(name or "") if isinstance(epilog, dict) else epilog)(found)
     return typer.main.get_command(alone)
-
-
-def check_environment(prefix: str, path: str, command: Any) -> None:
-    """Raise UserError for a variable that begins with ``prefix`` and sets no option; name the nearest one that does."""
-    known = [str(param.name).upper() for param in command.params]
-    for name in sorted(os.environ):
-        if name.startswith(prefix) and (typed := name.removeprefix(prefix)) not in known and name not in FOREIGN:
-            nearest = difflib.get_close_matches(typed, known, n=1)
-            hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"see {path} --help"
-            raise UserError(f"{name}: {path} has no such option; {hint}")
-
-
-def _listed() -> None:
-    raise NotImplementedError  # listed, never called: resolve_command puts the command in its place

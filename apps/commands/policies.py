@@ -54,21 +54,16 @@ def list_policies(as_json: bool, name: str | None = None) -> str:
     if as_json:
         return "\n".join(json_line("policy", asdict(one)) for one in described)
     width = min(shutil.get_terminal_size().columns, 128)
-    return "\n\n".join([*(_page(one, width) for one in described), textwrap.fill(LEGEND, width)])
 
+    def indented(text: str, first: int, rest: int) -> str:
+        return textwrap.fill(text, width, initial_indent=" " * first, subsequent_indent=" " * rest, break_on_hyphens=False)
 
-def _page(one: Description, width: int) -> str:
-    lines = [f"{one.policy}   {one.paper}".rstrip(), _indented(one.idea, "  ", "  ", width)]
-    for each in one.settings:
-        choices = f" ({'|'.join(each.choices)})" if each.choices else ""
-        lines.append(_indented(f"{each.name}={_typed(each.default)}{choices}  {each.meaning}", "    ", "        ", width))
-    return "\n".join([*lines, *([_indented(f"Ours: {one.ours}", "  ", "  ", width)] if one.ours else [])])
-
-
-def _indented(text: str, first: str, rest: str, width: int) -> str:
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-
-
-def _typed(value: object) -> str:
-    """A value as it is typed on the command line."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    pages = []
+    for one in described:
+        lines = [f"{one.policy}   {one.paper}".rstrip(), indented(one.idea, 2, 2)]
+        for each in one.settings:
+            default = {True: "on", False: "off"}[each.default] if isinstance(each.default, bool) else each.default
+            choices = f" ({'|'.join(each.choices)})" if each.choices else ""
+            lines.append(indented(f"{each.name}={default}{choices}  {each.meaning}", 4, 8))
+        pages.append("\n".join([*lines, *([indented(f"Ours: {one.ours}", 2, 2)] if one.ours else [])]))
+    return "\n\n".join([*pages, textwrap.fill(LEGEND, width)])

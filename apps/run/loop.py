@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 import time
@@ -17,11 +16,10 @@ import psutil
 
 from edgevlm.apps.bundles.choice import stretched
 from edgevlm.apps.run.clock import Asked, split_window
-from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
 from edgevlm.apps.sources import Frame, Source, State
-from edgevlm.calib.demo.scene import DemoScene
+from edgevlm.apps.sources.base import Scene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.time_window import NothingHeld
@@ -52,7 +50,7 @@ class RunPlan:
 
 
 class Observer(Protocol):
-    """Sees each frame that the session has taken in."""
+    """Watches each frame that the session has taken in."""
 
     def watch(self, frame: Frame) -> None: ...
     def close(self) -> None: ...
@@ -83,8 +81,7 @@ class RunLoop:
         self.started = threading.Event()  # the first frame has been watched
         self.random = np.random.default_rng(0)
         self._stats_every, self._alone, self._may_watch = stats_every, alone, may_watch
-        self._submitted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
+        self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._begun = self._last = (time.monotonic(), session.stats.frames)
         self._offset: float | None = None
         self._stopped = threading.Event()
@@ -98,13 +95,9 @@ class RunLoop:
         self._stopped.set()
 
     def ask_typed(self, text: str) -> None:
-        """Ask what a person typed, once a frame has been watched; in a comparison ask every memory, of the same frame."""
-        compares = isinstance(self.observer, SideBySide)
-        conversation = None if compares or self.session.model.is_demo else "terminal"  # the demo model was taught none
-        if compares or not self.session.stats.frames:
-            self._submitted.put(lambda: self.ask(text, conversation))
-        else:
-            self.ask(text, conversation)
+        """Ask what a person typed, once a frame has been watched; not from the thread that watches."""
+        self.started.wait()
+        self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model was taught no conversation
 
     def check(self) -> None:
         """Raise UserError if a planned question cannot be asked, before anything is watched."""
@@ -173,10 +166,10 @@ class RunLoop:
         except NothingHeld as error:
             self.output.notice(str(error) if self.offset is None else asked.nothing_held(error))
             return
-        others = self.observer.ask(question) if isinstance(self.observer, SideBySide) and not window else ()
+        truth = None if window else self.truth(text, answer.time_s)
         event = AnswerEvent(
-            answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
-            None if window else self.truth(text, answer.time_s), tuple(others), answer.evidence, self.offset,
+            answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth,
+            answer.evidence, self.offset,
         )  # fmt: skip
         self.output.answer(event)
 
@@ -210,7 +203,6 @@ class RunLoop:
             while plan.at and plan.at[0][0] < frame.time_s:
                 self.ask(plan.at.pop(0)[1])
             self._take(frame)
-            self._ask_submitted()
             self._steps += 1
             if not self.started.is_set():
                 self._notifier.ready()
@@ -219,13 +211,6 @@ class RunLoop:
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
-
-    def _ask_submitted(self) -> None:
-        while not self._submitted.empty():
-            try:
-                self._submitted.get()()
-            except UserError as error:
-                self.output.notice(str(error))
 
     def _take(self, frame: Frame) -> None:
         if frame.scene is not None:
@@ -242,7 +227,6 @@ class RunLoop:
             self.observer.watch(frame)
 
     def _ask_rest(self) -> None:
-        self._ask_submitted()
         if self.plan.questions:
             self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:

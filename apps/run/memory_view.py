@@ -1,24 +1,28 @@
-"""What a session's memory holds, frame by frame, for the terminal to show."""
+"""What a session's memory holds, frame by frame, and in the demo what several policies forget of the same stream."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources import Frame
+from edgevlm.apps.sources.base import Fact
+from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session
 
 GROUPS = 4  # of layers, shown separately
-EVERY_S = 0.5  # from one look to the next
+EVERY_S = 0.5  # seconds from one look to the next
 LOOK_S = 0.01  # of its session's turns that a look takes: next to none of its frames
-IN_MEMORY = 4 << 20  # bytes of pictures that are kept there, unless told where else
-FORGOTTEN = 16  # frames that were just forgotten and are shown
+FULL_BUDGET = "1920"  # tokens that the comparison's full cache has room for
+FACTS = 8  # departed objects that are asked about in a comparison
+PROBING = 0.4  # of the time, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +53,6 @@ class MemoryView:
         return self.all_layers.mean(axis=1)
 
 
-@dataclass(frozen=True, slots=True)
-class StripView:
-    """A memory, with the time, seconds, and number of frames that it holds and has just forgotten, oldest first."""
-
-    memory: MemoryView
-    held: tuple[tuple[float, int], ...]
-    forgotten: tuple[tuple[float, int], ...]
-    image: Callable[[int], NDArray[np.uint8] | None]  # of a frame
-
-
 def view_memory(session: Session) -> MemoryView:
     """Look at a session, in its turn."""
     return session.model.scheduler.run(session, _view, session, period=LOOK_S)
@@ -86,15 +80,13 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a thumbnail of each frame and which are held. :attr:`view` may be read by any thread.
+    """Keeps a thumbnail of each frame and notes which are held. ``offset``: wall clock of the stream's time 0, seconds.
 
-    thumbnails: in memory unless given; closed with it. ``offset``: wall clock of the stream's time 0, seconds.
+    thumbnails: closed with it.
     """
 
-    def __init__(self, session: Session, thumbnails: Thumbnails | None = None) -> None:
-        self.session, self.thumbnails, self.offset = session, thumbnails or Thumbnails(cap=IN_MEMORY), 0.0
-        self._memory: MemoryView | None = None
-        self._due = 0.0
+    def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
+        self.session, self.thumbnails, self.offset, self._due = session, thumbnails, 0.0, 0.0
         self.thumbnails.begin(session.stats.frames)
 
     def watch(self, frame: Frame) -> None:
@@ -105,20 +97,89 @@ class MemoryWatch:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S
-        self._memory = view_memory(self.session)
         group = self.session.model.bundle.vision.group
-        held = {number + of for number in self._memory.frames.tolist() for of in range(group)}
+        held = {number + of for number in view_memory(self.session).frames.tolist() for of in range(group)}
         self.thumbnails.keep(held, newest - self.session.chunk)  # later ones may not have been appended yet
-
-    @property
-    def view(self) -> StripView | None:
-        """None before the first frame."""
-        if self._memory is None:
-            return None
-        taken = self.thumbnails.taken()
-        held = tuple((each.time_s, number) for number, each in taken.items() if each.held)
-        forgotten = tuple((each.time_s, number) for number, each in taken.items() if not each.held)
-        return StripView(self._memory, held, forgotten[-FORGOTTEN:], self.thumbnails.image)
 
     def close(self) -> None:
         self.thumbnails.close()
+
+
+@dataclass(slots=True)
+class Lane:
+    """One policy's session. ``stopped_s``: the stream's time at which its memory was full and nothing could be evicted.
+
+    ``answers``: the newest to each question about :attr:`ComparisonView.facts`.
+    """
+
+    name: str
+    session: Session
+    memory: MemoryView
+    stopped_s: float | None = None
+    answers: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def stopping(self) -> Iterator[Session]:
+        """Yield the session; where the block finds the cache full, stop this memory, not the comparison."""
+        try:
+            yield self.session
+        except UserError:
+            self.stopped_s = self.session.time_s if self.stopped_s is None else self.stopped_s
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonView:
+    """All lanes at one moment, and what they have been asked about: objects that left, the newest first."""
+
+    lanes: tuple[Lane, ...]
+    facts: tuple[Fact, ...]
+
+
+class SideBySide:
+    """Looks at the run's memory for the terminal, and in the demo at a full cache and a sliding window beside it.
+
+    These see every frame too, and all are asked again and again where departed objects were. ``session`` is the run's own,
+    which the run feeds and closes. Used by the thread that watches; :attr:`view` by any. open_session: None compares nothing.
+    """
+
+    def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:
+        name = f"auto: {session.policy}" if session.basis.startswith("auto") else session.policy
+        sessions = {name: session}
+        if open_session is not None:
+            full, window = open_session("full", FULL_BUDGET), open_session("sliding-window", None)
+            sessions = {"full KV": full, name: session, "sliding window": window}
+        self.lanes = [Lane(name, of, view_memory(of)) for name, of in sessions.items()]
+        self.others = [lane for lane in self.lanes if lane.session is not session]
+        self.view: ComparisonView | None = None  # before the first frame
+        self._asked_at: dict[str, int] = {}  # which probe asked a question last
+        self._resume_at = self._due = 0.0
+
+    def watch(self, frame: Frame) -> None:
+        """Take in a frame that the run has taken in, and ask one question of every lane."""
+        for lane in self.others:
+            if lane.stopped_s is None:
+                with lane.stopping() as session:
+                    session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
+        facts = tuple(frame.scene.departed()[:FACTS]) if frame.scene is not None and self.others else ()
+        if facts and time.monotonic() >= self._resume_at:
+            self._probe([fact.question for fact in facts])
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + EVERY_S
+            for lane in self.lanes:
+                lane.memory = view_memory(lane.session)
+            self.view = ComparisonView(tuple(replace(lane, answers=dict(lane.answers)) for lane in self.lanes), facts)
+
+    def close(self) -> None:
+        for lane in self.others:
+            lane.session.close()
+
+    def _probe(self, questions: list[str]) -> None:
+        """Ask the question that was asked longest ago."""
+        began = time.monotonic()
+        question = min(questions, key=lambda text: self._asked_at.get(text, 0))
+        self._asked_at[question] = 1 + max(self._asked_at.values(), default=0)
+        for lane in self.lanes:
+            lane.answers = {text: answer for text, answer in lane.answers.items() if text in questions}
+            with lane.stopping() as session:
+                lane.answers[question] = session.ask(question).text.strip()
+        self._resume_at = began + (time.monotonic() - began) / PROBING

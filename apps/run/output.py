@@ -21,8 +21,8 @@ from edgevlm.runtime.store import StoreUse
 class AnswerEvent:
     """A finished answer, from what was watched up to ``time_s`` of the stream.
 
-    ``truth``: in the demo world; ``others``: names and answers of the memories beside it, in a comparison; ``evidence``: the
-    moments it was read from; ``offset``: wall clock of the stream's time 0, None for recordings.
+    ``truth``: in the demo world; ``evidence``: the moments it was read from; ``offset``: wall clock of the stream's time 0, or
+    None for a recording.
     """
 
     time_s: float
@@ -32,7 +32,6 @@ class AnswerEvent:
     ttft_ms: float
     tpot_ms: float
     truth: str | None = None
-    others: tuple[tuple[str, str], ...] = ()
     evidence: Evidence | None = None
     offset: float | None = None
 
@@ -140,7 +139,7 @@ class JsonOutput(TextOutput):
 
     def answer(self, answer: AnswerEvent) -> None:
         fields = asdict(answer) | evidence_fields(answer.evidence, answer.offset)
-        left_out = ("others", "offset", *(["truth"] if answer.truth is None else []))
+        left_out = ("offset", *(["truth"] if answer.truth is None else []))
         self.line("answer", {name: value for name, value in fields.items() if name not in left_out})
 
     def stats(self, stats: StatsEvent, event: str = "stats") -> None:

@@ -135,7 +135,7 @@ class Notifier:
 
 
 class SourceStatus:
-    """Notices a source that stops giving frames, and one that goes on."""
+    """Notices a source that stops giving frames, and one that continues."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._since = source, 0.0

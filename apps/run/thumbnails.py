@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.apps.store import TimedDatabase
-from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 
 CAP = 16 << 20  # bytes of pictures
@@ -35,7 +33,7 @@ class Thumbnails(TimedDatabase):
     """JPEGs by frame number. Above the cap those of forgotten frames go first, oldest first, then every second one.
 
     every: seconds from one write to the disk to the next; a crash loses what came since. No method but :meth:`delete` raises
-    for what the disk does; where the file cannot be opened, they are in memory.
+    for what the disk does.
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA = "thumbnails.sqlite", "thumbnails", ("wall",), False
@@ -62,11 +60,7 @@ class Thumbnails(TimedDatabase):
         days: float = math.inf,
     ) -> None:
         self._every, self._written, self._added = every, time.monotonic(), False
-        try:
-            super().__init__(folder, notify, days=days, cap=cap)
-        except UserError as error:
-            notify(f"{error}; a restart shows no pictures of before")
-            super().__init__(None, notify, days=days, cap=cap)
+        super().__init__(folder, notify, days=days, cap=cap)
 
     def add(self, frame: int, time_s: float, wall: float, image: NDArray[np.uint8]) -> None:
         """Keep a frame, uint8 RGB ``[H, W, 3]``."""
@@ -95,18 +89,9 @@ class Thumbnails(TimedDatabase):
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)
         return {frame: Taken(time_s, wall, bool(held)) for frame, time_s, wall, held in rows}
 
-    def wall(self, frame: int) -> float | None:
-        """When a frame that has a picture was taken, seconds since 1970."""
-        found = self._rows("SELECT wall FROM thumbnails WHERE frame = ?", frame)
-        return found[0][0] if found else None
-
     def jpeg(self, frame: int) -> bytes | None:
         found = self._rows("SELECT jpeg FROM thumbnails WHERE frame = ?", frame)
         return found[0][0] if found else None
-
-    def image(self, frame: int) -> NDArray[np.uint8] | None:
-        """Pixels, uint8 RGB ``[H, W, 3]``."""
-        return None if (jpeg := self.jpeg(frame)) is None else decode_picture(jpeg)
 
     def close(self) -> None:
         with self._lock:

@@ -261,8 +261,8 @@ class CameraStream:
 
     def has_picture(self, frame: int, time: str | None = None) -> bool:
         """Whether there is a thumbnail of a frame; where its time is given, of one of that number that was taken then."""
-        wall = self.observer.thumbnails.wall(frame)
-        return wall is not None and (time is None or abs(wall - moment(time)) < SAME_S)
+        taken = self.observer.thumbnails.taken([frame]).get(frame)
+        return taken is not None and (time is None or abs(taken.wall - moment(time)) < SAME_S)
 
     def describe(self) -> dict[str, Any]:
         """What ``GET /v1/streams/{name}`` answers."""
@@ -468,7 +468,7 @@ class LoopOutput:
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
     """An event as JSON has it, with the time."""
-    left_out = ("others", "evidence", "offset")
+    left_out = ("evidence", "offset")
     fields = {name: finite(value) for name, value in asdict(event).items() if value is not None and name not in left_out}
     return {"time": wall_clock(), **fields}
 

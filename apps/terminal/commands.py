@@ -52,12 +52,11 @@ class Commands:
         session = self._run.session
         if name == "/help":
             lines = [f"{name:<12} {what}" for name, what in COMMANDS.items()]
-            lines.append("anything else is a question about what has been seen so far")
         elif name == "/questions":
             lines = all_questions() if session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
         elif name == "/policy":
             held = f"{session.stats.tokens:,} of {session.budget:,} tokens a layer, {session.stats.cache_bytes / 1e6:.1f} MB"
-            lines = [f"policy {session.policy}, {held}" + (f"; {session.basis}" if session.basis else "")]
+            lines = [f"policy {session.policy}, {held}; {session.basis}".removesuffix("; ")]
         elif name == "/quit":
             return self._run.shutdown.ask()
         else:

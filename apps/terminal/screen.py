@@ -8,11 +8,10 @@ import signal
 import sys
 import textwrap
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
+import numpy as np
 from prompt_toolkit import PromptSession, print_formatted_text
 from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
@@ -20,22 +19,18 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.formatted_text import FormattedText
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
-from edgevlm.apps.run.comparison import ComparisonView, SideBySide
 from edgevlm.apps.run.loop import RunLoop
-from edgevlm.apps.run.memory_view import MemoryWatch
+from edgevlm.apps.run.memory_view import SideBySide
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
-from edgevlm.apps.terminal.panel import Panel, clock, comparison_panel, draw, watching_panel
-from edgevlm.runtime.files import private_folder
+from edgevlm.apps.terminal.panel import Panel, clock, draw, make_panel
 
 REFRESH_S = 0.25
 OFFER_EVERY = 24  # drawings until another question is offered
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
-REPRINTED = 16  # newest lines that are printed again after a resize
 MENU = 6  # lines of completions
 STYLE = Style.from_dict(
     {
@@ -56,27 +51,17 @@ class Screen:
         colors = ColorDepth.DEPTH_24_BIT if true_color else ColorDepth.DEPTH_8_BIT
         self._depth = ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else colors
         self._quiet, self._status, self._partial = quiet, "starting", ""
-        self._panel = Panel([], [])
+        self._panel, self._image = Panel([]), np.zeros((1, 1, 3), np.uint8)
         self._offered, self._drawn = "", 0  # the question that Enter asks
-        self._printed: deque[FormattedText] = deque(maxlen=REPRINTED)
         self._size: Size | None = None
         self._over, self._is_attached = threading.Event(), False
 
     def answer(self, answer: AnswerEvent) -> None:
         self._partial, judge = "", "class:right" if answer.truth == answer.text else "class:wrong"
         when = clock(answer.time_s) if answer.offset is None else answer.when
-        line = [("class:dim", f"[{when}] "), ("", f"{answer.question}  ")]
-        if not isinstance(self._run.observer, SideBySide):
-            truth = [] if answer.truth is None else [(judge, f"  truth: {answer.truth}")]
-            return self._print([*line, ("bold", answer.text), *truth, ("class:dim", f"  {answer.seen}" if answer.seen else "")])
-        self._print([*line, ("class:dim", f"truth: {answer.truth}" if answer.truth else "")])
-        memories, own = list(answer.others), self._run.observer.own
-        memories.insert(own, (self._run.observer.lanes[own].name, answer.text))
-        line = [("", "    ")]
-        for name, text in memories:
-            judge = "bold" if answer.truth is None else "class:right" if answer.truth == text else "class:wrong"
-            line += [("class:dim", f"{name}: "), (judge, text), ("", "   ")]
-        self._print(line)
+        line = [("class:dim", f"[{when}] "), ("", f"{answer.question}  "), ("bold", answer.text)]
+        line += [] if answer.truth is None else [(judge, f"  truth: {answer.truth}")]
+        self._print([*line, ("class:dim", f"  {answer.seen}" if answer.seen else "")])
 
     def piece(self, text: str) -> None:
         self._partial += text
@@ -110,6 +95,7 @@ class Screen:
             yield
         finally:
             self._over.set()
+            run.started.set()
             app = self._prompt.app
             if app.loop is not None and app.is_running:
                 with suppress(RuntimeError):  # it has ended meanwhile
@@ -119,7 +105,7 @@ class Screen:
     def _make_prompt(self, act: Commands) -> PromptSession[None]:
         words = WordCompleter(lambda: [*COMMANDS, *dict.fromkeys(act.questions())], True, COMMANDS, sentence=True)
         prompt: PromptSession[None] = PromptSession(
-            self._message, history=history(), completer=words, complete_while_typing=False,
+            self._message, completer=words, complete_while_typing=False,
             auto_suggest=AutoSuggestFromHistory(), placeholder=lambda: self._placeholder(act), bottom_toolbar=self._toolbar,
             refresh_interval=REFRESH_S, enable_suspend=True, erase_when_done=True, style=STYLE, color_depth=self._depth,
             reserve_space_for_menu=MENU,
@@ -137,7 +123,7 @@ class Screen:
         threading.Thread(target=answer_typed, name="edgevlm-typed", daemon=True).start()
         prompt.default_buffer.accept_handler = accept
         prompt.app.before_render += lambda _: self._clear_if_resized()
-        prompt.app.after_render += lambda _: self._draw_images()
+        prompt.app.after_render += lambda _: self._draw_image()
         return prompt
 
     def _listen(self) -> None:
@@ -153,7 +139,6 @@ class Screen:
     def _print(self, fragments: list[tuple[str, str]]) -> None:
         """Print a line above the panel; from any thread."""
         text = FormattedText(fragments)
-        self._printed.append(text)
 
         def write() -> None:
             print_formatted_text(text, style=STYLE, color_depth=self._depth)
@@ -177,13 +162,11 @@ class Screen:
 
     def _compose(self, columns: int, lines: int) -> Panel:
         observer, frame = self._run.observer, self._run.frame
-        view = observer.view if isinstance(observer, SideBySide | MemoryWatch) else None
+        view = observer.view if isinstance(observer, SideBySide) else None
         if view is None or frame is None or not lines:
-            return Panel([], [])
-        pictures = self._depth is not ColorDepth.DEPTH_1_BIT
-        if isinstance(view, ComparisonView):
-            return comparison_panel(view, frame.image, columns, lines, pictures)
-        return watching_panel(view, frame.image, columns, lines, pictures)
+            return Panel([])
+        self._image = frame.image
+        return make_panel(view, None if self._depth is ColorDepth.DEPTH_1_BIT else frame.image, columns, lines)
 
     def _placeholder(self, act: Commands) -> FormattedText:
         """Offer a question that Enter asks."""
@@ -198,36 +181,22 @@ class Screen:
         return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
 
     def _clear_if_resized(self) -> None:
-        """Redraw from an empty screen, with the newest lines on it: a terminal of another width has wrapped them."""
+        """Redraw from an empty screen: a terminal of another width has wrapped what was on it."""
         app = self._prompt.app
         before, self._size = self._size, app.output.get_size()
-        if before in (None, self._size) or app.is_done:
-            return
-        app.renderer.clear()
-        for text in list(self._printed)[-max(1, self._size.rows // 4) :]:
-            print_formatted_text(text, style=STYLE, color_depth=self._depth, output=app.output)
+        if before not in (None, self._size) and not app.is_done:
+            app.renderer.clear()
 
-    def _draw_images(self) -> None:
+    def _draw_image(self) -> None:
         """Write what prompt_toolkit left blank, relative to the cursor, and put the cursor back."""
         app, true_color = self._prompt.app, self._depth is ColorDepth.DEPTH_24_BIT
         screen = app.renderer.last_rendered_screen
-        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # its menu covers the images
+        if app.is_done or screen is None or app.current_buffer.complete_state is not None:  # its menu covers the image
             return
         below = screen.get_cursor_position(app.layout.current_window).y
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
             return  # the prompt is not where it is thought to be: it will be drawn again
-        for placed in self._panel.images:
-            for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, true_color), placed.y):
-                app.output.write_raw(f"\x1b7\x1b[{below - row}A\x1b[{placed.x + 1}G{text}\x1b8")
+        if self._panel.rows:
+            for row, text in enumerate(draw(self._image, self._panel.columns, self._panel.rows, true_color)):
+                app.output.write_raw(f"\x1b7\x1b[{below - row}A\r{text}\x1b8")
         app.output.flush()
-
-
-def history() -> History:
-    """What was typed in earlier runs, in the user's state directory where that can be written."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgevlm"
-    try:
-        private_folder(folder)
-        (folder / "history").touch(mode=0o600)
-        return FileHistory(str(folder / "history"))
-    except OSError:
-        return InMemoryHistory()

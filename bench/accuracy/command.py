@@ -14,7 +14,7 @@ from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN, report_lines
 from edgevlm.bench.output import Table
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.compare import compare
-from edgevlm.calib.accuracy.pools import HERE, Pool
+from edgevlm.calib.accuracy.pools import HERE, Processes
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_variants, split
 from edgevlm.calib.accuracy.worker import AccuracySettings
@@ -35,7 +35,7 @@ def run_demo_suite(
     against: str | None = None,
     out: Path | None = None,
     resume: bool = False,
-    pool: Pool = HERE,
+    pool: Processes = HERE,
     as_json: bool = False,
 ) -> None:
     """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, option
+from edgevlm.apps.commands.cli_options import Json, flag, option
 from edgevlm.bench.suites import LMMS_EVAL, SUITES
 from edgevlm.bench.suites.dataset import GUIDE
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
-
-if TYPE_CHECKING:
-    from edgevlm.calib.accuracy.pools import Processes, RayTasks
 
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
@@ -60,11 +57,7 @@ def accuracy(
     model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
     out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
-    workers: Annotated[
-        int | None, option("N", "Work in this many processes.", "1, or a cluster's processors", min=1, max=256)
-    ] = None,
-    cluster: Annotated[str | None, option("HOST[:PORT]|local", "Work on the machines of a Ray cluster.")] = None,
-    key_file: KeyFile = None,
+    workers: Annotated[int, option("N", "Work in this many processes.", min=1, max=256)] = 1,
     as_json: Json = False,
     frames: Annotated[int, option("N", "Show streams of this length.", panel=WORLD, min=4)] = 64,
     streams: Annotated[int, option("N", "Show this many streams.", panel=WORLD, min=1)] = 200,
@@ -80,13 +73,15 @@ def accuracy(
     judge_model: Annotated[str | None, option("NAME", "Judge with this model.", panel=PUBLISHED)] = None,
 ) -> None:
     """Ask every policy the same questions at equal bytes."""
+    from edgevlm.calib.accuracy.pools import Processes
+
     published = suite in SUITES
     _refuse(context, suite, DEMO_ONLY if published else PUBLISHED_ONLY)
     usual = BUDGETS["published"] if published else BUDGETS.get(suite, BUDGETS["demo"])
     policies, budget = policy or ["all"], budget or usual
     if resume and out is None:
         raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
-    pool = _pool(workers, cluster, key_file)
+    pool = Processes(workers)
     if published:
         from edgevlm.bench.suites.command import job_of, judge_of, run_published
 
@@ -103,20 +98,6 @@ def accuracy(
         folder = model if suite == TEXT_FACTS else resolve_model(model, step, to_stderr)
     settings = AccuracySettings(folder, frames, seed, suite)
     run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, as_json)
-
-
-def _pool(workers: int | None, cluster: str | None, key_file: Path | None) -> Processes | RayTasks:
-    """Who does the work. key_file: of the ``edgevlm serve`` whose cluster it is. Raises UserError."""
-    from edgevlm.apps.cluster.ray_link import PORT, token_of
-    from edgevlm.apps.credentials import secret
-    from edgevlm.calib.accuracy.pools import LOCAL, Processes, RayTasks
-
-    if cluster is None and key_file is None:
-        return Processes(workers or 1)
-    if cluster is None:
-        raise UserError("--key-file: is for --cluster HOST; leave it out")
-    address = cluster if cluster == LOCAL or ":" in cluster else f"{cluster}:{PORT}"
-    return RayTasks(address, workers, environment={} if key_file is None else token_of(secret(f"file:{key_file}")))
 
 
 def _refuse(context: typer.Context, suite: str, names: tuple[str, ...]) -> None:

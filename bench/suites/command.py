@@ -17,7 +17,7 @@ from edgevlm.bench.suites.formats import FORMATS
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
 from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, SuiteScores, marks_of
-from edgevlm.calib.accuracy.pools import Processes, RayTasks
+from edgevlm.calib.accuracy.pools import Processes
 from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
@@ -44,7 +44,7 @@ def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> None:
 
 def job_of(
     suite: str, data: Path | None, model: str, policies: list[str], budget: str, fps: float, out: Path | None, resume: bool,
-    pool: Processes | RayTasks,
+    pool: Processes,
 ) -> SuiteJob:  # fmt: skip
     """What to run, from what was typed. Raises UserError for what cannot be."""
     if data is None:
@@ -61,7 +61,7 @@ def job_of(
         suite=suite, data=data, model=resolve_model(model, lambda *told: None, to_stderr), fps=fps,
         variants=[variant for variant in variants if not variant.is_oracle], budgets=parse_token_budgets(budget),
         full=FULL in named, out=out, resume=resume, pool=pool,
-        threads=max(1, (os.cpu_count() or 1) // pool.workers) if isinstance(pool, Processes) else 1,
+        threads=max(1, (os.cpu_count() or 1) // pool.workers),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from edgevlm.bench.suites.formats import FORMATS
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
-from edgevlm.calib.accuracy.pools import HERE, Processes, RayTasks
+from edgevlm.calib.accuracy.pools import HERE, Processes
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, reason_of
 from edgevlm.calib.accuracy.worker import check_same_model, model_identity
 from edgevlm.errors import UserError
@@ -48,7 +48,7 @@ class SuiteJob:
     full: bool = False
     out: Path | None = None
     resume: bool = False
-    pool: Processes | RayTasks = HERE
+    pool: Processes = HERE
     threads: int | None = 1
 
 
@@ -147,9 +147,7 @@ def _answer(
     if pool != HERE:
         files = sum(path.stat().st_size for path in worker.model.bundle.path.iterdir() if path.is_file())
         of_a_worker = 2 * files + sum(run.allowed for run in runs)  # a model, mapped and packed, and sessions
-        if isinstance(pool, RayTasks):
-            pool = replace(pool, memory=of_a_worker)
-        elif (workers := workers_that_fit(wanted := pool.workers, of_a_worker)) < wanted:
+        if (workers := workers_that_fit(wanted := pool.workers, of_a_worker)) < wanted:
             pool = Processes(workers)
             notify(f"{workers} of {wanted} workers: the free memory has room for no more")
     progress("videos", videos - len(tasks), videos)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.demo import questions as demo
-from edgevlm.calib.demo.long_world import LongWorld, Visit, plan_visits
+from edgevlm.calib.demo.long_world import LongWorld, plan_visits
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.runtime.evidence import Evidence, Moment
 
@@ -109,9 +109,21 @@ def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list
 
 
 def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
-    about_visits = [_about(visit, kind, world, rng) for visit in world.visits for kind in OF_A_VISIT]
-    never = [_never(world, rng) for _ in world.visits]
-    return [*about_visits, *never, *_drawn((*OF_THE_FIRST, *OF_NOW), world, rng)]
+    """Questions about each visit, about pairs that were never shown, about the first object, and about now."""
+    drawn: list[Drawn] = []
+    for visit in world.visits:
+        for kind in OF_A_VISIT:
+            phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
+            color = visit.color if demo.KINDS[kind].has(demo.COLOR) else None
+            question = demo.ask(kind, phrasing, color, visit.shape)
+            answer = demo.truth(question, world.history)
+            assert answer is not None, "nothing else has its shape"
+            drawn.append((question, answer))
+    for _ in world.visits:
+        pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in world.history.shown]
+        color, shape = pairs[int(rng.integers(len(pairs)))]
+        drawn.append((demo.ask("past_seen", int(rng.integers(len(demo.KINDS["past_seen"].phrasings))), color, shape), "no"))
+    return [*drawn, *_drawn((*OF_THE_FIRST, *OF_NOW), world, rng)]
 
 
 def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
@@ -132,22 +144,6 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
         return [thing.number]
     among = history.present if demo.is_about_now(asked.kind) else history.things
     return [other.number for other in among if asked.color in (None, other.color) and asked.shape in (None, other.shape)]
-
-
-def _about(visit: Visit, kind: str, world: LongWorld, rng: np.random.Generator) -> Drawn:
-    phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
-    has_color = demo.KINDS[kind].has(demo.COLOR)
-    question = demo.ask(kind, phrasing, visit.color if has_color else None, visit.shape)
-    answer = demo.truth(question, world.history)
-    assert answer is not None, "nothing else has its shape"
-    return question, answer
-
-
-def _never(world: LongWorld, rng: np.random.Generator) -> Drawn:
-    """Ask whether there was an object that was never shown."""
-    pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in world.history.shown]
-    color, shape = pairs[int(rng.integers(len(pairs)))]
-    return demo.ask("past_seen", int(rng.integers(len(demo.KINDS["past_seen"].phrasings))), color, shape), "no"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.oracle import ORACLES
-from edgevlm.calib.accuracy.pools import HERE, Pool
+from edgevlm.calib.accuracy.pools import HERE, Processes
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
@@ -48,33 +48,18 @@ class Comparison:
 
 
 def compare(
-    settings: AccuracySettings,
-    variants: Sequence[Variant],
-    budgets: Sequence[Budget],
-    streams: int,
-    *,
-    out: Path | None = None,
-    resume: bool = False,
-    pool: Pool = HERE,
-    progress: Report = lambda *what: None,
-    model: Model | None = None,
-    append: Sequence[str] = (ALL,),
-    encode: Sequence[str] = (ALL,),
-) -> Comparison:
+    settings: AccuracySettings, variants: Sequence[Variant], budgets: Sequence[Budget], streams: int, *,
+    out: Path | None = None, resume: bool = False, pool: Processes = HERE, progress: Report = lambda *what: None,
+    model: Model | None = None, append: Sequence[str] = (ALL,), encode: Sequence[str] = (ALL,),
+) -> Comparison:  # fmt: skip
     """Run every case, or with ``out`` and ``resume`` those missing in the journal. Raises UserError.
 
     model: a loaded one, for this process only. append, encode: each variant runs under each pair of these.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
-    header = {
-        "journal": "edgevlm bench accuracy",
-        "edgevlm": __version__,
-        **asdict(settings),
-        "model": worker.identity,
-        "kinds": worker.kinds,
-    }
-    with JsonLines(out, header, key_of, resume=resume) as journal:
+    known = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
+    with JsonLines(out, {"journal": "edgevlm bench accuracy", **known}, key_of, resume=resume) as journal:
         full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
         found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))
         for number, budget in enumerate(budgets):

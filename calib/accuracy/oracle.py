@@ -22,19 +22,8 @@ Int64 = NDArray[np.int64]
 Order = Literal["newest", "spread"]
 
 
-@dataclass(frozen=True, slots=True)
-class OraclePlan:
-    """Which tokens of an object come first, and how many newest frames stay whole before any."""
-
-    order: Order
-    recent: int
-
-
-ORACLES = {
-    "newest": OraclePlan("newest", 0),
-    "spread": OraclePlan("spread", 0),
-    "spread+frame": OraclePlan("spread", 1),
-}
+# by name, which tokens of an object come first, and how many newest frames stay whole before any
+ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("spread", 0), "spread+frame": ("spread", 1)}
 
 
 @dataclass
@@ -64,8 +53,8 @@ class Oracle(Policy):
 
 def make_oracle(name: str, case: Case) -> Oracle:
     """The oracle of this name for one stream and its questions."""
-    plan = ORACLES[name]
-    return Oracle(ranking(case, plan.order), plan.recent)
+    order, recent = ORACLES[name]
+    return Oracle(ranking(case, order), recent)
 
 
 def ranking(case: Case, order: Order) -> Float32:

@@ -62,11 +62,11 @@ class DivergenceMeter:
                 raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
         self.per_frame = model.rows_per_frame
 
-    def longest(self) -> tuple[int, str]:
-        """The most frames that full KV can hold, and the limit: the model's positions, or half of the free memory."""
+    def longest(self) -> int:
+        """The most frames that full KV can hold, by the model's positions and half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (self._bytes_per_token * self.per_frame)
-        return (positions, "positions") if positions <= memory else (memory, "half of the free memory")
+        return min(positions, memory)
 
     def allowed(self, tokens: int) -> int:
         """Bytes of a sliding window of ``tokens``, which every policy gets. Raises UserError for an impossible budget."""
@@ -116,14 +116,10 @@ class DivergenceMeter:
                 top1.append([bool(same) for full, ours in pairs for same in full.argmax(1) == ours.argmax(1)])
         stats = stream.stats
         return {
-            "tokens": tokens,
-            "bytes": peak.bytes,
-            "compressions": stats.compressions,
+            "tokens": tokens, "bytes": peak.bytes, "compressions": stats.compressions,
             "compress_ms": round(stats.compress_ms + stats.guidance_ms + stats.reindex_ms, 3),
-            "appended": round(stats.appended, 4),
-            "kl": kl,
-            "top1": top1,
-        }
+            "appended": round(stats.appended, 4), "kl": kl, "top1": top1,
+        }  # fmt: skip
 
     def measure_append(self, reference: FullKVReference, append: AppendChanged, frames: int, budget: int) -> Record:
         """Measure full KV over what changed in ``frames`` frames, with no more rows than whole frames take."""

@@ -20,7 +20,7 @@ FULL = "full"
 ORACLE = "oracle"
 
 _WAY = rf"(?:{CHANGED}[^@]*|{AUTO})"
-_SUFFIXES = re.compile(rf"(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?$")
+_PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +38,32 @@ class Variant:
 
     @property
     def policy(self) -> str:
-        return _SUFFIXES.sub("", self.label)
+        return self._part(1)
 
     @property
     def reindexing(self) -> Reindexing:
-        return "eager" if self._suffixes[0] else "lazy"
+        return "eager" if self._part(2) else "lazy"
 
     @property
     def append(self) -> str:
-        return self._suffixes[1] or ALL
+        return self._part(3) or ALL
 
     @property
     def encode(self) -> str:
-        return self._suffixes[2] or ALL
+        return self._part(4) or ALL
 
     @property
     def on_full_frames(self) -> Variant:
-        return Variant(self.policy + (self._suffixes[0] or ""))
+        return Variant(self._part(1) + self._part(2))
 
     @property
     def changes(self) -> str:
         """The suffixes for what is encoded and appended; empty for whole frames."""
         return self.label.removeprefix(self.on_full_frames.label)
 
-    @property
-    def _suffixes(self) -> tuple[str | None, str | None, str | None]:
-        found = _SUFFIXES.search(self.label)
-        return (found[1], found[2], found[3]) if found else (None, None, None)
+    def _part(self, number: int) -> str:
+        found = _PARTS.fullmatch(self.label)
+        return (found[number] if found else self.label if number == 1 else None) or ""
 
     def under(self, append: str, encode: str = ALL) -> Variant:
         """The same policy with ``all``, ``changed[:...]`` or ``auto`` appended and encoded. Raises UserError."""
@@ -112,14 +111,9 @@ PLAIN = Variant("sliding-window")  # holds nothing beside the cache: every polic
 
 
 def equal_byte_runs(
-    variants: Sequence[Variant],
-    budget: str,
-    tokens: int,
-    per_token: int,
-    least: int,
-    peak_bytes: Callable[[Variant, int], int],
-    unlimited: Collection[Variant] = (),
-) -> Iterator[VariantRun | SkippedRun]:
+    variants: Sequence[Variant], budget: str, tokens: int, per_token: int, least: int,
+    peak_bytes: Callable[[Variant, int], int], unlimited: Collection[Variant] = (),
+) -> Iterator[VariantRun | SkippedRun]:  # fmt: skip
     """Yield each variant at the most tokens at which it takes no more bytes than a sliding window of ``tokens``, or why not.
 
     per_token, least: see :func:`equal_byte_budget`. peak_bytes: measures a variant at a budget. unlimited: variants that may
@@ -132,15 +126,14 @@ def equal_byte_runs(
         yield from (SkippedRun(name, budget, reason_of(error)) for name in names)
         return
     for variant in variants:
-        if variant in unlimited:
-            yield VariantRun(variant.label, budget, tokens)
-            continue
         try:
-            most = equal_byte_budget(tokens, allowed, per_token, least, partial(peak_bytes, variant))
+            if variant in unlimited:
+                yield VariantRun(variant.label, budget, tokens)
+            else:
+                most = equal_byte_budget(tokens, allowed, per_token, least, partial(peak_bytes, variant))
+                yield VariantRun(variant.label, budget, most, allowed)
         except UserError as error:
             yield SkippedRun(variant.label, budget, reason_of(error))
-        else:
-            yield VariantRun(variant.label, budget, most, allowed)
 
 
 def reason_of(error: UserError) -> str:
@@ -180,16 +173,8 @@ def parse_budgets(text: str) -> list[Budget]:
     """Parse ``12.5%,50%`` of a stream, or ``512,6k`` tokens per layer. Raises UserError."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        if not part.endswith("%"):
-            budgets[part] = Budget(part, count=parse_budget(part))
-            continue
-        try:
-            fraction = float(part.removesuffix("%")) / 100
-        except ValueError:
-            fraction = 0.0
-        if not 0 < fraction <= 1:
-            raise UserError(f"--budget {part}: give a part of the stream's vision tokens, like 12.5%")
-        budgets[part] = Budget(part, fraction)
-    if not all(budget.tokens(1 << 30) for budget in budgets.values()) or not budgets:
+        fraction = float(part[:-1]) / 100 if re.fullmatch(r"\d+(\.\d+)?%", part) else 0.0
+        budgets[part] = Budget(part, fraction) if part.endswith("%") else Budget(part, count=parse_budget(part))
+    if not budgets or not all(budget.fraction <= 1 and budget.tokens(1 << 30) for budget in budgets.values()):
         raise UserError(f"--budget {text}: give parts of the stream like 12.5%, or vision tokens per layer like 512")
     return list(budgets.values())

@@ -43,7 +43,6 @@ from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import AUTO, chosen_policy
 from edgevlm.runtime.policies import Policy, create_policy
-from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 
@@ -85,7 +84,6 @@ class FeatureCache:
         return self._known[key]
 
     def clear(self) -> None:
-        """Forget the stream."""
         self._known.clear()
 
     def __getattr__(self, name: str) -> Any:
@@ -99,33 +97,22 @@ class Worker:
     """
 
     def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
-        self.settings, self.words = settings, seed_words(settings.seed)
-        model = model or Model.load(settings.model, threads=1)
-        self._text = settings.suite == TEXT_FACTS
+        self.settings, self._words = settings, seed_words(settings.seed)
+        self._text, self._long = settings.suite == TEXT_FACTS, settings.suite == LONGSTREAM
         self._text_budget = FACTS_TEXT_BUDGET if self._text else TEXT_BUDGET
-        if self._text:
-            model = text_model(model)
+        self.kinds = list(KINDS if self._text else OFFERED)  # of question that may be asked
+        model = model or Model.load(settings.model, threads=1)
+        model = text_model(model) if self._text else model
         self._features = FeatureCache(model.engine)
         self.model = replace(model, engine=cast(Engine, self._features))
-        self.per_frame = model.bundle.vision.tokens_per_frame
-        self._long = settings.suite == LONGSTREAM
-        self._stream = -1
-        self._case = self._make(0, settings.frames if self._text else 1)
+        self.identity, self.per_frame = model_identity(model), model.bundle.vision.tokens_per_frame
+        self._stream, self._case = -1, self._make(0, settings.frames if self._text else 1)
         patches = self._case.owners.shape[1]
         if self.per_frame != patches:
             raise UserError(
                 f"{settings.suite} shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
                 "give --model demo, or a bundle trained on the demo world"
             )
-
-    @property
-    def identity(self) -> str:
-        return model_identity(self.model)
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of question that may be asked."""
-        return list(KINDS if self._text else OFFERED)
 
     def case(self, stream: int) -> Case:
         if stream != self._stream:
@@ -135,8 +122,8 @@ class Worker:
 
     def _make(self, stream: int, frames: int) -> Case:
         if self._text:
-            return make_text_case(self.words, stream, frames, self.model.encode)
-        return make_case(self.words, stream, frames, self.settings.suite)
+            return make_text_case(self._words, stream, frames, self.model.encode)
+        return make_case(self._words, stream, frames, self.settings.suite)
 
     def perform(self, task: CaseTask) -> Record:
         """Run one policy at one budget on one stream."""
@@ -145,9 +132,7 @@ class Worker:
             policy: Policy = make_oracle(variant.policy.removeprefix(f"{ORACLE}/"), case)
         else:
             policy = policy_of(variant, self.model, run.tokens)
-        record = run_case(
-            self.model, case, policy, run.tokens, variant.reindexing, self._text_budget, variant.append, variant.encode
-        )
+        record = run_case(self.model, case, policy, run.tokens, variant, self._text_budget)
         if run.allowed and record["bytes"] > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {record['bytes']} bytes and was allowed {run.allowed}")
         return {"policy": run.label, "budget": run.budget, "stream": task.stream, **record}
@@ -168,12 +153,8 @@ class Worker:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
         Session.open(self.model, policy=full, text_budget=self._text_budget, append=ALL).close()  # attaches the largest budget
-        most = full.budget // self.per_frame
-        if frames > most:
-            raise UserError(
-                f"--frames {frames}: full KV must hold the whole stream, and this model has positions for {most} frames; "
-                "give that many or fewer"
-            )
+        if frames > (most := full.budget // self.per_frame):
+            raise UserError(f"--frames {frames}: this model has positions for {most} frames under full KV; give fewer")
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
@@ -183,9 +164,9 @@ class Worker:
             prefix = self.model.encode(Chat(self.model.bundle.chat).prefix)
             rows = self._text_budget.rows(self.model)
             return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
-        frames = case.frames[:MEASURED] if self._long else case.frames
-        with _open(self.model, policy, tokens, variant.reindexing, TEXT_BUDGET, variant.append, variant.encode) as session:
-            return watch(session, policy, frames[:0] if variant == PLAIN else frames).bytes
+        frames = case.frames[: 0 if variant == PLAIN else MEASURED if self._long else None]
+        with _open(self.model, policy, tokens, variant, TEXT_BUDGET) as session:
+            return watch(session, policy, frames).bytes
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
@@ -204,40 +185,32 @@ def check_same_model(model: Model, identity: str) -> None:
         raise UserError(f"{model.bundle.path}: is another model on {os.uname().nodename} than on the machine that asks")
 
 
-def _open(
-    model: Model, policy: Policy, tokens: int, reindexing: Reindexing, text_budget: TextBudget, append: str, encode: str
-) -> Session:
+def _open(model: Model, policy: Policy, tokens: int, variant: Variant, text_budget: TextBudget) -> Session:
     return Session.open(
-        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=CHUNK, text_budget=text_budget,
-        append=append, encode=encode,
+        model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=text_budget,
+        append=variant.append, encode=variant.encode,
     )  # fmt: skip
 
 
 def run_case(
-    model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy",
-    text_budget: TextBudget = TEXT_BUDGET, append: str = ALL, encode: str = ALL,
-) -> Record:  # fmt: skip
+    model: Model, case: Case, policy: Policy, tokens: int, variant: Variant = PLAIN, text_budget: TextBudget = TEXT_BUDGET
+) -> Record:
     """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is no budget for this policy.
 
-    tokens: |M|. bytes: peak of cache and policy. appended, encoded: fractions of the tokens appended and the patches encoded.
-    results: see :func:`ask`.
+    tokens: |M|. variant: how frames are encoded, appended and re-indexed. bytes: peak of cache and policy. appended, encoded:
+    fractions of the tokens appended and the patches encoded. results: see :func:`ask`.
     """
-    with _open(model, policy, tokens, reindexing, text_budget, append, encode) as session:
+    with _open(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
         held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
         stats, memory = session.stats, session.stats.memory
-        compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
     return {
-        "tokens": policy.budget,
-        "bytes": peak.bytes,
-        "compressions": memory.compressions,
-        "compress_ms": round(compress_ms, 3),
-        "appended": round(memory.appended, 4),
-        "encoded": round(stats.encoded, 4),
-        "tower_bytes": stats.tower_bytes,
+        "tokens": policy.budget, "bytes": peak.bytes, "compressions": memory.compressions,
+        "compress_ms": round(memory.compress_ms + memory.guidance_ms + memory.reindex_ms, 3),
+        "appended": round(memory.appended, 4), "encoded": round(stats.encoded, 4), "tower_bytes": stats.tower_bytes,
         "results": results,
-    }
+    }  # fmt: skip
 
 
 def watch(session: Session, policy: Policy, frames: Iterable[NDArray[np.uint8]]) -> PeakBytes:
@@ -277,18 +250,10 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
     if len(question.evidence) and answer.evidence is not None:
         seen = asdict(score_evidence(answer.evidence, case, question, held, session.model.bundle.vision.grid))
     return {
-        "kind": question.kind,
-        "text": question.text,
-        "answer": text,
-        "right": question.is_right(text),
-        "quarter": case.quarter(question),
-        "held": fraction,
-        "any": some,
-        "ttft_ms": round(answer.ttft_ms, 4),
-        "gap": case.gap(question),
-        "moved": moved_bytes(session) - before,
-        "seen": seen,
-    }
+        "kind": question.kind, "text": question.text, "answer": text, "right": question.is_right(text),
+        "quarter": case.quarter(question), "held": fraction, "any": some, "ttft_ms": round(answer.ttft_ms, 4),
+        "gap": case.gap(question), "moved": moved_bytes(session) - before, "seen": seen,
+    }  # fmt: skip
 
 
 def moved_bytes(session: Session) -> int:

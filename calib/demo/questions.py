@@ -5,7 +5,7 @@ holds). It has a truth only when exactly one answer is right: after two squares 
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,23 @@ from .world import COLORS, QUADRANTS, SHAPES, History, Thing
 
 COUNTS = ("0", "1", "2", "3")
 COLOR, SHAPE = "<color>", "<shape>"  # the slots of a phrasing
+ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
+TAUGHT = """
+now_count: how many objects are there now? | how many objects do you see now? | how many things are visible now?
+now_color: what color is the <shape> now? | which color does the <shape> have now?
+now_shape: what shape is the <color> object now? | which shape does the <color> object have now?
+now_where: where is the <color> <shape> now? | in which corner is the <color> <shape> now?
+now_seen: is there a <color> <shape> now? | do you see a <color> <shape> now?
+past_color: what color was the <shape>? | which color did the <shape> have?
+past_shape: what shape was the <color> object? | which shape did the <color> object have?
+past_where: where was the <color> <shape>? | in which corner was the <color> <shape>?
+past_seen: was there a <color> <shape>? | did you see a <color> <shape>?
+first_shape: which shape came first? | what shape was the first object?
+first_color: which color came first? | what color was the first object?
+before: what came before the <color> <shape>? | which object came before the <color> <shape>?
+left_last: what left last? | which object left last?
+count_color: how many <color> objects were there? | how many <color> objects did you see?
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +43,59 @@ class Question:
     shape: int | None = None  # index into SHAPES
 
 
-Rule = Callable[[Question, History], str | None]  # the right answer, or None if there is not exactly one
-
-
 @dataclass(frozen=True, slots=True)
 class QuestionKind:
-    """A kind of question: how it may be phrased, and the rule for its answer."""
+    """A kind of question: how it may be phrased."""
 
     phrasings: tuple[str, ...]
-    truth: Rule
 
     def has(self, slot: str) -> bool:
         return slot in self.phrasings[0]
 
 
+KINDS = {
+    kind: QuestionKind(tuple(phrasings.split(" | ")))
+    for kind, phrasings in (line.split(": ", 1) for line in TAUGHT.strip().splitlines())
+}
+OFFERED = tuple(KINDS)  # the kinds that the shipped model has learned: all
+
+
 def truth(question: Question, history: History) -> str | None:
     """The right answer after the newest frame, or None if there is not exactly one."""
-    return KINDS[question.kind].truth(question, history)
+    kind, thing = question.kind, subject(question, history)
+    if kind == "now_count":
+        return COUNTS[len(history.present)]
+    if kind == "count_color":
+        count = len(_matching(history.things, question))
+        return COUNTS[count] if history.complete and count < len(COUNTS) else None
+    if kind == "now_seen":
+        return "yes" if thing else "no"
+    if kind == "past_seen":  # a pair that was shown may have been forgotten since
+        return "yes" if thing else None if (question.color, question.shape) in history.shown else "no"
+    if thing is None:
+        return None
+    if kind == "left_last":
+        return thing.name
+    if kind == "before":  # the object that entered just before this one
+        return next((other.name for other in history.things if other.number == thing.number - 1), None)
+    asked = {"color": COLORS[thing.color], "shape": SHAPES[thing.shape], "where": QUADRANTS[thing.quadrant]}
+    return asked[kind.partition("_")[2]]
+
+
+def subject(question: Question, history: History) -> Thing | None:
+    """The object whose patches show the answer, if it is one; for `before`, the one asked about."""
+    if question.kind == "left_last":
+        return max(history.gone, key=lambda thing: thing.left or 0, default=None)
+    if question.kind.startswith("first_"):
+        return history.first
+    if question.color is None and question.shape is None:
+        return None
+    found = _matching(history.present if is_about_now(question.kind) else history.things, question)
+    return found[0] if len(found) == 1 else None
+
+
+def _matching(things: list[Thing], question: Question) -> list[Thing]:
+    return [thing for thing in things if question.color in (None, thing.color) and question.shape in (None, thing.shape)]
 
 
 def all_questions() -> list[str]:
@@ -87,8 +140,7 @@ def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Questio
     phrasing = int(rng.integers(len(KINDS[kind].phrasings)))
     fillings = list(_fillings(kind, history, rng))
     for place in rng.permutation(len(fillings)):
-        color, shape = fillings[place]
-        question = ask(kind, phrasing, color, shape)
+        question = ask(kind, phrasing, *fillings[place])
         answer = truth(question, history)
         if answer is not None:
             return question, answer
@@ -105,16 +157,14 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
             yield thing.color, thing.shape
         else:
             yield from _absent(history, rng)
-        return
-    if kind == "count_color":
+    elif kind == "count_color":
         for color in sorted({thing.color for thing in history.things}) if rng.random() < 0.8 else range(len(COLORS)):
             yield color, None
-        return
-    if not has_color and not has_shape:
+    elif not has_color and not has_shape:
         yield None, None
-        return
-    for thing in history.present if is_about_now(kind) else history.things if kind == "before" else history.gone:
-        yield (thing.color if has_color else None), (thing.shape if has_shape else None)
+    else:
+        for thing in history.present if is_about_now(kind) else history.things if kind == "before" else history.gone:
+            yield (thing.color if has_color else None), (thing.shape if has_shape else None)
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
@@ -128,127 +178,11 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
         yield sorted(pairs)[int(rng.integers(len(pairs)))]
 
 
-def _matching(things: list[Thing], question: Question) -> list[Thing]:
-    return [thing for thing in things if question.color in (None, thing.color) and question.shape in (None, thing.shape)]
-
-
-def _only(things: list[Thing], question: Question) -> Thing | None:
-    found = _matching(things, question)
-    return found[0] if len(found) == 1 else None
-
-
-def _of(attribute: str, names: tuple[str, ...], things: Callable[[History], list[Thing]]) -> Rule:
-
-    def rule(question: Question, history: History) -> str | None:
-        thing = _only(things(history), question)
-        return names[getattr(thing, attribute)] if thing else None
-
-    return rule
-
-
-def _of_first(attribute: str, names: tuple[str, ...]) -> Rule:
-    return lambda question, history: names[getattr(history.first, attribute)] if history.first else None
-
-
-def _now_count(question: Question, history: History) -> str:
-    return COUNTS[len(history.present)]
-
-
-def _now_seen(question: Question, history: History) -> str:
-    return "yes" if _only(history.present, question) else "no"
-
-
-def _past_seen(question: Question, history: History) -> str | None:
-    if _only(history.things, question):
-        return "yes"
-    return None if (question.color, question.shape) in history.shown else "no"  # shown, and forgotten since
-
-
-def _before(question: Question, history: History) -> str | None:
-    """The object that entered just before this one."""
-    thing = _only(history.things, question)
-    names = [other.name for other in history.things if thing and other.number == thing.number - 1]
-    return names[0] if names else None
-
-
-def _left_last(question: Question, history: History) -> str | None:
-    thing = _left_last_thing(history)
-    return thing.name if thing else None
-
-
-def _left_last_thing(history: History) -> Thing | None:
-    return max(history.gone, key=lambda thing: thing.left or 0, default=None)
-
-
-def _count_color(question: Question, history: History) -> str | None:
-    count = len(_matching(history.things, question))
-    return COUNTS[count] if history.complete and count < len(COUNTS) else None
-
-
-def _present(history: History) -> list[Thing]:
-    return history.present
-
-
-def _ever(history: History) -> list[Thing]:
-    return history.things
-
-
-KINDS = {
-    "now_count": QuestionKind(
-        ("how many objects are there now?", "how many objects do you see now?", "how many things are visible now?"), _now_count
-    ),
-    "now_color": QuestionKind(
-        ("what color is the <shape> now?", "which color does the <shape> have now?"), _of("color", COLORS, _present)
-    ),
-    "now_shape": QuestionKind(
-        ("what shape is the <color> object now?", "which shape does the <color> object have now?"),
-        _of("shape", SHAPES, _present),
-    ),
-    "now_where": QuestionKind(
-        ("where is the <color> <shape> now?", "in which corner is the <color> <shape> now?"),
-        _of("quadrant", QUADRANTS, _present),
-    ),
-    "now_seen": QuestionKind(("is there a <color> <shape> now?", "do you see a <color> <shape> now?"), _now_seen),
-    "past_color": QuestionKind(
-        ("what color was the <shape>?", "which color did the <shape> have?"), _of("color", COLORS, _ever)
-    ),
-    "past_shape": QuestionKind(
-        ("what shape was the <color> object?", "which shape did the <color> object have?"), _of("shape", SHAPES, _ever)
-    ),
-    "past_where": QuestionKind(
-        ("where was the <color> <shape>?", "in which corner was the <color> <shape>?"), _of("quadrant", QUADRANTS, _ever)
-    ),
-    "past_seen": QuestionKind(("was there a <color> <shape>?", "did you see a <color> <shape>?"), _past_seen),
-    "first_shape": QuestionKind(("which shape came first?", "what shape was the first object?"), _of_first("shape", SHAPES)),
-    "first_color": QuestionKind(("which color came first?", "what color was the first object?"), _of_first("color", COLORS)),
-    "before": QuestionKind(("what came before the <color> <shape>?", "which object came before the <color> <shape>?"), _before),
-    "left_last": QuestionKind(("what left last?", "which object left last?"), _left_last),
-    "count_color": QuestionKind(
-        ("how many <color> objects were there?", "how many <color> objects did you see?"), _count_color
-    ),
-}
-
-OFFERED = tuple(KINDS)  # the kinds that the shipped model has learned: all
-
-ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
-
-
-def subject(question: Question, history: History) -> Thing | None:
-    """The object whose patches show the answer, if it is one; for `before`, the one asked about."""
-    if question.kind == "left_last":
-        return _left_last_thing(history)
-    if question.kind.startswith("first_"):
-        return history.first
-    if question.color is None and question.shape is None:
-        return None
-    return _only(history.present if is_about_now(question.kind) else history.things, question)
-
-
 def _pattern(phrasing: str) -> re.Pattern[str]:
     """A phrasing in the present tense is about now, even without the word."""
-    text = (
-        phrasing.rstrip("?").replace(COLOR, f"(?P<color>{'|'.join(COLORS)})").replace(SHAPE, f"(?P<shape>{'|'.join(SHAPES)})")
-    )
+    text = phrasing.rstrip("?")
+    for slot, name, names in ((COLOR, "color", COLORS), (SHAPE, "shape", SHAPES)):
+        text = text.replace(slot, f"(?P<{name}>{'|'.join(names)})")
     return re.compile(re.sub(" now$", "(?: now)?", text))
 
 

@@ -29,19 +29,8 @@ Item = TypeVar("Item")
 
 _GLIDES = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right]  # pixels a frame
 
-_RGB = np.array(
-    [
-        (205, 25, 25),
-        (225, 115, 5),
-        (220, 215, 25),
-        (25, 160, 40),
-        (25, 200, 205),
-        (40, 60, 220),
-        (145, 35, 185),
-        (225, 225, 225),
-    ],
-    dtype=np.int16,
-)  # [8, 3], one row per colour; + jitter 8 + noise 15 stays below 256
+# [8, 3], one row per colour; + jitter 8 + noise 15 stays below 256
+_RGB = np.array(list(bytes.fromhex("cd1919e17305dcd71919a02819c8cd283cdc9123b9e1e1e1")), np.int16).reshape(8, 3)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import pytest
 from typed import edgevlm
 
 from edgevlm.apps import calibrate as command
-from edgevlm.calib.accuracy import select_policy
+from edgevlm.calib.accuracy import select_changed
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
@@ -136,7 +136,7 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     from edgevlm.apps.calibrate import CalibrateRequest, start
 
     for other in ("append_by_questions", "encode_by_questions"):
-        monkeypatch.setattr(select_policy, other, lambda *arguments: None)
+        monkeypatch.setattr(select_changed, other, lambda *arguments: None)
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     comparison = command.parse_comparison(

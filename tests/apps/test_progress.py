@@ -57,7 +57,7 @@ with progress("loading") as step:
         print("[red]note", file=sys.stderr)
         with progress("an inner step"):
             time.sleep(0.2)
-        step.print("kept [bold]")
+        print("kept [bold]", file=sys.stderr)
 """
 
 

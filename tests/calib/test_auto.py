@@ -48,7 +48,7 @@ def opened(copy, made_up):
 
 
 def test_a_chosen_policy_that_takes_whole_frames_gets_them(opened):
-    append = AppendChoice(0.99, 0.02, (AppendTrial(0.99, 0.2, 0.0, 0.0, 0.0),), 16, 0.3)
+    append = AppendChoice(0.99, 0.02, (AppendTrial(0.99, 0.2, 0.0, 0.0, 0.0),))
     whole = Choice(64, "purekv:st_spattn=on", (replace(UNIFORM, policy="purekv:st_spattn=on"),), ())
     choices = replace(CHOICES, budgets=(whole, *CHOICES.budgets[1:]), append=append)
     assert Choices.from_json(choices.to_json()) == choices

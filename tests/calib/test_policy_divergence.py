@@ -123,16 +123,13 @@ def test_full_kv_is_bounded_by_positions_or_by_memory(model, monkeypatch):
     from collections import namedtuple
 
     judge = DivergenceMeter(model)  # with the questions of its own
-    frames_held, limit = judge.longest()
-    assert limit == "positions"
+    frames_held = judge.longest()
     with Session.open(model, policy="full", budget=frames_held * judge.per_frame):
         pass
     with pytest.raises(UserError, match="passes the model's limit"):
         Session.open(model, policy="full", budget=(frames_held + 1) * judge.per_frame)
     monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available")(1_000_000))
-    fewer, limit = judge.longest()
-    assert limit == "half of the free memory"
-    assert 0 < fewer < frames_held
+    assert 0 < judge.longest() < frames_held
 
 
 class Killed(BaseException):

@@ -1,6 +1,7 @@
 """Sources that do not wait, through the command: what is loaded first costs no frame, and what is dropped is said."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -8,10 +9,9 @@ from cameras import MjpegCamera
 from typer.testing import CliRunner
 
 from edgevlm.apps import launch
-from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.output import TextOutput
-from edgevlm.apps.sources import open_source
+from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
@@ -57,17 +57,13 @@ def test_the_demo_at_its_own_speed_begins_when_the_model_is_there(slow_load):
     assert [answer["time_s"] for answer in of_kind(lines, "answer")] == [1.0]
 
 
-@pytest.mark.parametrize("compares", [False, True])
-def test_a_question_typed_before_the_first_frame_waits_for_it(compares, capsys):
+def test_a_question_typed_before_the_first_frame_waits_for_it(capsys):
     with Session.open("demo", budget=256) as session:
-
-        def another(policy, _):
-            return Session.open("demo", policy=policy, budget=256)
-
-        observer = SideBySide(session, another) if compares else None
-        run = RunLoop(session, open_source("demo"), TextOutput(), RunPlan(frames=2), observer=observer)
-        run.ask_typed(COUNT)
+        run = RunLoop(session, open_source("demo", None, SourceOptions(realtime=True)), TextOutput(), RunPlan(frames=4))
+        typed = threading.Thread(target=run.ask_typed, args=(COUNT,))
+        typed.start()
         run()
+        typed.join()
     printed = capsys.readouterr()
     assert COUNT in printed.out
     assert "no frame has been watched" not in printed.err

@@ -120,7 +120,7 @@ def test_a_terminal_that_goes_away(tmp_path):
         os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="40")
         os.execv(sys.executable, [sys.executable, "-m", "edgevlm", "run", "--state", str(tmp_path)])
     shown, deadline = "", time.monotonic() + 120
-    while "still held" not in shown and time.monotonic() < deadline:
+    while "holds" not in shown and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:
             shown += os.read(terminal, 65536).decode(errors="replace")
     os.close(terminal)

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("cv2")
 
 from edgevlm.apps.run.thumbnails import Thumbnails
+from edgevlm.errors import UserError
 
 FILE = Thumbnails.FILE
 
@@ -58,7 +59,8 @@ def test_a_restart_shows_them_up_to_the_frame_it_goes_on_from(tmp_path):
 def test_a_link_that_somebody_put_there_is_not_followed(tmp_path):
     (tmp_path / "other").write_bytes(b"")
     (tmp_path / FILE).symlink_to(tmp_path / "other")
-    filled(3, tmp_path).close()
+    with pytest.raises(UserError, match="cannot be written"):
+        filled(3, tmp_path)
     assert (tmp_path / "other").stat().st_size == 0
 
 

@@ -77,7 +77,6 @@ def test_what_changed_is_a_row_beside_whole_frames():
     ("typed", "said"),
     [
         (["--seed", "tset"], "--seed tset: give a number from 0 up, or test"),
-        (["--key-file", "key"], "is for --cluster HOST; leave it out"),
         (["--resume"], "name it with --out FILE"),
         (["--policy", "unifrom"], "did you mean 'uniform'"),
         (["--budget", "many"], "like 512 or 6k"),
