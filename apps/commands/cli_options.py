@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
@@ -118,7 +119,8 @@ def checked(model: Any, values: Mapping[str, Any]) -> Any:
 
 def _parameter(field: Any, name: str, panel: str | None, hidden: bool, given: bool) -> Parameter:
     """The option of a field: its type, help and default; the model checks it."""
-    first = (get_args(field.annotation) or (field.annotation,))[0]
+    union = get_origin(field.annotation) in (Union, UnionType)
+    first = get_args(field.annotation)[0] if union else field.annotation
     words = {type(each).__name__: each for each in (*getattr(first, "__metadata__", ()), *field.metadata)}
     base = get_args(first)[0] if get_origin(first) is Annotated else first
     kind: Any = (

@@ -19,7 +19,7 @@ from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
 from edgevlm.apps.sources import Frame, Source, State
-from edgevlm.apps.sources.base import Scene
+from edgevlm.calib.demo.scene import DemoScene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.time_window import NothingHeld
@@ -81,7 +81,7 @@ class RunLoop:
         self.started = threading.Event()  # the first frame has been watched
         self.random = np.random.default_rng(0)
         self._stats_every, self._alone, self._may_watch = stats_every, alone, may_watch
-        self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
+        self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._begun = self._last = (time.monotonic(), session.stats.frames)
         self._offset: float | None = None
         self._stopped = threading.Event()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources import Frame
-from edgevlm.apps.sources.base import Fact
+from edgevlm.calib.demo.scene import Fact
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session
