@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
@@ -50,10 +50,8 @@ class JsonFile:
 
         newest, what = cls._file
         try:
-            version = from_json(raw)["format"]
-            if type(version) is not int or not 1 <= version <= newest:
-                known = f"formats 1 to {newest}" if newest > 1 else "format 1"
-                raise ValueError(f"is of format {version!r:.40} and this edgevlm reads {known}")
+            if (version := from_json(raw)["format"]) not in range(1, newest + 1):
+                raise ValueError(f"is of format {version!r:.40} and this edgevlm reads up to format {newest}")
             read: Self = _schema(cls).validate_json(raw, strict=True)  # type: ignore[arg-type]
             return read
         except ValidationError as error:
@@ -64,15 +62,14 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class Calibration(JsonFile):
-    """One model's measurements; all lists have one entry a layer unless they say otherwise.
+    """One model's measurements; lists have one entry a layer unless they say otherwise.
 
     clips, frames: what was watched, and how many frames of each. cv: coefficient of variation of value norms over vision
     tokens. thresholds: tau1 < tau2 < tau3 on it (InfiniPot-V, Alg. 2). ages: fraction of the attention to vision tokens that
     goes to frames of each age, newest first. recency: that of the newest tenth of the frames; flat: the same of even
     attention. periodicity: autocorrelation of log attention at the lag of one frame. classes: HERMES's, by the rule in
     docs/internals/calibration.md; middle_from, deep_from: the depths that fit them best. agreement: per candidate CLIE layer
-    0, 1, ... Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the
-    best one.
+    Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the best one.
     """
 
     _file = (1, "a calibration")
@@ -101,10 +98,8 @@ class Calibration(JsonFile):
             raise ValueError("lists of different length")
         if any(a >= b for a, b in pairwise(self.thresholds)):
             raise ValueError("thresholds that do not rise")
-        if not 0 <= self.middle_from <= self.deep_from <= layers:
-            raise ValueError("layer classes that are none")
-        if self.clie not in range(len(self.agreement)):
-            raise ValueError("a clie that is no candidate")
+        if not 0 <= self.middle_from <= self.deep_from <= layers or self.clie not in range(len(self.agreement)):
+            raise ValueError("layer classes or a clie that are none")
 
     @property
     def described(self) -> str:
@@ -180,10 +175,9 @@ class AppendChoice:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
-    """A ``setting`` of ``--encode`` under full KV, beside whole frames. encoded: fraction of the patches.
+    """A ``setting`` of ``--encode`` under full KV, as an AppendTrial. encoded: fraction of the patches.
 
-    loss, ci_low, ci_high: as an AppendTrial's. low_cosine: the first percentile of features' cosines to the whole tower's; None
-    by streamqa.
+    low_cosine: the first percentile of features' cosines to the whole tower's; None by streamqa.
     """
 
     setting: str
@@ -210,10 +204,9 @@ class EncodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices(JsonFile):
-    """A choice a budget, budgets rising.
+    """A choice a budget, budgets rising. watched: the clips, or the worlds' seed. frames: of the longest stream.
 
-    watched: the clips, or the worlds' seed. frames: of the longest stream. known: the bounded policies there were, measured or
-    not, so that newer ones can be found.
+    known: the bounded policies there were, measured or not, so that newer ones can be found.
     """
 
     _file = (2, "choices")
@@ -229,22 +222,15 @@ class Choices(JsonFile):
     encode: EncodeChoice | None = None
 
     def __post_init__(self) -> None:
-        if self.measure not in get_args(Measure):
-            raise ValueError(f"policies chosen by {self.measure!r}, which is no measure")
-        tau = self.append.tau if self.append else None
-        if tau is not None and not 0 < tau <= 1:
-            raise ValueError(f"a tau of {tau}, which is no cosine above 0")
-        if self.encode is not None and self.encode.setting is not None and self.encode.best is None:
+        if self.append and self.append.tau is not None and not 0 < self.append.tau <= 1:
+            raise ValueError(f"a tau of {self.append.tau}, which is no cosine above 0")
+        if self.encode and self.encode.setting is not None and self.encode.best is None:
             raise ValueError(f"a way to encode, {self.encode.setting!r}, that was not tried")
-        tokens = [choice.budget for choice in self.budgets]
-        if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
+        tokens = [0, *(choice.budget for choice in self.budgets)]
+        if len(tokens) == 1 or any(a >= b for a, b in pairwise(tokens)):
             raise ValueError("budgets of policies that do not rise")
-        for choice in self.budgets:
-            if choice.chosen is not None and choice.best is None:
-                raise ValueError(f"a policy {choice.chosen!r} chosen that was not measured")
-            numbers = [x for c in choice.candidates for x in (c.value, c.ci_low, c.ci_high, c.compress_ms, c.bytes)]
-            if not all(math.isfinite(x) for x in numbers):
-                raise ValueError("a value that is not a number")
+        if unknown := [choice.chosen for choice in self.budgets if choice.chosen is not None and choice.best is None]:
+            raise ValueError(f"a policy {unknown[0]!r} chosen that was not measured")
 
     def nearest(self, budget: int) -> Choice:
         """The choice at the measured budget nearest to ``budget`` by ratio, the smaller of two as near."""

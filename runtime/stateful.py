@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +63,8 @@ def bytes_of(value: object) -> int:
     """Bytes of the arrays in a field's value; numbers and texts are not counted."""
     if isinstance(value, Stateful):
         return value.state_bytes
-    if isinstance(value, Mapping):
-        return sum(map(bytes_of, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(bytes_of, value))
+    if isinstance(value, Mapping | list | tuple):
+        return sum(bytes_of(part) for _, part in _items(value))
     return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
@@ -80,10 +78,13 @@ def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    yield from value.items() if isinstance(value, Mapping) else enumerate(value)
+
+
 def _holds_arrays(value: object) -> bool:
-    """Whether ``value`` is an array with content, or a container with one."""
     if isinstance(value, Mapping | list | tuple | set):
-        return any(map(_holds_arrays, value.values() if isinstance(value, Mapping) else value))
+        return any(_holds_arrays(part) for _, part in _items(value))
     return isinstance(value, np.ndarray) and value.size > 0
 
 
@@ -92,33 +93,28 @@ def _public(field: str) -> str:
 
 
 def _arrays(name: str, value: object) -> Iterator[tuple[str, NDArray]]:
-    if value is None:
-        return
     if isinstance(value, Stateful):
         yield from add_prefix(name, value.state()).items()
     elif isinstance(value, Mapping | list):
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in parts:
+        for key, part in _items(value):
             yield from _arrays(f"{name}.{key}", part)
-    elif isinstance(value, str):
-        yield name, np.frombuffer(value.encode(), np.uint8)
-    else:
-        yield name, np.asarray(value)
+    elif value is not None:
+        yield name, np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else np.asarray(value)
 
 
-def _restored(name: str, value: object, state: State) -> object:
+def _restored(name: str, value: Any, state: State) -> object:
     """The new value of a field, or of an entry of one, that now holds ``value``."""
     below = strip_prefix(name, state)
     if isinstance(value, Stateful):
         value.restore(below)
         return value
-    if isinstance(value, Mapping | list) and any(isinstance(part, Stateful) for part in _values(value)):
-        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
-            _restored(str(key), part, below)
-        return value
-    if isinstance(value, Mapping):
-        return {int(key) if key.isdecimal() else key: array.copy() for key, array in below.items()}
-    if isinstance(value, list):
+    if isinstance(value, Mapping | list):
+        if any(isinstance(part, Stateful) for _, part in _items(value)):
+            for key, part in _items(value):
+                _restored(str(key), part, below)
+            return value
+        if isinstance(value, Mapping):
+            return {int(key) if key.isdecimal() else key: array.copy() for key, array in below.items()}
         return [below[str(index)].copy() for index in range(len(below))]
     if value is None:
         return state[name].copy() if name in state else None
@@ -126,12 +122,7 @@ def _restored(name: str, value: object, state: State) -> object:
     if isinstance(value, str):
         return array.tobytes().decode()
     if not isinstance(value, np.ndarray):
-        scalar: Callable[[object], object] = type(value)
-        return scalar(array.item())
+        return type(value)(array.item())
     if array.dtype != value.dtype or array.ndim != value.ndim or (value.size and array.shape != value.shape):
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)} and not {value.dtype} {list(value.shape)}")
     return array.copy()
-
-
-def _values(value: Mapping[object, object] | list[object]) -> list[object]:
-    return list(value.values()) if isinstance(value, Mapping) else value

@@ -34,15 +34,9 @@ def describe(policy: type[Policy]) -> Description:
     """A policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
-    hints = get_type_hints(policy)
-    settings = [
-        Setting(each.name, each.default, _choices(hints[each.name]), each.metadata.get("help", ""))
-        for each in setting_fields(policy)
-    ]
+    settings = []
+    for each in setting_fields(policy):
+        kind = get_type_hints(policy)[each.name]
+        choices = ["on", "off"] if kind is bool else list(get_args(kind)) if get_origin(kind) is Literal else []
+        settings.append(Setting(each.name, each.default, choices, each.metadata.get("help", "")))
     return Description(policy.name, policy.paper, text[0], settings, ours)
-
-
-def _choices(kind: object) -> list[str]:
-    if kind is bool:
-        return ["on", "off"]
-    return list(get_args(kind)) if get_origin(kind) is Literal else []

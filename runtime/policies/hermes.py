@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind, Rows
+from edgevlm.runtime.policies.attention import Float64, Int64
 from edgevlm.runtime.policies.base import (
     Bool,
     Context,
@@ -30,9 +31,6 @@ from edgevlm.runtime.stateful import State
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
-
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
 DEPTHS = 0.1, 0.7  # of the paper: where shallow layers end and deep ones begin, as fractions of the depth
@@ -50,24 +48,16 @@ class Hermes(Policy):
 
     target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
     summary: bool = setting(True, "a deep layer keeps one token for everything it evicted")
-    global_prompt: str = setting(GLOBAL, "guidance for all layers (App. C); if a prompt is empty, the other serves all layers")
-    local_prompt: str = setting(LOCAL, "guidance that middle layers add")
 
     name: ClassVar[str] = "hermes"
     paper: ClassVar[str] = "HERMES, arXiv 2601.14724"
     state_fields = ("_merged",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.global_prompt or self.local_prompt):
-            raise ValueError("one of global_prompt and local_prompt must say something")
-
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        if shape.calibration is not None:
-            self._middle_from, self._deep_from = shape.calibration.middle_from, shape.calibration.deep_from
-        else:
-            self._middle_from, self._deep_from = (tokens_of(depth, shape.layers) for depth in DEPTHS)
+        measured = shape.calibration
+        depths = (measured.middle_from, measured.deep_from) if measured else [tokens_of(of, shape.layers) for of in DEPTHS]
+        self._middle_from, self._deep_from = depths
         self._k, self._omega = (tuple(map(float, text.split("/"))) for text in shape.fading)
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
 
@@ -88,9 +78,8 @@ class Hermes(Policy):
 
     @property
     def needs(self) -> Needs:
-        texts = (self.global_prompt, " " * bool(self.global_prompt) + self.local_prompt)
         layers = tuple(range(self._middle_from, self.shape.layers))
-        return Needs(guidance=tuple(filter(str.strip, texts)) if layers else (), guidance_layers=layers)
+        return Needs(guidance=(GLOBAL, f" {LOCAL}") if layers else (), guidance_layers=layers)
 
     @property
     def compress_to(self) -> int:
@@ -126,14 +115,14 @@ class Hermes(Policy):
         among = [self.competing(cache, layer) for layer in range(self.shape.layers)]
         scores = [self.score_rows(cache, layer, rows, guidance) for layer, rows in enumerate(among)]
         scores = self.smooth(cache, among, scores)
-        return {layer: self._select(cache, layer, among[layer], scores[layer], target) for layer, target in targets.items()}
-
-    def _select(self, cache: KVCache, layer: int, among: Bool, score: Float64, target: int) -> Bool:
-        """Keep the best rows ``among`` ``[n]``, the same in all heads; one fewer where a summary takes a place."""
-        count = max(0, target - 1) if self.summary and self.kind_of(layer) == 2 else target
-        placed = np.zeros((1, len(among)), np.float32)
-        placed[0, among] = score
-        return np.repeat(kernels.top_k(placed, cache.seq(layer)[:1], among[None], count), cache.kv_heads, 0)
+        kept = {}
+        for layer, target in targets.items():  # the same rows in all heads; one fewer where a summary takes a place
+            count = max(0, target - 1) if self.summary and self.kind_of(layer) == 2 else target
+            placed = np.zeros((1, len(among[layer])), np.float32)
+            placed[0, among[layer]] = scores[layer]
+            best = kernels.top_k(placed, cache.seq(layer)[:1], among[layer][None], count)
+            kept[layer] = np.repeat(best, cache.kv_heads, 0)
+        return kept
 
     def smooth(self, cache: KVCache, among: Sequence[Bool], scores: Sequence[Float64]) -> list[Float64]:
         """Eq. 5 from the deepest layer up: a token takes a fraction of its score from the layer above, if that holds it."""
@@ -188,9 +177,8 @@ def guidance_attention(
 ) -> Float64:
     """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
 
-    own_keys: of the guidance rows, ``[kv_heads, m, head_dim]``; queries: theirs, ``[heads, m, head_dim]``, each of which sees
-    the keys up to its own, or all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored,
-    seq: ``[kv_heads, n]``; scale: of int8 keys.
+    queries, own_keys: of the guidance rows, ``[heads or kv_heads, m, head_dim]``; each sees the keys up to its own, or all of
+    them unless ``causal``. key, seq, scale: the layer's, as stored.
     """
     positions = seq.max(initial=-1) + 1 + np.arange(own_keys.shape[1]) * causal
     mass = kernels.attention_mass(queries, positions, key, seq, own_keys, positions, scale)
@@ -209,21 +197,17 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
     seq, at = cache.seq(layer)[0], cache.position(layer)[0].astype(np.int64)
     newest = int(np.argmax(np.where(gone, seq, -1)))
     target = at[newest] if position is None else np.full(cache.axes, position)
-    normalised = weight[gone] / weight[gone].sum()
     pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
     turns = (target - at[gone])[:, pair_axis] * (cache.inv_freq / (2 * np.pi))
     angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # of a small one, quicker and as exact
     first, second = np.split(cache.dequantize("key", layer, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    none = np.zeros(1, np.int16)
     rows = Rows(
-        kind=np.array([Kind.SUMMARY], np.uint8),
-        seq=seq[[newest]].astype(np.int64),
-        frame=np.array([-1], np.int32),
-        row=np.zeros(1, np.int16),
-        col=np.zeros(1, np.int16),
-        position=target[None].astype(np.int32),
-    )
-    value = cache.dequantize("value", layer, gone)
-    mean = [np.einsum("n,hnd->hd", normalised, part)[:, None].astype(np.float32) for part in (aligned, value)]
-    return NewRows(mean[0], mean[1], rows)
+        np.array([Kind.SUMMARY], np.uint8), seq[[newest]].astype(np.int64), np.array([-1], np.int32), none, none.copy(),
+        target[None].astype(np.int32),
+    )  # fmt: skip
+    share, parts = weight[gone] / weight[gone].sum(), (aligned, cache.dequantize("value", layer, gone))
+    key, value = (np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in parts)
+    return NewRows(key, value, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 WINDOWS = (7, 5, 3, 1)
-
-
-class LayerScores(NamedTuple):
-    """One layer, each ``[kv_heads, n]``: its vision rows, those of the recent frames, and the two scores before pooling."""
-
-    vision: Bool
-    recent: Bool
-    similarity: Float32
-    norms: Float32
 
 
 @dataclass
@@ -80,47 +71,36 @@ class InfiniPotV(Policy):
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        equal = set(targets.values())
-        if all(self._recent_rows > target for target in equal):
-            return {layer: self._newest(cache, layer, target) for layer, target in targets.items()}
+        """Alg. 1; in one call of the kernel where all layers are alike."""
+        equal, recent_rows = set(targets.values()), self.recent_frames * self.shape.tokens_per_frame
+        vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
+        if all(recent_rows > target for target in equal):
+            return {layer: newest(cache.seq(layer), vision[layer], target) for layer, target in targets.items()}
+        distinct = {
+            target: max(0, math.floor(self.alpha * target + 0.5) - recent_rows) for target in equal
+        }  # past tokens by TaR
         if not self.shape.thinned and len(equal) == 1 and not any(frame_text(cache, layer).any() for layer in targets):
             (target,) = equal
             windows = [] if self.thresholds else [self._preset(layer) for layer in range(self.shape.layers)]
-            keep = kernels.infinipot_select(cache, self.recent_frames, self._distinct(target), target, windows, self.thresholds)
+            keep = kernels.infinipot_select(cache, self.recent_frames, distinct[target], target, windows, self.thresholds)
             return {layer: keep[layer] for layer in targets}
-        vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
-        recent = [self._recent(cache, layer, among) for layer, among in enumerate(vision)]
-        scores = kernels.infinipot_scores(cache, recent, vision)
-        scored = [LayerScores(seen, new, *score) for seen, new, score in zip(vision, recent, scores, strict=True)]
-        return {layer: self._select(cache, layer, scored[layer], target) for layer, target in targets.items()}
-
-    def _select(self, cache: KVCache, layer: int, scored: LayerScores, target: int) -> Bool:
-        """Alg. 1 step by step, as :func:`~edgevlm.runtime.kernels.infinipot_select` does in one call for equal layers."""
-        vision, recent, similarity, norms = scored
-        if self._recent_rows > target:
-            return self._newest(cache, layer, target)
-        seq = cache.seq(layer)
-        chosen = recent | kernels.top_k(-similarity, seq, vision & ~recent, self._distinct(target))
-        window = self._window(layer, norms[vision])
-        norms = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
-        return kernels.top_k(np.where(chosen, np.float32(np.inf), norms), seq, vision, target)
-
-    @property
-    def _recent_rows(self) -> int:
-        return self.recent_frames * self.shape.tokens_per_frame
-
-    def _newest(self, cache: KVCache, layer: int, target: int) -> Bool:
-        return newest(cache.seq(layer), cache.kind(layer) == Kind.VISION, target)
-
-    def _distinct(self, target: int) -> int:
-        """Past tokens that TaR chooses."""
-        return max(0, math.floor(self.alpha * target + 0.5) - self._recent_rows)
-
-    def _recent(self, cache: KVCache, layer: int, vision: Bool) -> Bool:
-        """Rows of the r newest frames, or as many of the newest rows where only what changed in a frame enters."""
-        if self.shape.thinned:
-            return newest(cache.seq(layer), vision, self._recent_rows)
-        return kernels.newest_frames(cache.frame(layer), vision, self.recent_frames)
+        recent = [
+            newest(cache.seq(layer), of, recent_rows)  # where only what changed enters, as many rows as whole frames have
+            if self.shape.thinned
+            else kernels.newest_frames(cache.frame(layer), of, self.recent_frames)
+            for layer, of in enumerate(vision)
+        ]
+        scores, kept = kernels.infinipot_scores(cache, recent, vision), {}
+        for layer, target in targets.items():
+            seq, among, (similarity, norms) = cache.seq(layer), vision[layer], scores[layer]
+            if recent_rows > target:
+                kept[layer] = newest(seq, among, target)
+                continue
+            chosen = recent[layer] | kernels.top_k(-similarity, seq, among & ~recent[layer], distinct[target])
+            window = self._window(layer, norms[among])
+            norms = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), among, window)
+            kept[layer] = kernels.top_k(np.where(chosen, np.float32(np.inf), norms), seq, among, target)
+        return kept
 
     def _preset(self, layer: int) -> int:
         return WINDOWS[4 * layer // self.shape.layers]

@@ -11,49 +11,12 @@ import numpy as np
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import Int64, QueryWindow
 from edgevlm.runtime.policies.base import Appended, Bool, Context, EvictsOnDemand, Float32, Needs, StreamShape, newest, setting
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.runtime.stateful import State
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 PRESET = 2  # the CLIE layer that does best in fig. 5
-
-
-class CrossLayer(Stateful):
-    """Importance of tokens in every layer from the attention of layers ``0..clie``."""
-
-    state_fields = ("_queries", "_last_seq", "_last_mass")
-
-    def __init__(self, layers: int, clie: int, window: int) -> None:
-        self.layers, self.clie = layers, min(clie, layers - 1)
-        self.probe_layers = tuple(range(self.clie + 1))
-        self._queries = QueryWindow(window)
-        self._last_seq: dict[int, Int64] = {}  # layer > clie -> the tokens it held, at most |M| a head
-        self._last_mass: dict[int, Float32] = {}  # and their S
-
-    def add(self, appended: Appended) -> None:
-        """Take the queries of rows just committed."""
-        self._queries.add(appended)
-
-    def importance(self, cache: KVCache, window: int) -> list[Float32]:
-        """``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
-
-        Eqs. 1 and 2 give S of the low layers, eqs. 3 and 4 that of the others: a token has S of its own KV head in the CLIE
-        layer, joined by ``seq``; one that the CLIE layer has dropped has the last S it was given, one never scored has 0.
-        """
-        found = []
-        for layer in self.probe_layers:
-            queries, seq = self._queries.at(cache, layer)
-            start, held = max(0, len(seq) - window), (cache.key(layer), cache.seq(layer))
-            found.append(kernels.attention_mass(queries[:, start:], seq[start:], *held, scale=cache.key_scale(layer)))
-        for layer in range(self.clie + 1, self.layers):
-            seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
-            if layer in self._last_seq:
-                kernels.join(seq, self._last_seq[layer], self._last_mass[layer], above)
-            kernels.join(seq, cache.seq(self.clie), found[self.clie], above)
-            self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
-            found.append(above)
-        return [mass * cache.value_norms(layer) for layer, mass in enumerate(found)]
 
 
 @dataclass
@@ -63,10 +26,7 @@ class PureKV(EvictsOnDemand):
     Ours: a token that the clie layer has evicted keeps its last score there; KV heads are joined by number.
     """
 
-    clie: str = setting(
-        "",
-        "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)",
-    )
+    clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")
     window: int = setting(32, "newest rows, which observe and stay; at most half of |C|", at_least=1)
     st_spattn: bool = setting(
         False, "prefill frames with spatial-temporal sparse attention in high layers (sec. 3.2); keeps frame 0"
@@ -74,7 +34,7 @@ class PureKV(EvictsOnDemand):
 
     name: ClassVar[str] = "purekv"
     paper: ClassVar[str] = "PureKV, arXiv 2510.25600"
-    state_fields = ("_cross",)
+    state_fields = ("_queries", "_last_seq", "_last_mass")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,34 +44,61 @@ class PureKV(EvictsOnDemand):
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         measured = shape.calibration.clie if shape.calibration is not None else PRESET
-        self._cross = CrossLayer(shape.layers, int(self.clie or measured), self.window)
+        self._clie = min(int(self.clie or measured), shape.layers - 1)
+        self._queries = QueryWindow(self.window)
+        self._last_seq: dict[int, Int64] = {}  # layer > clie -> the tokens it held, at most |M| a head
+        self._last_mass: dict[int, Float32] = {}  # and their S
+
+    def restore(self, state: State) -> None:
+        """Restore a snapshot, of an earlier version too."""
+        super().restore({name.removeprefix("cross."): array for name, array in state.items()})
 
     @property
     def basis(self) -> str:
         if self.clie:
-            return f"clie {self._cross.clie}, as set"
+            return f"clie {self._clie}, as set"
         if self.shape.calibration is None:
             return "default layer, as the model's layers were not measured (edgevlm calibrate)"
-        return f"calibrated {self.shape.calibration.described}: clie {self._cross.clie}"
+        return f"calibrated {self.shape.calibration.described}: clie {self._clie}"
 
     @property
     def needs(self) -> Needs:
-        return Needs(probe_layers=self._cross.probe_layers, variant="st-spattn" if self.st_spattn else "full")
+        return Needs(probe_layers=tuple(range(self._clie + 1)), variant="st-spattn" if self.st_spattn else "full")
 
     @property
     def needs_whole_frames(self) -> bool:
         return self.st_spattn
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
-        self._cross.add(appended)
+        self._queries.add(appended)
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
         first_frame = self.shape.tokens_per_frame if self.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - context.rows - first_frame) // 2)
-        importance, kept = self._cross.importance(cache, recent), {}
+        importance, kept = self.importance(cache, recent), {}
         for layer, target in targets.items():
             seq, keep = cache.seq(layer), self.protected(cache, layer)
             free = self.beside_first_frame(cache, layer, target)
             keep = keep | newest(seq, ~keep, min(recent, free))
             kept[layer] = keep | kernels.top_k(importance[layer], seq, ~keep, free - min(recent, free))
         return kept
+
+    def importance(self, cache: KVCache, window: int) -> list[Float32]:
+        """``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
+
+        Eqs. 1 and 2 give S of the low layers, eqs. 3 and 4 that of the others: a token has S of its own KV head in the CLIE
+        layer, joined by ``seq``; one that the CLIE layer has dropped has the last S it was given, one never scored has 0.
+        """
+        found = []
+        for layer in range(self._clie + 1):
+            queries, seq = self._queries.at(cache, layer)
+            start, held = max(0, len(seq) - window), (cache.key(layer), cache.seq(layer))
+            found.append(kernels.attention_mass(queries[:, start:], seq[start:], *held, scale=cache.key_scale(layer)))
+        for layer in range(self._clie + 1, self.shape.layers):
+            seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
+            if layer in self._last_seq:
+                kernels.join(seq, self._last_seq[layer], self._last_mass[layer], above)
+            kernels.join(seq, cache.seq(self._clie), found[self._clie], above)
+            self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
+            found.append(above)
+        return [mass * cache.value_norms(layer) for layer, mass in enumerate(found)]

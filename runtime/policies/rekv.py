@@ -9,13 +9,109 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.runtime.policies.base import Float32, setting
-from edgevlm.runtime.policies.retrieval import QuestionRetrieval
-from edgevlm.runtime.retrieval.frame_index import FrameIndex
-from edgevlm.runtime.retrieval.working_set import per_kv_head, unrotated_keys
+from edgevlm.runtime.policies.retrieval import Int64, QuestionRetrieval
+from edgevlm.runtime.retrieval.working_set import unrotated_keys
+from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
+
+
+class FrameIndex(Stateful):
+    """Per layer up to ``capacity`` entries in temporal order, allocated once, ``entry_bytes`` each.
+
+    An entry is the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``. When a
+    layer is full, the neighbours with the lowest cost merge, of equal ones the oldest; ``merged`` counts them. cost: of merging
+    an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
+    """
+
+    PARTS = ("mean", "first", "end", "held", "cost")
+
+    state_fields = (*PARTS, "entries", "added", "merged")
+
+    def __init__(self, layers: int, width: int, most_bytes: int) -> None:
+        self.capacity = most_bytes // (layers * self.entry_bytes(width))
+        self.mean = np.zeros((layers, self.capacity, width), np.float32)
+        self.first, self.end, self.held = (np.zeros((layers, self.capacity), np.int32) for _ in range(3))
+        self.cost = np.zeros((layers, self.capacity), np.float32)
+        self.entries, self.added = np.zeros(layers, np.int64), np.zeros(layers, np.int64)  # added: frames, ever
+        self.merged = 0
+
+    @staticmethod
+    def entry_bytes(width: int) -> int:
+        """Of one entry of one layer."""
+        return 4 * width + 4 * 4
+
+    def add(self, layer: int, mean: Float32) -> None:
+        """Add the next frame of a layer, ``[width]``."""
+        if self.entries[layer] == self.capacity:
+            self._merge(layer, int(self.cost[layer, : self.capacity - 1].argmin()))
+        at, number = int(self.entries[layer]), int(self.added[layer])
+        self.mean[layer, at] = mean
+        self.first[layer, at], self.end[layer, at], self.held[layer, at] = number, number + 1, 1
+        self.entries[layer] += 1
+        self.added[layer] += 1
+        self._update_cost(layer, at - 1)
+
+    def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
+        """Add to the newest frame: ``mean`` of rows that are ``fraction`` of what it has now."""
+        at = int(self.entries[layer]) - 1
+        if at >= 0:
+            self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
+            self._update_cost(layer, at - 1)
+
+    def lose(self, layer: int, number: int) -> None:
+        """Remove a frame; an entry goes with its last."""
+        at = int(np.searchsorted(self.first[layer, : self.entries[layer]], number, "right")) - 1
+        if at >= 0 and number < self.end[layer, at]:
+            self.held[layer, at] -= 1
+            self.first[layer, at] += number == self.first[layer, at]
+            if self.held[layer, at] == 0:
+                self._remove(layer, at)
+                self._update_cost(layer, at - 1)
+
+    def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
+        """Numbers of up to ``frames`` frames, best first: by the dot product of ``query`` ``[width]`` with their entry's mean.
+
+        Of equal entries the newer is first. Of an entry ``each`` frames at the most, evenly spread.
+        """
+        count = int(self.entries[layer])
+        score = self.mean[layer, :count] @ query
+        order = np.lexsort((-np.arange(count), -score))[:frames]
+        taken = [evenly_spaced(int(self.first[layer, at]), int(self.end[layer, at]), each) for at in order]
+        return np.concatenate([*taken, np.zeros(0, np.int64)])[:frames]
+
+    def _merge(self, layer: int, at: int) -> None:
+        """Entry ``at`` takes in the one after it."""
+        ours, theirs = self.held[layer, at], self.held[layer, at + 1]
+        self.mean[layer, at] += np.float32(theirs / (ours + theirs)) * (self.mean[layer, at + 1] - self.mean[layer, at])
+        self.end[layer, at] = self.end[layer, at + 1]
+        self.held[layer, at] += theirs
+        self._remove(layer, at + 1)
+        self._update_cost(layer, at)
+        self._update_cost(layer, at - 1)
+        self.merged += 1
+
+    def _remove(self, layer: int, at: int) -> None:
+        self.entries[layer] -= 1
+        last = int(self.entries[layer])
+        for part in self.PARTS:
+            entries = getattr(self, part)[layer]
+            entries[at:last] = entries[at + 1 : last + 1]
+
+    def _update_cost(self, layer: int, at: int) -> None:
+        """Of merging ``at`` with its neighbour, where both are there."""
+        if 0 <= at < self.entries[layer] - 1:
+            ours, theirs = self.held[layer, at : at + 2].tolist()  # their product may be too large for 32 bits
+            apart = self.mean[layer, at] - self.mean[layer, at + 1]
+            self.cost[layer, at] = ours * theirs / (ours + theirs) * float(apart @ apart)
+
+
+def evenly_spaced(first: int, end: int, most: int) -> Int64:
+    """``most`` numbers of ``[first, end)`` at even distances, or all of them: the middle of each of as many parts."""
+    count = min(most, end - first)
+    return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 
 
 @dataclass
@@ -44,20 +140,20 @@ class ReKV(QuestionRetrieval):
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]
-        for of_frame in zip(*fresh, strict=True):  # frame by frame, layer by layer: that is what a block's number says
+        for of_frame in zip(*fresh, strict=True):  # frame by frame, layer by layer: block = frame * layers + layer
             for part in of_frame:
                 self.store.put(part)
 
     def _add(self, layer: int, block: Block) -> list[Block]:
         """Bring rows of a layer into the index; returns those of frames that the store does not have yet, frame by frame."""
-        means, fresh = unrotated_keys(self.cache, layer, block), []
+        means, fresh, layers = unrotated_keys(self.cache, layer, block), [], self.shape.layers
         starts = np.flatnonzero(np.diff(block.frame[0], prepend=-2)).tolist()
         for start, end in zip(starts, [*starts[1:], len(block)], strict=True):
             frame, mean, part = int(block.frame[0, start]), means[:, start:end].mean(1).ravel(), block[start:end]
             if frame == self._newest[layer, 0]:
                 self._newest[layer, 1] += end - start
                 self._frames.add_to_last(layer, mean, (end - start) / self._newest[layer, 1])
-                self.store.append(self._number(layer, int(self._frames.added[layer]) - 1), part)
+                self.store.append((int(self._frames.added[layer]) - 1) * layers + layer, part)
             else:
                 self._newest[layer] = frame, end - start
                 self._frames.add(layer, mean)
@@ -69,16 +165,13 @@ class ReKV(QuestionRetrieval):
             self._frames.lose(number % self.shape.layers, number // self.shape.layers)
             self.lost += 1
 
-    def _number(self, layer: int, frame: int) -> int:
-        """Of the block that has a layer's rows of a frame."""
-        return frame * self.shape.layers + layer
-
     def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
         """The same blocks for every KV head."""
-        heads = self.cache.kv_heads
+        heads, layers = self.cache.kv_heads, self.shape.layers
         most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
-        best = self._frames.best(layer, per_kv_head(query, heads).ravel(), most, self.each)
-        return [[self._number(layer, int(frame)) for frame in best]] * heads
+        asked = query.mean(1).reshape(heads, -1, query.shape[2]).sum(1)  # of each KV head
+        best = self._frames.best(layer, asked.ravel(), most, self.each)
+        return [[int(frame) * layers + layer for frame in best]] * heads
 
     @property
     def merged(self) -> int:

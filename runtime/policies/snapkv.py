@@ -68,16 +68,16 @@ class SnapKV(Policy):
         self._queries.add(appended)
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        return {layer: self._select(cache, layer, target) for layer, target in targets.items()}
-
-    def _select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, fixed = cache.seq(layer), self.protected(cache, layer)
-        keep = fixed | newest(seq, ~fixed, min(self.window, target))
-        if target <= self.window:
-            return keep
-        query, query_seq = self._queries.at(cache, layer)
-        score = kernels.attention_mass(query, query_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
-        return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel), seq, ~keep, target - self.window)
+        kept = {}
+        for layer, target in targets.items():
+            seq, fixed = cache.seq(layer), self.protected(cache, layer)
+            keep = fixed | newest(seq, ~fixed, min(self.window, target))
+            if target > self.window:
+                query, query_seq = self._queries.at(cache, layer)
+                score = kernels.attention_mass(query, query_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
+                keep |= kernels.top_k(pooled(score, seq, ~keep, self.kernel), seq, ~keep, target - self.window)
+            kept[layer] = keep
+        return kept
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:

@@ -161,10 +161,3 @@ def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = 
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)
-
-
-def per_kv_head(query: Float32, kv_heads: int) -> Float32:
-    """The mean over a call's rows, summed over the query heads of each KV head: ``[kv_heads, head_dim]``."""
-    heads, _, width = query.shape
-    mean: Float32 = query.mean(1).reshape(kv_heads, heads // kv_heads, width).sum(1)
-    return mean

@@ -11,7 +11,7 @@ import pytest
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, kernels
-from edgevlm.runtime.retrieval.hash_clusters import HashClusters
+from edgevlm.runtime.policies.resv import HashClusters
 
 pytestmark = pytest.mark.cpu
 

@@ -99,7 +99,7 @@ def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
     write_calibration(Bundle.load(copy), made_up())
     reseal(copy, made_up().to_json().replace(b'"format": 1', b'"format": 2'))
     later = Bundle.load(copy)
-    with pytest.raises(BundleError, match=r"format 2 .* reads format 1; measure it again \(edgevlm calibrate") as caught:
+    with pytest.raises(BundleError, match=r"format 2 .* reads up to format 1; measure it again \(edgevlm calibrate") as caught:
         later.calibration()
     assert "\n" not in str(caught.value)
     write_calibration(later, made_up())
@@ -113,7 +113,7 @@ def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
         ({"cv": [0.1]}, "different length"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
-        ({"clie": 3}, "clie that is no candidate"),
+        ({"clie": 3}, "clie"),
     ],
 )
 def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):

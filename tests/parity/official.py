@@ -10,7 +10,7 @@ from reference_decoder import ReferenceDecoder
 from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Guidance, Needs, setting
-from edgevlm.runtime.policies.hermes import LAMBDAS, Hermes, guidance_attention, normalised, recency, summary_of
+from edgevlm.runtime.policies.hermes import GLOBAL, LAMBDAS, LOCAL, Hermes, guidance_attention, normalised, recency, summary_of
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
 ADDED = 1e-6  # to the range of a min-max
@@ -44,7 +44,7 @@ class OfficialHermes(Hermes):
 
     @property
     def guidance(self):
-        return tuple(filter(str.strip, prompts(self.global_prompt, self.local_prompt, self.last_turn)))
+        return tuple(filter(str.strip, prompts(GLOBAL, LOCAL, self.last_turn)))
 
     def before_append(self, cache, rows, guide):
         self._compressing = True

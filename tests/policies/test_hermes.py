@@ -207,7 +207,7 @@ def test_guidance_runs_only_when_a_compression_is_due_and_the_target_spaces_them
     ("setting", "says"),
     [
         ("summary=last", "summary"), ("target=0", "target"),
-        ("global_prompt=,local_prompt=", "say something"), ("sumary=off", "did you mean 'summary'"),
+        ("sumary=off", "did you mean 'summary'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(setting, says):

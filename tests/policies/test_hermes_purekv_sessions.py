@@ -9,7 +9,6 @@ from pictures import frames
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import guidance_attention
 from edgevlm.runtime.session import Session, TextBudget
 
@@ -133,17 +132,3 @@ def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
                 assert (np.diff(position[head][np.argsort(seq[head])]) > 0).all(), "positions follow the stream"
             if policy.startswith("hermes"):
                 assert (kind == Kind.SUMMARY).sum(1).tolist() == [int(layer >= 7)] * cache.kv_heads
-
-
-def test_the_prompts_a_session_runs():
-    def needs(text):
-        policy = create_policy(text)
-        policy.attach(20, StreamShape(10, 4, 3))
-        return policy.needs.guidance
-
-    both = needs("hermes")
-    assert len(both) == 2
-    assert both[0].startswith("Summarize the video")
-    assert both[1].startswith(" Describe the current scene")
-    assert needs("hermes:global_prompt=What happens in the video?,local_prompt=") == ("What happens in the video?",)
-    assert needs("hermes:global_prompt=,local_prompt=What is here?") == ("What is here?",)

@@ -7,7 +7,7 @@ from policies.reference_retrieval import Alike
 from policies.test_rekv import GRID, LAYERS, P, asked, opened
 from stored import PlainStore
 
-from edgevlm.runtime.retrieval.cluster_index import ClusterIndex
+from edgevlm.runtime.policies.hybrid import ClusterIndex
 
 WIDTH = 6
 

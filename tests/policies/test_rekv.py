@@ -8,8 +8,8 @@ from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies.rekv import FrameIndex
 from edgevlm.runtime.positions import rope_tables
-from edgevlm.runtime.retrieval.frame_index import FrameIndex
 
 LAYERS, GRID = 2, (2, 3)
 P = GRID[0] * GRID[1]

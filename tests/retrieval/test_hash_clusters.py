@@ -5,7 +5,7 @@ import pytest
 from policies.reference_resv import ReferenceClusters, hash_bits, wicsum
 
 from edgevlm.runtime import _native, kernels
-from edgevlm.runtime.retrieval.hash_clusters import HashClusters
+from edgevlm.runtime.policies.resv import HashClusters
 
 HEADS, DIM, AXES = 2, 16, 3
 
