@@ -20,6 +20,7 @@ from edgevlm.export.backbones import TEXT_BACKBONES, DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
+from edgevlm.export.options import ExportOptions
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
 from edgevlm.runtime.kv import KVType
@@ -124,9 +125,8 @@ def decoder_bundle(
     Its vision tower is a stand-in: features ``[F, tokens_per_frame, hidden]`` are noise times a frame's mean.
     """
     checkpoint = cast(Checkpoint, tensors or SeededTensors())
-    made = write_decoder(
-        checkpoint, text_backbone(backbone), shape, folder, lambda _: None, st_spattn_from, precision=precision, kv=kv
-    )
+    options = ExportOptions(st_spattn_from, precision=precision, kv=kv)
+    made = write_decoder(checkpoint, text_backbone(backbone), shape, folder, options)
     _write_vision(folder, tokens_per_frame, shape.hidden)
     sizes: dict[str, Any] = {
         name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")

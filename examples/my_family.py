@@ -4,7 +4,7 @@
 my_vlm = "my_package.my_family:MyVLM"
 """
 
-from edgevlm.export.families import Family, FamilyParts, block_parameters, square_geometry
+from edgevlm.export.families import Family, FamilyParts, square_geometry
 
 
 class MyVLM(Family):
@@ -22,10 +22,6 @@ class MyVLM(Family):
     def geometry(self, config, sized):
         """The same in numbers, from config.json alone: what `edgevlm plan` counts with."""
         vision, hidden = config["vision_config"], config["text_config"]["hidden_size"]
-        width, inner, patch = (vision[key] for key in ("hidden_size", "intermediate_size", "patch_size"))
-        patches, blocks = (vision["image_size"] // patch) ** 2, vision["num_hidden_layers"]
-        projector = width * hidden + hidden * hidden + 2 * hidden
-        stem = 3 * patch * patch * width + patches * width + width
-        parameters = stem + blocks * (block_parameters(width, inner) + 4 * width) + projector
-        rows = {"projector_parameters": projector, "projected": patches, "tokens": patches}
-        return square_geometry(vision, parameters, blocks, patches, **rows)
+        patches = (vision["image_size"] // vision["patch_size"]) ** 2
+        projector = vision["hidden_size"] * hidden + hidden * hidden + 2 * hidden
+        return square_geometry(vision, vision["num_hidden_layers"], projector, projected=patches, tokens=patches)

@@ -43,9 +43,6 @@ class DecoderShape:
     deepstack: int = 0
 
     def __post_init__(self) -> None:
-        small = [name for name in ("layers", "heads", "kv_heads", "hidden", "vocab") if getattr(self, name) < 1]
-        if small:
-            raise UserError(f"config.json: text_config says {small[0]} = {getattr(self, small[0])}; it must be at least 1")
         if self.heads % self.kv_heads:
             raise UserError(f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key/value heads evenly")
         if self.head_dim % 8:

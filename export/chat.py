@@ -24,38 +24,32 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the
     token that stands for what is watched.
     """
-    text = checkpoint.text(TOKENIZER)
+    file, text = checkpoint.folder / TOKENIZER, checkpoint.text(TOKENIZER)
     if text is None:
-        raise UserError(f"{checkpoint.folder / TOKENIZER}: is missing; save the tokenizer beside the model in its fast form")
+        raise UserError(f"{file}: is missing; save the tokenizer beside the model in its fast form")
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:
-        raise UserError(f"{checkpoint.folder / TOKENIZER}: cannot be read ({error}); save the tokenizer again") from None
+        raise UserError(f"{file}: cannot be read ({error}); save the tokenizer again") from None
+    again = "save the tokenizer that belongs to the model"
     if (known := tokenizer.get_vocab_size()) > vocab:
-        raise UserError(
-            f"{checkpoint.folder / TOKENIZER}: has {known} tokens and the model embeds {vocab}; "
-            "save the tokenizer that belongs to the model"
-        )
+        raise UserError(f"{file}: has {known} tokens and the model embeds {vocab}; {again}")
     template = _template(checkpoint)
     if family.placeholder and family.placeholder not in template:
         template = family.template or template
     placeholder_id = next((checkpoint.config[key] for key in family.token_keys if key in checkpoint.config), None)
     if not isinstance(placeholder_id, int):
         raise UserError(f"{checkpoint.folder / 'config.json'}: has no {family.token_keys[0]}")
-    placeholder = tokenizer.id_to_token(placeholder_id)
-    if placeholder is None or placeholder_id not in tokenizer.get_added_tokens_decoder():
-        raise UserError(
-            f"{checkpoint.folder / TOKENIZER}: token {placeholder_id}, the {family.content_type} of config.json, "
-            "is not one added token; save the tokenizer that belongs to the model"
-        )
-    placeholder = family.placeholder or placeholder
+    added = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items()}
+    marks = _MARK.findall(family.opening + family.before + family.after + family.ending)
+    if placeholder_id not in added or not set(added.values()) >= set(marks):
+        raise UserError(f"{file}: lacks token {placeholder_id}, the {family.content_type} of config.json, {marks}; {again}")
+    placeholder = family.placeholder or added[placeholder_id]
     if placeholder.join(family.around) in template:
         placeholder = placeholder.join(family.around)
     if placeholder not in template:
-        raise UserError(
-            f"{checkpoint.folder}: the chat template never writes {placeholder!r}, the {family.content_type}'s place"
-        )
-    _check_marks(checkpoint, family, tokenizer)
+        place = f"the {family.content_type}'s place"
+        raise UserError(f"{checkpoint.folder}: the chat template never writes {placeholder!r}, {place}")
     special = _special_tokens(checkpoint)
     talk: dict[str, Any] = {
         "tokenizer": TOKENIZER,
@@ -73,17 +67,6 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     except UserError as error:
         raise UserError(f"{checkpoint.folder}: {error}") from None
     return talk, text
-
-
-def _check_marks(checkpoint: Checkpoint, family: Family, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer to which a mark that the family writes around its frames is no token of its own."""
-    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    for mark in _MARK.findall(family.opening + family.before + family.after + family.ending):
-        if mark not in added:
-            raise UserError(
-                f"{checkpoint.folder / TOKENIZER}: has no token {mark!r}, which stands around this family's frames; "
-                "save the tokenizer that belongs to the model"
-            )
 
 
 def _template(checkpoint: Checkpoint) -> str:
@@ -114,17 +97,13 @@ def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, special: dict[str, str], vocab: int) -> list[int]:
     """Every token that ends an answer: the generation and model configurations' and the tokenizer's own."""
-    generation = checkpoint.json("generation_config.json") or {}
-    check_settings(checkpoint.folder / "generation_config.json", generation)
-    ids: set[int] = set()
+    file, generation = checkpoint.folder / "generation_config.json", checkpoint.json("generation_config.json") or {}
+    check_settings(file, generation)
+    ids: set[Any] = {tokenizer.token_to_id(special["eos_token"])} if "eos_token" in special else set()
     for config in (generation, checkpoint.config, checkpoint.section("text_config")):
         value = config.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
-    if "eos_token" in special:
-        token = tokenizer.token_to_id(special["eos_token"])
-        ids.update([] if token is None else [token])
-    wrong = [i for i in ids if not 0 <= i < vocab]
-    if wrong or not ids:
-        what = f"stop token {wrong[0]} is outside the vocabulary of {vocab}" if wrong else "no stop token is named"
-        raise UserError(f"{checkpoint.folder / 'generation_config.json'}: {what}; set eos_token_id")
-    return sorted(ids)
+        ids.update(value if isinstance(value, list) else [value])
+    stops: list[int] = sorted(ids - {None})
+    if not stops or stops[-1] >= vocab:
+        raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
+    return stops

@@ -8,17 +8,17 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from edgevlm.errors import UserError
-from edgevlm.export.safetensors import AGAIN, SafeTensor, read_safetensors
 from edgevlm.export.settings import check_settings
 from edgevlm.runtime.files import look, open_file, refuse_address
 
@@ -39,6 +39,7 @@ FILES = (  # what is read beside the weights
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "chat_template.jinja", "chat_template.json", _INDEX,
 )  # fmt: skip
+AGAIN = "download or save the checkpoint again"
 LARGEST = 1 << 26  # bytes of each
 SLICE = 4 << 20  # numbers that are converted at once
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
@@ -46,21 +47,37 @@ _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/tes
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.ckpt.index", "tf_model.h5")
 
 
-class Unread(Protocol):
-    """A tensor in a file, not read yet. ``name``: the file's own word."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A tensor in a file. name: the file's own word; dtype: as safetensors calls it; read: some rows of it."""
 
-    @property
-    def path(self) -> Path: ...
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[slice], NDArray[Any]]
 
-    @property
-    def name(self) -> str: ...
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows ``[start, stop)`` as they are stored. Raises UserError for what cannot be read."""
+        try:
+            return self.read(slice(start, stop))
+        except Exception as error:  # safetensors', gguf's and the disk's own
+            raise UserError(f"{self.path}: tensor {self.name!r} cannot be read ({error}); {AGAIN}") from None
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
-    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Rows ``[start, stop)`` as float32. Raises UserError for numbers that are no floating point of 16 bits or more."""
-        ...
+def read_safetensors(path: Path) -> dict[str, Unread]:
+    """Name -> tensor; nothing is read yet. Raises UserError for a file that is damaged, or whose header does not fit it."""
+    import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+    from safetensors import safe_open
+
+    try:
+        with path.open("rb"):  # safetensors' own error has no reason
+            file = safe_open(path, "np")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        return {name: Unread(path, name, part.get_dtype(), shapes[name], part.__getitem__) for name, part in slices.items()}
+    except Exception as error:
+        raise UserError(f"{path}: is damaged or truncated ({str(error)[:200]}); {AGAIN}") from None
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -88,8 +105,10 @@ class Checkpoint:
         config = self.json("config.json")
         if config is None:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
-        self.config: dict[str, Any] = _with_text_config(config)
-        check_settings(self.folder / "config.json", self.config)
+        if "text_config" not in config and "num_hidden_layers" in config:  # early Qwen2-VL has the decoder's settings here
+            config |= {"text_config": config | {"model_type": f"{config.get('model_type')}_text"}}
+        self.config: dict[str, Any] = config
+        check_settings(self.folder / "config.json", config)
         self.tensors: dict[str, Unread] = self._read_headers()  # by canonical name
         self._reads = True
 
@@ -119,8 +138,7 @@ class Checkpoint:
 
     def text(self, name: str) -> str | None:
         """A text file of the folder, or None if there is no such file."""
-        path = self.folder / name
-        check_link(self.folder, path)
+        path = inside(self.folder, name)
         try:
             with open_file(path) as stream:
                 raw = stream.read(LARGEST + 1)
@@ -152,14 +170,12 @@ class Checkpoint:
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
         """The same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""
         stored = self.check(name, shape)
+        if stored.dtype not in ("F16", "BF16", "F32", "F64"):
+            what = "give the checkpoint before quantisation, in float32 or 16 bits"
+            raise UserError(f"{stored.path}: tensor {stored.name!r} is {stored.dtype}; {what}")
         step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
         for start in range(0, shape[0], step):
-            try:
-                rows = stored.rows(start, min(start + step, shape[0]))
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"{stored.path}: tensor {stored.name!r} cannot be read ({error}); {AGAIN}") from None
+            rows = np.asarray(stored.rows(start, min(start + step, shape[0])), np.float32)
             if not np.isfinite(rows).all():
                 what = "holds NaN or infinity, so the model cannot answer"
                 raise UserError(f"{stored.path}: tensor {stored.name!r} {what}; {AGAIN}")
@@ -168,9 +184,9 @@ class Checkpoint:
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
         """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
         stored = self.check(name, shape)
-        if not isinstance(stored, SafeTensor):
-            raise UserError(f"{stored.path}: tensor {stored.name!r} is not int32; {AGAIN}")
-        return stored.integers()
+        if stored.dtype != "I32":
+            raise UserError(f"{stored.path}: tensor {stored.name!r} is {stored.dtype}, not I32; {AGAIN}")
+        return stored.rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...]) -> Unread:
         """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape``."""
@@ -182,10 +198,6 @@ class Checkpoint:
             raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {AGAIN}")
         return tensor
 
-    def take_text(self, tensors: dict[str, Unread]) -> None:
-        """From now on the text half's tensors are these, by canonical name, and no others."""
-        self.tensors = {name: each for name, each in self.tensors.items() if not name.startswith("text.")} | tensors
-
     def without_reading(self) -> Checkpoint:
         """The same checkpoint with all tensors zero, for steps of an export whose weights are written already."""
         other = copy.copy(self)
@@ -194,34 +206,35 @@ class Checkpoint:
 
     def weight_files(self) -> list[str]:
         """The names of the safetensors files, there or not. Raises UserError for a damaged index."""
+        return sorted(set(self._weight_map().values())) or [_SINGLE]
+
+    def _weight_map(self) -> dict[str, str]:
+        """Tensor -> file; empty without an index."""
         index = self.json(_INDEX)
-        if index is None:
-            return [_SINGLE]
-        stored = index.get("weight_map")
+        stored = {} if index is None else index.get("weight_map")
         if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
             raise UserError(f"{self.folder / _INDEX}: has no weight_map of file names; {AGAIN}")
-        return sorted(set(stored.values()))
+        return stored
 
     def _read_headers(self) -> dict[str, Unread]:
         """Canonical name -> tensor; reads the header of each file, so that a damaged one is found at the start."""
-        files, index = self.weight_files(), self.json(_INDEX)
-        if index is None and look(self.folder / _SINGLE) != "file":
-            raise self._no_weights()
-        held = {file: read_safetensors(inside(self.folder, file, _SINGLE if index is None else _INDEX)) for file in files}
-        stored = dict.fromkeys(held[_SINGLE], _SINGLE) if index is None else index["weight_map"]
+        stored, held = self._weight_map(), dict[str, dict[str, Unread]]()
+        for file in self.weight_files():
+            path = inside(self.folder, file)
+            if look(path) != "file":
+                pickled = next((name for name in _PICKLES if (self.folder / name).exists()), None)
+                if pickled is None or stored:
+                    raise UserError(f"{path}: is missing; only safetensors are read (save_pretrained writes them)")
+                raise UserError(
+                    f"{self.folder / pickled}: pickled weights can run code and are not read; convert them where they can be "
+                    "trusted (transformers: from_pretrained, then save_pretrained) and export that folder"
+                )
+            held[file] = read_safetensors(path)
+        stored = stored or dict.fromkeys(held[_SINGLE], _SINGLE)
         for name, file in stored.items():
             if name not in held[file]:
                 raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {_INDEX} says it holds; {AGAIN}")
         return {_canonical(name): held[file][name] for name, file in stored.items()}
-
-    def _no_weights(self) -> UserError:
-        pickled = next((name for name in _PICKLES if (self.folder / name).exists()), None)
-        if pickled is None:
-            return UserError(f"{self.folder / _SINGLE}: is missing; only safetensors are read (save_pretrained writes them)")
-        return UserError(
-            f"{self.folder / pickled}: pickled weights can run code and are not read; convert them where they can be trusted "
-            "(transformers: from_pretrained, then save_pretrained) and export that folder"
-        )
 
 
 class ConfigOnly(Checkpoint):
@@ -229,13 +242,6 @@ class ConfigOnly(Checkpoint):
 
     def _read_headers(self) -> dict[str, Unread]:
         return {}
-
-
-def _with_text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Early Qwen2-VL and Qwen2.5-VL checkpoints keep the decoder's settings beside ``vision_config``, not in a section."""
-    if "text_config" in config or "num_hidden_layers" not in config:
-        return config
-    return config | {"text_config": config | {"model_type": f"{config.get('model_type')}_text"}}
 
 
 def _canonical(name: str) -> str:
@@ -270,25 +276,16 @@ def _defaults() -> dict[str, dict[str, Any]]:
     return table
 
 
-def inside(folder: Path, name: str, named_in: str) -> Path:
-    """The file ``name`` of a checkpoint folder. Raises UserError if it is missing or lies elsewhere.
+def inside(folder: Path, name: str) -> Path:
+    """The file ``name`` of a checkpoint folder. Raises UserError if the name, or a link in its place, leads out of it.
 
     The Hugging Face Hub's cache keeps a snapshot as links into ``blobs`` two folders up, which is followed.
     """
-    path = folder / name
+    path, home = folder / name, folder.resolve()
     if Path(name).name != name or name in ("", ".", ".."):
-        raise UserError(f"{folder / named_in}: names {name!r}, which lies outside the checkpoint's folder; {AGAIN}")
-    if look(path) != "file":
-        raise UserError(f"{path}: is named in {named_in} but is missing; {AGAIN}")
-    check_link(folder, path)
+        raise UserError(f"{folder}: names {name!r}, which lies outside the checkpoint's folder; {AGAIN}")
+    homes = {home, home.parents[1] / "blobs"} if home.parent.name == "snapshots" else {home}
+    if path.is_symlink() and look(path) != "nothing" and homes.isdisjoint(path.resolve().parents):
+        where = "put the file in its place"
+        raise UserError(f"{path}: is a link out of the checkpoint's folder, to {path.resolve()}; {where}")
     return path
-
-
-def check_link(folder: Path, path: Path) -> None:
-    """Raise UserError if ``path``, in ``folder``, is a link that leads out of it."""
-    if not path.is_symlink() or look(path) == "nothing":
-        return
-    home, target = folder.resolve(), path.resolve()
-    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
-    if home not in target.parents and blobs not in target.parents:
-        raise UserError(f"{path}: is a link out of the checkpoint's folder, to {target}; put the file in its place")

@@ -15,37 +15,35 @@ split between them.
 What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edgevlm.export.profiles`; docs/internals/engines.md
 has the inputs and outputs of those for TensorRT.
 
-Graphs of one builder (:mod:`edgevlm.export.layers`) and one weights file: ``full``; ``st-spattn`` for the prefill of frames,
-in which the layers from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more. A
-bundle of another KV precision has ``full`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
-``per-layer0`` to ``per-layer{L}`` are ``full`` split between the layers' projections and their attention
-(:class:`PerLayerGraphs`).
+Graphs of one builder and one weights file: ``full``; ``st-spattn`` for the prefill of frames, in which the layers from one on
+attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more. A bundle of another KV precision has
+``full`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors. ``per-layer0`` to ``per-layer{L}`` are
+``full`` split between the layers' projections and their attention (:class:`PerLayerGraphs`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from onnx import TensorProto
 
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile
-from edgevlm.export.layers import DecoderGraph, PerLayerGraphs
+from edgevlm.export.kv import HeadMemory, Memory
+from edgevlm.export.options import ExportOptions, Samples
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
-from edgevlm.export.precisions.table import head_table, write_table
+from edgevlm.export.precisions.table import WeightTable, head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
-from edgevlm.export.samples import Samples, hessian
+from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.progress import Notify
-from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
 
-GRAPHS = {  # variant -> file; of per-layer{l} decoder-per-layer-{l}.onnx
-    "full": "decoder.onnx",
-    "st-spattn": "decoder-st-spattn.onnx",
-    "fp32-kv": "decoder-fp32-kv.onnx",
-}
 WEIGHTS = "decoder.weights"
 MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
 ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
@@ -64,87 +62,68 @@ def write_decoder(
     backbone: Backbone,
     shape: DecoderShape,
     folder: Path,
-    progress: Notify,
-    st_spattn_from: int | None = None,
+    options: ExportOptions,
+    *,
+    progress: Notify = lambda _: None,
     sparse: bool = True,
-    precision: str = DEFAULT_PRECISION,
     samples: Samples | None = None,
     journal: ExportJournal | None = None,
-    kv: KVType = "fp32",
-    profile: str = ONNXRUNTIME,
 ) -> DecoderFiles:
     """Write the graphs of the profile, ``decoder.weights`` and the embedding into ``folder``.
 
-    Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
-    :func:`first_sparse_layer`. ``kv``: what they keep keys and values as; unless fp32 there is ``fp32-kv`` too. A tied head is
-    the embedding's files themselves: the graphs refer to their bytes. ``precision``: of matrices, embedding and head; see
-    :mod:`edgevlm.export.precisions`. With ``samples`` matrices are rounded by GPTQ for inputs like those; see
-    :mod:`edgevlm.export.precisions.rounding`. What ``journal`` has is not written again. Raises UserError for a checkpoint
-    whose tensors are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
+    Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. A tied head is
+    the embedding's files themselves: the graphs refer to their bytes. With ``samples`` matrices are rounded by GPTQ for inputs
+    like those; see :mod:`edgevlm.export.precisions.rounding`. What ``journal`` has is not written again. Raises UserError for
+    tensors that are missing or of another shape and for an unknown precision, OSError if the disk does not take them.
     """
-    written_for = load_profile(profile)
-    chosen, journal, size = written_for.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
-    sparse_from = first_sparse_layer(shape, st_spattn_from)
+    profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
+    chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
     progress("embedding")
     table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)
-    with (folder / WEIGHTS).open("r+b" if journal.values(WEIGHTS) else "w+b") as stream:
+    with (folder / WEIGHTS).open("a+b") as stream:
         weights = WeightsFile(stream, WEIGHTS, journal)
-        variants = _variants(written_for, weights, shape, precision, sparse_from if sparse else None, kv)
-        per_layer = _per_layer(written_for, weights, shape, precision, kv)
-        writers: list[DecoderGraph | PerLayerGraphs] = [*variants.values(), *per_layer]
-        for d in writers:
-            d.start()
+
+        def graph(name: str) -> GraphBuilder:
+            return profile.graph(name, weights, precision)
+
+        full = DecoderGraph(graph("decoder"), shape, profile, kv=options.kv)
+        writers: dict[str, DecoderGraph | PerLayerGraphs] = {"full": full}
+        if sparse and "st-spattn" in profile.variants:
+            start = first_sparse_layer(shape, options.st_spattn_from)
+            writers["st-spattn"] = DecoderGraph(graph("decoder-st-spattn"), shape, profile, start, options.kv)
+        if options.kv != "fp32" and "fp32-kv" in profile.variants:
+            writers["fp32-kv"] = DecoderGraph(graph("decoder-fp32-kv"), shape, profile)
+        if "per-layer" in profile.variants:
+            writers["per-layer"] = PerLayerGraphs(graph, shape, profile, options.kv)
+        for writer in writers.values():
+            writer.start()
         for layer in range(shape.layers):
             step = f"decoder layer {layer + 1} of {shape.layers}"
             progress(step)
             done = step in journal.records
             read = backbone.layer(checkpoint.without_reading() if done else checkpoint, shape, layer)
             w = _stored(read, layer, chosen.matrices, samples, done)
-            for d in writers:
-                d.layer(layer, w)
+            for writer in writers.values():
+                writer.layer(layer, w)
             weights.finish(step)
             del read, w  # before the next layer is read
         progress("head")
         head = table
         if not shape.tied:
             head = head_table(weights, chosen.table, size, lambda: checkpoint.rows("text.lm_head.weight", size))
-        final_norm = checkpoint.tensor("text.norm.weight", (shape.hidden,))
-        for d in writers:
-            d.logits(final_norm, head)
+        final_norm, files = checkpoint.tensor("text.norm.weight", (shape.hidden,)), dict[str, str]()
+        for writer in writers.values():
+            writer.logits(final_norm, head)
         weights.finish("head")
-        graphs = {variant: d.graph for variant, d in variants.items()}
-        for parts in per_layer:
-            graphs |= parts.graphs()
-        for graph in graphs.values():
-            graph.save(folder / f"{graph.name}.onnx")
-    return DecoderFiles({variant: f"{graph.name}.onnx" for variant, graph in graphs.items()}, table.files)
-
-
-def _variants(
-    profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, sparse_from: int | None, kv: KVType
-) -> dict[str, DecoderGraph]:
-    """The graphs to be written, by variant."""
-
-    def graph(variant: str) -> GraphBuilder:
-        return profile.graph(Path(GRAPHS[variant]).stem, weights, precision)
-
-    made: dict[str, DecoderGraph] = {"full": DecoderGraph(graph("full"), shape, profile, kv=kv)}
-    if sparse_from is not None and "st-spattn" in profile.variants:
-        made["st-spattn"] = DecoderGraph(graph("st-spattn"), shape, profile, sparse_from, kv)
-    if kv != "fp32" and "fp32-kv" in profile.variants:
-        made["fp32-kv"] = DecoderGraph(graph("fp32-kv"), shape, profile)
-    return made
-
-
-def _per_layer(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[PerLayerGraphs]:
-    """The per-layer graphs, where the profile has them."""
-    if "per-layer" not in profile.variants:
-        return []
-    return [PerLayerGraphs(lambda name: profile.graph(name, weights, precision), shape, profile, kv)]
+        for variant, writer in writers.items():
+            for name, made in writer.graphs(variant).items():
+                files[name] = f"{made.name}.onnx"
+                made.save(folder / files[name])
+    return DecoderFiles(files, table.files)
 
 
 def _stored(
-    w: LayerWeights[Float32 | Stored], index: int, layout: Layout, samples: Samples | None, done: bool
+    w: LayerWeights[Float32 | Stored], layer: int, layout: Layout, samples: Samples | None, done: bool
 ) -> LayerWeights[Stored]:
     """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so; ``done``: in the file."""
 
@@ -153,12 +132,19 @@ def _stored(
             return matrix
         if done:
             return Stored.written(layout, matrix)
-        return Stored.of(layout, matrix, None if samples is None else hessian(samples, index, name))
+        return Stored.of(layout, matrix, None if samples is None else hessian(samples, layer, name))
 
     matrices: Any = {name: stored(name, getattr(w, name)) for name in MATRICES}
     rounded: Any = replace(w, **matrices)
-    layer: LayerWeights[Stored] = rounded
-    return layer
+    stored_layer: LayerWeights[Stored] = rounded
+    return stored_layer
+
+
+def hessian(samples: Samples, layer: int, matrix: str) -> Float32:
+    """``x.T @ x`` ``[in, in]`` of a matrix's rows, over their number."""
+    rows = samples[f"layer{layer}.{matrix}"].astype(np.float32)
+    product: Float32 = rows.T @ rows / np.float32(len(rows))
+    return product
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
@@ -171,3 +157,176 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
     if not 0 <= wanted < shape.layers:
         raise UserError(f"ST-SpAttn cannot start at layer {wanted}: the model has layers 0 to {shape.layers - 1}")
     return wanted
+
+
+@dataclass
+class DecoderGraph:
+    """One decoder graph under construction: ``start``, each layer in turn, ``logits``.
+
+    ``residual`` and ``delta`` add up to the stream's hidden state. Layers from ``sparse_from`` on attend sparsely.
+    """
+
+    graph: GraphBuilder
+    shape: DecoderShape
+    profile: Profile
+    sparse_from: int | None = None
+    kv: KVType = "fp32"
+    residual: str = ""
+    delta: str | None = None
+    features: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.operators = self.profile.operators(self.graph, self.shape)
+        self.cache = self.profile.cache(self.graph, self.shape, self.kv)
+        self.sparse = None
+        if self.sparse_from is not None:
+            self.sparse = SparseAttention(self.graph, self.shape, Memory(self.graph, self.shape, self.kv))
+
+    def start(self) -> None:
+        """The inputs that are not a layer's, and what is made of them once."""
+        g, parts = self.graph, 1 + self.shape.deepstack
+        self.residual = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden * parts])
+        if self.shape.deepstack:
+            widths = {str(part): self.shape.hidden for part in range(parts)}
+            self.residual, *self.features = self.split("inputs", self.residual, widths)
+        self.operators.tables()
+        self.cache.start()
+        g.input("logit_rows", TensorProto.INT64, ["R"])
+        if self.sparse is not None:
+            self.sparse.inputs()
+
+    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
+        query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
+        sparse = self.sparse if self.sparse_from is not None and layer >= self.sparse_from else None
+        self.after(layer, w, (sparse or self.cache).attend(layer, query, key, value))
+
+    def after(self, layer: int, w: LayerWeights[Stored], attention: str) -> None:
+        """What comes of a layer past its cache rows; of the last, of the rows asked for alone."""
+        if layer == self.shape.layers - 1:
+            attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
+            self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
+        self.residual, self.delta = self.finish(layer, w, attention, self.residual)
+        if layer < self.shape.deepstack:  # arXiv 2406.04334: what the tower gave for this layer joins the hidden state after it
+            features = self.features[layer]
+            if layer == self.shape.layers - 1:
+                features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
+            self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
+
+    def linear(self, name: str, rows: str, weight: Stored, bias: Float32 | None = None) -> str:
+        """``rows @ weight.T + bias`` for a ``[out, in]`` weight that is stored already."""
+        g, product = self.graph, weight.multiply(self.graph, name, rows)
+        return product if bias is None else g.node("Add", [product, g.weight(f"{name}.bias", bias)], [f"{name}.biased"])
+
+    def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
+        """Split the last axis into named parts."""
+        g, outputs = self.graph, [f"{name}.{part}" for part in sizes]
+        lengths = g.constant(f"{name}.sizes", np.array(list(sizes.values()), np.int64))
+        g.node("Split", [rows, lengths], outputs, axis=-1)
+        return outputs
+
+    def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
+        """RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
+        if gamma is None:
+            return rows
+        g, dim = self.graph, self.shape.head_dim
+        heads = g.node("Reshape", [rows, g.constant("heads.shape", np.array([1, 0, -1, dim], np.int64))], [f"{name}.heads"])
+        normed, _ = self.operators.norm(name, gamma, heads, None)
+        return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
+
+    def project(self, layer: int, w: LayerWeights[Stored], residual: str, delta: str | None) -> tuple[str, str, str, str]:
+        """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
+        s, name = self.shape, f"layer{layer}"
+        normed, residual = self.operators.norm(f"{name}.input_norm", w.input_norm, residual, delta)
+        packed = self.linear(f"{name}.qkv", normed, w.qkv, w.qkv_bias)
+        q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
+        q, k = self.head_norm(f"{name}.q_norm", q, w.query_norm), self.head_norm(f"{name}.k_norm", k, w.key_norm)
+        query = self.operators.rotate(f"query{layer}", q, s.heads)
+        self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
+        return query, self.operators.rotate(f"{name}.key", k, s.kv_heads), v, residual
+
+    def finish(self, layer: int, w: LayerWeights[Stored], attention: str, residual: str) -> tuple[str, str]:
+        """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
+        g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
+        projected = self.linear(f"{name}.output", attention, w.output, w.output_bias)
+        normed, residual = self.operators.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
+        packed = self.linear(f"{name}.mlp", normed, w.gate_up, w.gate_up_bias)
+        gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
+        sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
+        gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
+        return residual, self.linear(f"{name}.down", gated, w.down, w.down_bias)
+
+    def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
+        """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
+        s, g = self.shape, self.graph
+        normed, _ = self.operators.norm("final_norm", final_norm, self.residual, self.delta)
+        rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
+        scores = head.multiply(g, "head", rows)
+        shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
+        g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
+
+    def graphs(self, variant: str) -> dict[str, GraphBuilder]:
+        """Variant -> graph, once all is made."""
+        return {variant: self.graph}
+
+
+@dataclass(slots=True)
+class PerLayerGraphs:
+    """The L + 1 graphs of a decoder that is driven layer by layer, under construction beside the others.
+
+    ``graph`` makes an empty one of a name. ``per-layer0`` makes layer 0's query, key and value of the rows; ``per-layer{l}``
+    appends those of layer ``l - 1`` and attends, finishes that layer and projects the next one, or gives the logits:
+
+        per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
+        per-layer{l}  what the one before gave, by its names: query [1, S, Hq D], key, value [1, S, Hkv D], residual [1, S, E]
+                      (inputs_embeds for l = 1); with DeepStack features{l-1} [1, S, E] after the layers that have them
+                      total_len{l-1}_{h}, last_row{l-1}_{h} (one less) int32 [1]   cos, sin, but for l = L: logit_rows int64 [R]
+                      key{l-1}_{h}, value{l-1}_{h} [1, 1, C, D], with int8 key_scale{l-1}_{h}, value_scale{l-1}_{h} [1, 1, 1, D]
+        outputs       query, key, value and the residual of layer l, in this order; of the last one logits [1, R, V]
+                      key{l-1}_{h}_out, value{l-1}_{h}_out: to be bound to the addresses of what they append to
+
+    Each KV head has an attention node and a length of its own, so that between two calls a caller may put other rows before the
+    new ones. ``total_len`` counts the rows valid in each head of that layer after the call.
+    """
+
+    graph: Callable[[str], GraphBuilder]
+    shape: DecoderShape
+    profile: Profile
+    kv: KVType
+    parts: list[DecoderGraph] = field(default_factory=list)
+
+    def start(self) -> None:
+        part = self._opened()
+        part.operators.tables()
+        part.residual = part.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+
+    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
+        """End one graph with this layer's projections, and begin the next with its attention."""
+        s, before = self.shape, self.parts[-1]
+        _, key, value, residual = before.project(layer, w, before.residual, before.delta)
+        given = {f"query{layer}": s.heads * s.head_dim, key: s.kv_size, value: s.kv_size, residual: s.hidden}
+        for name, width in list(given.items())[1:]:
+            if name != "inputs_embeds":
+                before.graph.output(name, TensorProto.FLOAT, [1, "S", width])
+        part = self._opened()
+        for name, width in given.items():
+            part.graph.input(name, TensorProto.FLOAT, [1, "S", width])
+        if layer < s.deepstack:
+            part.graph.input(f"features{layer}", TensorProto.FLOAT, [1, "S", s.hidden])
+        if layer == s.layers - 1:
+            part.graph.input("logit_rows", TensorProto.INT64, ["R"])
+        else:
+            part.operators.tables()
+        part.residual = residual
+        part.after(layer, w, HeadMemory(part.graph, s, self.kv).attend(layer, f"query{layer}", key, value))
+
+    def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
+        self.parts[-1].logits(final_norm, head)
+
+    def graphs(self, variant: str) -> dict[str, GraphBuilder]:
+        return {f"{variant}{index}": part.graph for index, part in enumerate(self.parts)}
+
+    def _opened(self) -> DecoderGraph:
+        part = DecoderGraph(self.graph(f"decoder-per-layer-{len(self.parts)}"), self.shape, self.profile, kv=self.kv)
+        part.features = [f"features{layer}" for layer in range(self.shape.deepstack)]
+        self.parts.append(part)
+        return part

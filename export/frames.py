@@ -26,28 +26,25 @@ def frame_preparation(
     if there is none, or if it prepares frames in a way that a bundle cannot express.
     """
     file, config = processor(checkpoint, processors)
-    for key, expected in (("do_resize", True), ("do_rescale", True), ("do_normalize", True)):
+    wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    if processors == ("image_processor",):
+        wanted["do_pad"] = False  # to a square
+    for key, expected in wanted.items():
         if config.get(key, expected) is not expected:
             raise UserError(f"{file}: {key} = {config[key]} cannot be exported; set it to {str(expected).lower()}")
-    if config.get("do_pad") and processors == ("image_processor",):
-        raise UserError(f"{file}: do_pad (padding frames to a square) cannot be exported; set it to false")
-    mean, std = (_triple(file, config, key) for key in ("image_mean", "image_std"))
-    resample = config.get("resample", 3)
-    if type(resample) is not int or resample not in range(len(_RESAMPLE)):
-        raise UserError(f"{file}: resample {resample!r} is not one of PIL's modes 0 to 5")
-    if _RESAMPLE[resample] not in SUPPORT:
+    if not (config.get("image_mean") and config.get("image_std")):
+        raise UserError(f"{file}: image_mean and image_std are missing; save the processor again")
+    resample = _RESAMPLE[config.get("resample", 3)]
+    if resample not in SUPPORT:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
-        raise UserError(f"{file}: resample {resample} ({_RESAMPLE[resample]}) cannot be exported; set it to one of {usable}")
-    rescale = config.get("rescale_factor", 1 / 255)
-    if isinstance(rescale, bool) or not isinstance(rescale, int | float):
-        raise UserError(f"{file}: rescale_factor {rescale!r} is no number")
+        raise UserError(f"{file}: resample {config['resample']} ({resample}) cannot be exported; set it to one of {usable}")
     return {
         "size": list(size),
         **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
-        "resample": _RESAMPLE[resample],
-        "rescale": float(rescale),
-        "mean": mean,
-        "std": std,
+        "resample": resample,
+        "rescale": float(config.get("rescale_factor") or 1 / 255),
+        "mean": [float(number) for number in config["image_mean"]],
+        "std": [float(number) for number in config["image_std"]],
     }
 
 
@@ -61,40 +58,26 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
         if own is not None:
             check_settings(file, own)
             return file, defaults | own
-    wanted = " or ".join(_FILES[name] for name in processors)
-    raise UserError(
-        f"{checkpoint.folder / _JOINT}: is missing ({wanted} would do too); "
-        "save the processor beside the model: processor.save_pretrained"
-    )
+    raise UserError(f"{checkpoint.folder / _JOINT}: is missing; save the processor beside the model: processor.save_pretrained")
 
 
-def sides(config: dict[str, Any]) -> dict[str, int | None]:
-    """``size`` of a processor file by its sides; a number is that of both."""
-    size = config.get("size") or {}
+def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
+    """A size of a processor file by its sides; a number is that of both."""
+    size = config.get(key) or {}
     return {"height": size, "width": size} if isinstance(size, int) else dict(size)
 
 
 def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str, Any]:
     """``stretch`` to the tower's size, or resize the shorter edge and ``crop`` the middle."""
-    size = sides(config)
-    crop = config.get("crop_size") if config.get("do_center_crop") else None
-    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
-    final = dict(crop or size)
+    size, crop = sides(config), sides(config, "crop_size") if config.get("do_center_crop") else {}
+    final, edge = crop or size, size.get("shortest_edge")
     if (final.get("height"), final.get("width")) != wanted:
         raise UserError(f"{file}: frames become {final}, but the vision tower takes {wanted[0]} x {wanted[1]} pixels")
-    edge = size.get("shortest_edge")
-    if crop is not None and edge is not None:
-        return {"fit": "crop", "shortest_edge": int(edge)}
-    if crop is not None and (size.get("height"), size.get("width")) != wanted:
+    if crop and edge is not None:
+        return {"fit": "crop", "shortest_edge": edge}
+    if crop and (size.get("height"), size.get("width")) != wanted:
         raise UserError(f"{file}: resizing to {size} before a crop of {final} cannot be exported; give a shortest_edge")
     return {"fit": "stretch", "shortest_edge": None}
-
-
-def _triple(file: str, config: dict[str, Any], key: str) -> list[float]:
-    value = config.get(key)
-    if not isinstance(value, list) or len(value) != 3 or not all(type(x) in (int, float) and abs(x) < 1e9 for x in value):
-        raise UserError(f"{file}: {key} must be three numbers, one a colour channel, not {value!r}")
-    return [float(number) for number in value]
 
 
 def pixel_budget(
@@ -111,8 +94,7 @@ def pixel_budget(
     has its own; a stream has no length, so a budget for a clip is that of the shortest, with MOST_TOKENS a frame at most.
     Raises UserError for an invalid budget, and with ``needs_file`` where no file says how frames are prepared.
     """
-    is_there = any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values()))
-    if not (is_there or needs_file):
+    if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)
     file, config = processor(checkpoint, processors)
     size = sides(config)

@@ -38,13 +38,11 @@ def tensor_type(dtype: np.dtype) -> int:
     return kind
 
 
-def save_array(path: Path, array: NDArray[Any]) -> int:
-    """Write ``array`` as an .npy file; returns where its bytes start. (``np.save`` does not say that a disk is full.)"""
-    return save_slices(path, len(array), [array])
-
-
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write arrays that follow one another on the first axis, ``length`` in all, as one .npy file; returns where they start."""
+    """Write arrays that follow one another on the first axis, ``length`` in all, as one .npy file; returns where they start.
+
+    (``np.save`` does not say that a disk is full.)
+    """
     with path.open("wb") as stream:
         start = 0
         for array in slices:
@@ -75,37 +73,29 @@ class ExportJournal(JsonLines):
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path, key=lambda line: line[0], sync=True)
 
-    def values(self, group: str) -> list[Any]:
-        """Return the values of the steps that belong to ``group``."""
-        return [value for _, owner, value in self.records.values() if owner == group]
-
     def once(self, step: str, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returned, a JSON value; it is called only if the step is not finished."""
+        """Return what ``work`` returned, a JSON value; it is called only if the step is not finished. Raises OSError."""
         if step not in self.records:
-            self.finish(step, work())
-        return self.records[step][2]
-
-    def finish(self, step: str, value: Any, group: str = "") -> None:
-        """Note a step; the files that it wrote are on the disk already. Raises OSError."""
-        self.add([step, group, value])
+            self.add([step, work()])  # the files that it wrote are on the disk already
+        return self.records[step][1]
 
 
 class WeightsFile:
     """Tensors one after another, 64-byte aligned, written as they come, a slice at a time.
 
     Graphs that share the file share its tensors: a name is written once. ``finish`` closes a step of the ``journal``, and the
-    tensors of steps that it has are not written again: the file is cut behind the last of them.
+    tensors of steps that it has are not written again: the file is cut after the last of them.
     """
 
     def __init__(self, stream: BinaryIO, name: str, journal: ExportJournal | None = None) -> None:
         self.stream, self.name, self.journal = stream, name, journal or ExportJournal()
-        self._written: dict[str, TensorProto] = {}
-        self._new: list[str] = []
+        self.written: dict[str, TensorProto] = {}
+        self._new: list[tuple[Any, ...]] = []
         end = 0
-        for value in self.journal.values(name):
-            end = value["end"]
-            for tensor, dtype, shape, offset, length in value["tensors"]:
-                self._written[tensor] = external_tensor(tensor, name, dtype, shape, offset, length)
+        for _, value in self.journal.records.values():
+            if isinstance(value, dict) and value.get("file") == name:
+                end = value["end"]
+                self.written |= {row[0]: external_tensor(*row) for row in value["tensors"]}
         if stream.seek(0, os.SEEK_END) < end:
             raise OSError(f"{name} is shorter than its journal says")
         stream.seek(end)
@@ -122,37 +112,26 @@ class WeightsFile:
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
         """The same of a tensor that comes as slices of whole rows."""
-        if name not in self._written:
-            self._written[name] = self._append(name, shape, dtype, slices)
-            self._new.append(name)
-        return self._written[name]
-
-    def written(self, name: str) -> TensorProto | None:
-        """The initializer of a tensor that is in the file already."""
-        return self._written.get(name)
+        if name not in self.written:
+            row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
+            self._new.append(row)
+            self.written[name] = external_tensor(*row)
+        return self.written[name]
 
     def finish(self, step: str) -> None:
         """Note in the journal that everything up to here is written. Raises OSError."""
-        if step in self.journal.records:
-            return
-        flush(self.stream)
-        tensors = [self._written[name] for name in self._new]
-        places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in tensors]
-        rows = [
-            (tensor.name, tensor.data_type, list(tensor.dims), int(place["offset"]), int(place["length"]))
-            for tensor, place in zip(tensors, places, strict=True)
-        ]
-        self.journal.finish(step, {"end": self.stream.tell(), "tensors": rows}, self.name)
+        if step not in self.journal.records:
+            flush(self.stream)
+            self.journal.add([step, {"file": self.name, "end": self.stream.tell(), "tensors": self._new}])
         self._new = []
 
-    def _append(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        kept = np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32)
+    def _append(self, name: str, shape: Sequence[int], kept: np.dtype, slices: Iterable[NDArray[Any]]) -> tuple[Any, ...]:
         self.stream.write(b"\0" * (-self.stream.tell() % ALIGNMENT))
         offset = self.stream.tell()
         for rows in slices:
             data = pairs(rows) if kept == INT4 else np.ascontiguousarray(rows, kept)
             self.stream.write(data.data if data.size else b"")
-        return external_tensor(name, self.name, tensor_type(kept), shape, offset, self.stream.tell() - offset)
+        return name, self.name, tensor_type(kept), list(shape), offset, self.stream.tell() - offset
 
 
 class GraphBuilder:
@@ -182,7 +161,7 @@ class GraphBuilder:
 
     def shared(self, name: str) -> bool:
         """Whether another graph of the weights file has written ``name``; then it is an initializer of this one too."""
-        if (tensor := self.weights.written(name)) is not None:
+        if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None
 
@@ -191,6 +170,10 @@ class GraphBuilder:
         if all(tensor.name != name for tensor in self.initializers):
             self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
         return name
+
+    def integers(self, *numbers: int) -> str:
+        """A shape, axes or lengths: int64."""
+        return self.constant("int64." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
         """Add a node and return its first output."""

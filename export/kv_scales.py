@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import islice
@@ -15,20 +15,14 @@ from tokenizers import Tokenizer
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, hash_file, seal_manifest
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
-from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
-
-Frames = Iterable[NDArray[np.uint8]]
-Encode = Callable[[str], Sequence[int]]
 
 HEADROOM = 1.25  # scales hold so many times what was seen: docs/internals/models.md has what less and more would cost
 FRAMES = 8
@@ -51,35 +45,6 @@ def in_fp32(bundle: Bundle) -> Bundle:
     return replace(bundle, decoder=replace(spec, kv="fp32", graphs={"full": spec.graphs["fp32-kv"]}))
 
 
-def measured_scales(bundle: Bundle, frames: Frames | None = None, count: int = FRAMES, threads: int | None = None) -> KVScales:
-    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
-
-    frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError where a bundle has no fp32 graph,
-    or is of a model with too few positions for a frame and a question.
-    """
-    exact = in_fp32(bundle)
-    tokenizer = Tokenizer.from_file(str(exact.file(exact.chat.tokenizer)))
-    with closing(load_engine(DEFAULT_ENGINE, exact, threads=threads)) as engine:
-        model = Model(exact, engine, tokenizer, exact.closing_rows())
-        reach = Reach(exact)
-        _watch(model, colour_fields(exact.vision.size) if frames is None else frames, count, reach)
-    return KVScales.holding(reach.key, reach.value, HEADROOM)
-
-
-def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, chat: dict[str, Any], tokenizer: str) -> None:
-    """Raise UserError, before anything is written, where :func:`add_scales` would: no engine, or too few positions.
-
-    limit: positions of a stream. frame: tokens of a grid; text: what stands around it. tokenizer: its JSON.
-    """
-    load_class("engines", DEFAULT_ENGINE)
-    read = Tokenizer.from_str(tokenizer)
-
-    def encode(words: str) -> list[int]:
-        return read.encode(words, add_special_tokens=False).ids
-
-    frames_that_fit(limit, frame + most_text(*text, encode), Chat(ChatSpec(**chat)), closing, encode)
-
-
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the scales of the int8 bundle that ``manifest`` describes, which is complete but for them, and list their file.
 
@@ -93,55 +58,44 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
     manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
 
 
-class Reach:
-    """The longest rotary pair of keys and the largest value, of each layer, KV head and channel, of all caches seen."""
+def measured_scales(
+    bundle: Bundle, frames: Iterable[NDArray[np.uint8]] | None = None, count: int = FRAMES, threads: int | None = None
+) -> KVScales:
+    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
 
-    def __init__(self, bundle: Bundle) -> None:
-        spec = bundle.decoder
-        self.key = np.zeros((spec.layers, spec.kv_heads, spec.head_dim // 2), np.float32)
-        self.value = np.zeros((spec.layers, spec.kv_heads, spec.head_dim), np.float32)
-
-    def see(self, cache: KVCache) -> None:
-        for layer in range(cache.layers):
-            pairs = np.hypot(*np.split(cache.dequantize("key", layer), 2, -1))
-            np.maximum(self.key[layer], pairs.max(1), out=self.key[layer])
-            np.maximum(self.value[layer], np.abs(cache.dequantize("value", layer)).max(1), out=self.value[layer])
-
-
-def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
-    """Frames one at a time under full KV, then each question with an answer."""
-    chat, per_frame = Chat(model.bundle.chat), model.rows_per_frame
-    prefix, asked = model.encode(chat.prefix), _asked(chat, model.encode)
-    asked.append(np.random.default_rng(0).integers(0, model.bundle.decoder.vocab, RANDOM))
-    count = min(count, frames_that_fit(model.bundle.limit, per_frame, chat, len(model.closing), model.encode))
-    text_rows = max(map(len, asked)) + len(model.closing) + ANSWER
-    stream = Stream(model, Full(), count * per_frame, prefix, text_rows, "never")
-    preprocess = Preprocessor(model.bundle.vision)
-    for frame in islice(frames, count):
-        stream.append_frames(model.engine.encode(preprocess(frame)[None]))
-    for ids in asked:
-        with stream.question():
-            logits = stream.append_text(np.concatenate([model.closing, model.engine.embed(ids)]))
-            for _ in range(ANSWER):
-                logits = stream.append_text(model.engine.embed(np.array([int(np.argmax(logits))])))
-            reach.see(stream.cache)
-
-
-def _asked(chat: Chat, encode: Encode) -> list[NDArray[np.int64]]:
-    return [np.asarray(encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
-
-
-def frames_that_fit(limit: int, rows: int, chat: Chat, closing: int, encode: Encode) -> int:
-    """How many frames of ``rows`` rows each leave room for ``closing`` rows and any question in ``limit`` positions.
-
-    Raises UserError if it is invalid.
+    Of keys that is the longest rotary pair, of values the largest number, of each layer, KV head and channel.
+    frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError where a bundle has no fp32 graph,
+    or is of a model with too few positions for a frame and a question.
     """
-    longest = max(RANDOM, *map(len, _asked(chat, encode)))
-    fits = (limit - len(encode(chat.prefix)) - longest - closing - ANSWER) // rows
-    if fits < 1:
-        why = f"the model's {limit} positions hold no frame and question, so no KV scales can be measured"
-        raise UserError(f"{why}; export it with --kv fp16")
-    return fits
+    exact = in_fp32(bundle)
+    spec, chat = exact.decoder, Chat(exact.chat)
+    key = np.zeros((spec.layers, spec.kv_heads, spec.head_dim // 2), np.float32)
+    value = np.zeros((spec.layers, spec.kv_heads, spec.head_dim), np.float32)
+    tokenizer = Tokenizer.from_file(str(exact.file(exact.chat.tokenizer)))
+    with closing(load_engine(DEFAULT_ENGINE, exact, threads=threads)) as engine:
+        model = Model(exact, engine, tokenizer, exact.closing_rows())
+        prefix = model.encode(chat.prefix)
+        asked = [np.asarray(model.encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
+        asked.append(np.random.default_rng(0).integers(0, spec.vocab, RANDOM))
+        text_rows = max(map(len, asked)) + len(model.closing) + ANSWER
+        count = min(count, (exact.limit - len(prefix) - text_rows) // model.rows_per_frame)
+        if count < 1:
+            why = f"the model's {exact.limit} positions hold no frame and question, so no KV scales can be measured"
+            raise UserError(f"{why}; export it with --kv fp16")
+        stream = Stream(model, Full(), count * model.rows_per_frame, prefix, text_rows, "never")
+        preprocess = Preprocessor(exact.vision)
+        for frame in islice(colour_fields(exact.vision.size) if frames is None else frames, count):
+            stream.append_frames(engine.encode(preprocess(frame)[None]))
+        for ids in asked:
+            with stream.question():
+                logits = stream.append_text(np.concatenate([model.closing, engine.embed(ids)]))
+                for _ in range(ANSWER):
+                    logits = stream.append_text(engine.embed(np.array([int(np.argmax(logits))])))
+                for layer in range(spec.layers):
+                    pairs = np.hypot(*np.split(stream.cache.dequantize("key", layer), 2, -1))
+                    np.maximum(key[layer], pairs.max(1), out=key[layer])
+                    np.maximum(value[layer], np.abs(stream.cache.dequantize("value", layer)).max(1), out=value[layer])
+    return KVScales.holding(key, value, HEADROOM)
 
 
 def colour_fields(size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:

@@ -12,7 +12,7 @@ eight numbers to an int32, lowest bits first:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from edgevlm.export.precisions.layouts import Blocks
 PREQUANTISED = "int4-zp"  # the precision that they are stored in
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
-LAYOUT = Blocks(4, with_zeros=True)  # of the group's size
 ADVICE = "give the checkpoint before quantisation"
 
 
@@ -41,7 +40,7 @@ class Prequantised:
 
     @property
     def layout(self) -> Blocks:
-        return replace(LAYOUT, size=self.group)
+        return Blocks(4, self.group, with_zeros=True)
 
     @property
     def packed_on(self) -> int:
@@ -79,25 +78,18 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
     if not found or found.get("quant_method") not in ("awq", "gptq"):
         return None
     method, bits, group = found["quant_method"], found.get("bits", found.get("w_bit")), found.get("group_size", 128)
-    if bits != 4 or group not in GROUPS:
-        what = f"{method} of {bits} bits in groups of {group}"
-        raise UserError(f"config.json: {what} cannot be read, only 4 bits in groups of {GROUPS}; {ADVICE}")
-    if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
-        raise UserError(f"config.json: AWQ's version {found['version']!r} cannot be read, only 'gemm'; {ADVICE}")
-    version = str(found.get("checkpoint_format", found.get("format", "gptq"))).lower()
-    if method == "gptq" and version not in ("gptq", "gptq_v2"):
-        raise UserError(
-            f"config.json: GPTQ's checkpoint_format {version!r} cannot be read, only 'gptq' and 'gptq_v2'; {ADVICE}"
-        )
-    return Prequantised(method, group, 2 if version == "gptq_v2" else 1)
+    said = found.get("version", "gemm") if method == "awq" else found.get("checkpoint_format", found.get("format", "gptq"))
+    kind = str(said).lower()
+    if bits != 4 or group not in GROUPS or kind not in ("gemm", "gptq", "gptq_v2"):
+        what = f"{method} of {bits} bits in groups of {group}, {kind!r}"
+        wanted = f"only 4 bits in groups of {GROUPS}, AWQ's 'gemm', 'gptq' and 'gptq_v2'"
+        raise UserError(f"config.json: {what}, cannot be read, {wanted}; {ADVICE}")
+    return Prequantised(method, group, 2 if kind == "gptq_v2" else 1)
 
 
-def stored_in(config: dict[str, Any], text_gguf: Path | None, wanted: str | None = None) -> str:
-    """The precision that a checkpoint's matrices are stored in: the one wanted, else its own. Raises as ``prequantised``.
-
-    text_gguf: the file that the text half comes from, in place of what ``config.json`` speaks of.
-    """
-    return wanted or (DEFAULT_PRECISION if text_gguf is not None or prequantised(config) is None else PREQUANTISED)
+def stored_in(config: dict[str, Any], wanted: str | None = None) -> str:
+    """The precision that a checkpoint's matrices are stored in: the one wanted, else its own. Raises as ``prequantised``."""
+    return wanted or (DEFAULT_PRECISION if prequantised(config) is None else PREQUANTISED)
 
 
 def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
@@ -114,15 +106,13 @@ def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
     """The matrix ``size`` (out, in) at ``place``. Raises UserError where tensors are missing, or are not what they must be."""
     shapes = packing.shapes(size)
     if f"{place}.g_idx" in checkpoint.tensors:
-        check_order(checkpoint.integers(f"{place}.g_idx", size[1:]), packing.group)
+        order = checkpoint.integers(f"{place}.g_idx", size[1:])
+        if not np.array_equal(order, np.arange(size[1]) // packing.group):  # by their activations (``desc_act``)
+            raise UserError(
+                f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {ADVICE}"
+            )
     qweight, qzeros = (checkpoint.integers(f"{place}.{part}", shapes[part]) for part in ("qweight", "qzeros"))
     return packing.stored(qweight, qzeros, checkpoint.tensor(f"{place}.scales", shapes["scales"]))
-
-
-def check_order(g_idx: NDArray[np.int32], group: int) -> None:
-    """Raise UserError where inputs were put into groups by their activations (``desc_act``) and not as they come."""
-    if not np.array_equal(g_idx, np.arange(len(g_idx)) // group):
-        raise UserError(f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {ADVICE}")
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:

@@ -40,8 +40,8 @@ class SparseAttention:
         g.node("Shape", ["inputs_embeds"], ["S"], start=1, end=2)
         g.node("Neg", ["p"], ["-p"])
         g.node("Div", ["S", "p"], ["F"])
-        g.node("Mul", ["p", self._numbers(self.group)], ["gp"])
-        g.node("Add", ["shared", self._numbers(1)], ["1+m"])
+        g.node("Mul", ["p", self.graph.integers(self.group)], ["gp"])
+        g.node("Add", ["shared", self.graph.integers(1)], ["1+m"])
         g.node("Add", ["1+m", "p"], ["T"])
         heads, group, dim = s.kv_heads, self.group, s.head_dim
         self._shape_of("shape.query", -1, "p", heads, group, dim)
@@ -72,7 +72,7 @@ class SparseAttention:
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = g.node("Mul", [split, scale], [f"{name}.q"])
         products = g.node("Mul", [scaled, previous_key], [f"{name}.previous.products"])
-        dot = g.node("ReduceSum", [products, self._numbers(-1)], [f"{name}.previous.dot"], keepdims=1)
+        dot = g.node("ReduceSum", [products, self.graph.integers(-1)], [f"{name}.previous.dot"], keepdims=1)
         logit = g.node("Add", [dot, self._of_layer(layer, "absent", "shape.absent")], [f"{name}.previous.logit"])
         joined = g.node("Concat", [logit, scaled], [f"{name}.q.joined"], axis=-1)  # [H, F, g, p, 1 + D]
         queries = g.node("Reshape", [joined, "shape.augmented"], [f"{name}.queries"])  # [H, F, g p, 1 + D]
@@ -88,7 +88,7 @@ class SparseAttention:
         values = self._seen(layer, "value", past_value, new_value, augmented=False)  # [H, F, T, D]
         dense = g.node("MatMul", [weights, values], [f"{name}.dense"])
         dense = g.node("Reshape", [dense, "shape.out"], [f"{name}.dense.split"])  # [H, F, g, p, D]
-        ends = [self._numbers(0), self._numbers(1), self._numbers(-1)]
+        ends = [self.graph.integers(0), self.graph.integers(1), self.graph.integers(-1)]
         weight = g.node("Slice", [weights, *ends], [f"{name}.previous.weight"])
         weight = g.node("Reshape", [weight, "shape.weight"], [f"{name}.previous.weight.split"])  # [H, F, g, p, 1]
         sparse = g.node("Mul", [weight, previous_value], [f"{name}.sparse"])
@@ -97,12 +97,9 @@ class SparseAttention:
         shape = g.constant("shape.attention", np.array([1, -1, s.heads * s.head_dim], np.int64))
         return g.node("Reshape", [by_token, shape], [f"{name}.attention"])
 
-    def _numbers(self, *values: int) -> str:
-        return self.graph.constant("int64." + ".".join(map(str, values)), np.array(values, np.int64))
-
     def _shape_of(self, name: str, *sizes: int | str) -> None:
         """A shape of numbers and of tensors of one number."""
-        parts = [size if isinstance(size, str) else self._numbers(size) for size in sizes]
+        parts = [size if isinstance(size, str) else self.graph.integers(size) for size in sizes]
         self.graph.node("Concat", parts, [name], axis=0)
 
     def _count(self, name: str, start: str, end: str) -> str:
@@ -116,7 +113,9 @@ class SparseAttention:
         """``mask [p, T]``: 0, and UNSEEN for the later tokens of a row's own frame."""
         g = self.graph
         g.node("Neg", ["1+m"], ["-(1+m)"])
-        rows = g.node("Unsqueeze", [self._count("mask.row", self._numbers(0), "p"), self._numbers(1)], ["mask.rows"])
+        rows = g.node(
+            "Unsqueeze", [self._count("mask.row", self.graph.integers(0), "p"), self.graph.integers(1)], ["mask.rows"]
+        )
         later = g.node("Greater", [self._count("mask.columns", "-(1+m)", "p"), rows], ["mask.later"])
         g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
 
@@ -125,19 +124,21 @@ class SparseAttention:
         g = self.graph
         zero = g.constant("int64.zero", np.array(0, np.int64))
         slots = g.node("Max", ["previous", zero], ["previous.slots"])
-        g.node("Unsqueeze", [slots, self._numbers(-1)], ["slots"])
+        g.node("Unsqueeze", [slots, self.graph.integers(-1)], ["slots"])
         missing = g.node("Less", ["previous", zero], ["previous.missing"])
         first = g.node("Where", [missing, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["absent.first"])
         g.node("Sub", ["S", "p"], ["S-p"])
-        pads = g.node("Concat", [self._numbers(0, 0, 0, 0, 0), "S-p"], ["absent.pads"], axis=0)
+        pads = g.node("Concat", [self.graph.integers(0, 0, 0, 0, 0), "S-p"], ["absent.pads"], axis=0)
         g.node("Pad", [first, pads], ["absent"])
 
     def _write_index(self) -> None:
         """``write [1, H, S, 3]``: where row s of head h goes when the cache is empty, (0, h, s)."""
         g, s = self.graph, self.shape
-        shape = g.node("Concat", [self._numbers(1, s.kv_heads), "S", self._numbers(1)], ["write.shape"], axis=0)
+        shape = g.node("Concat", [self.graph.integers(1, s.kv_heads), "S", self.graph.integers(1)], ["write.shape"], axis=0)
         heads = g.constant("write.heads", np.arange(s.kv_heads, dtype=np.int64).reshape(1, -1, 1, 1))
-        rows = g.node("Reshape", [self._count("write.row", self._numbers(0), "S"), self._numbers(1, 1, -1, 1)], ["write.rows"])
+        rows = g.node(
+            "Reshape", [self._count("write.row", self.graph.integers(0), "S"), self.graph.integers(1, 1, -1, 1)], ["write.rows"]
+        )
         batch = g.constant("write.batch", np.zeros((1, 1, 1, 1), np.int64))
         parts = [g.node("Expand", [part, shape], [f"{part}.expanded"]) for part in (batch, heads, rows)]
         g.node("Concat", parts, ["write"], axis=-1)
@@ -157,20 +158,20 @@ class SparseAttention:
         if part == "key":
             total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)
             past = g.node("Sub", [total, "S"], [f"{name}.past"])
-            offset = g.node("Concat", [self._numbers(0, 0), past], [f"{name}.offset"], axis=0)
+            offset = g.node("Concat", [self.graph.integers(0, 0), past], [f"{name}.offset"], axis=0)
             g.node("Add", ["write", offset], [f"{name}.write"])
         return f"{name}.write"
 
     def _by_head(self, name: str, rows: str) -> str:
         """``[1, S, H D]`` to ``[1, H, S, D]``."""
         g, s = self.graph, self.shape
-        split = g.node("Reshape", [rows, self._numbers(1, -1, s.kv_heads, s.head_dim)], [f"{name}.split"])
+        split = g.node("Reshape", [rows, self.graph.integers(1, -1, s.kv_heads, s.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
 
     def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
         """A layer's part of ``slots`` (``[1, H, p, 1]``) or ``absent``, reshaped."""
         g, name = self.graph, f"layer{layer}.{what}"
-        part = g.node("Gather", [what, self._numbers(layer)], [name], axis=0)
+        part = g.node("Gather", [what, self.graph.integers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
     def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
@@ -179,21 +180,21 @@ class SparseAttention:
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
         first = self.memory.dequantize(part, layer, first)
-        others = g.node("Slice", [new, self._numbers(0), "-p", self._numbers(2)], [f"{name}.others"])
+        others = g.node("Slice", [new, self.graph.integers(0), "-p", self.graph.integers(2)], [f"{name}.others"])
         rows = g.node("Concat", [first, others], [f"{name}.rows"], axis=2)
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
         """What each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
-        shared = g.node("Slice", [past, self._numbers(0), "shared", self._numbers(2)], [f"{name}.slots"])
+        shared = g.node("Slice", [past, self.graph.integers(0), "shared", self.graph.integers(2)], [f"{name}.slots"])
         shared = self.memory.dequantize(part, layer, shared)
-        shared = g.node("Reshape", [shared, self._numbers(s.kv_heads, 1, -1, s.head_dim)], [f"{name}.shared"])
+        shared = g.node("Reshape", [shared, self.graph.integers(s.kv_heads, 1, -1, s.head_dim)], [f"{name}.shared"])
         own = g.node("Reshape", [new, "shape.own"], [f"{name}.own"])  # [H, F, p, D]
         stand_in = np.zeros((s.kv_heads, 1, 1, s.head_dim + augmented), np.float32)
         if augmented:
             stand_in[..., 0] = 1
-            pads = self._numbers(0, 0, 0, 1, 0, 0, 0, 0)
+            pads = self.graph.integers(0, 0, 0, 1, 0, 0, 0, 0)
             shared = g.node("Pad", [shared, pads], [f"{name}.shared.padded"])
             own = g.node("Pad", [own, pads], [f"{name}.own.padded"])
         first = g.constant("stand_in.key" if augmented else "stand_in.value", stand_in)

@@ -26,7 +26,7 @@ from edgevlm.runtime.model import bundle_folder
 
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
-    "st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None, "vision_precision": None, "kv": "fp32",
+    "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp32",
     "profile": ONNXRUNTIME, "positions": "trained",
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def exporter(gptq: bool) -> Callable[..., Path]:
 def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:
     """Return where a checkpoint's bundle with these options is cached. Raises UserError where it is no checkpoint."""
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
-    options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
+    options["precision"] = stored_in(ConfigOnly(folder).config, options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
     options["samples"] = needed("edgevlm.apps.bundles.gptq", "exporting").source() if gptq else {}
     name = plain_name(ConfigOnly(folder).name)

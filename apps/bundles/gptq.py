@@ -12,7 +12,8 @@ import numpy as np
 
 from edgevlm.calib import activations
 from edgevlm.export import export_checkpoint
-from edgevlm.export.samples import ActivationSampler, Samples, rounded_layout
+from edgevlm.export.options import ActivationSampler, Samples
+from edgevlm.export.profiles import rounded_layout
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle, check_target
 from edgevlm.runtime.engine import DEFAULT_ENGINE

@@ -31,7 +31,6 @@ def export(
         Literal["trained", "transformers"],
         option("trained|transformers", "Place Qwen's prompts as trained, or as transformers does."),
     ] = "trained",
-    text_gguf: Annotated[Path | None, option("FILE", "Take the decoder's weights from this GGUF file.")] = None,
     st_spattn: Annotated[int | None, option("LAYER", "Prefill sparsely from this layer (PureKV).", "3", min=0)] = None,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
@@ -60,7 +59,7 @@ def export(
             target = target_for(folder, device, jetpack, precision, wanted, (height, width))
             to_stderr(target.line)
         options: dict[str, Any] = {
-            "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
+            "st_spattn_from": st_spattn, "camera": (height, width), "precision": target.precision,
             "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
         complete_checkpoint(checkpoint, folder, step, to_stderr)

@@ -122,7 +122,7 @@ def weights(
 def check_precision(name: str) -> None:
     """Raise UserError unless ``name`` is a precision, or one of integers and ``+gptq``."""
     from edgevlm.export.precisions import load_precision
-    from edgevlm.export.samples import rounded_layout
+    from edgevlm.export.profiles import rounded_layout
 
     precision, plus, rounding = name.partition("+")
     load_precision(precision)

@@ -20,8 +20,8 @@ from edgevlm.bench.stream.torch_baseline import load
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.export.vision import check_precision
 from edgevlm.progress import Notify
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.model import Model
 
 TOWER = "siglip-so400m-384"
@@ -48,7 +48,7 @@ def vision(
     runtime.
     """
     for name in precisions:
-        check_precision(name)
+        vision_precision(ONNXRUNTIME, name, name)
     if set(against) - {OTHER}:
         raise UserError(f"--against {', '.join(against)}: there is {OTHER}")
     torch.set_num_threads(threads)

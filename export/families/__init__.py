@@ -121,18 +121,17 @@ def block_parameters(width: int, inner: int, gated: bool = False) -> int:
     return 4 * (width * width + width) + mlp
 
 
-def square_geometry(vision: Config, parameters: int, blocks: int, patches: int, **more: Any) -> TowerGeometry:
-    """A SigLIP or CLIP tower: square frames, every patch seen by all."""
-    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+def square_geometry(
+    vision: Config, blocks: int, projector: int, projected: int, tokens: int, *, text: int = 0, more: int = 0
+) -> TowerGeometry:
+    """The first ``blocks`` of a SigLIP or CLIP tower: square frames, every patch seen by all. more: parameters beside."""
+    width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
+    is_clip, size = vision["model_type"] == "clip_vision_model", int(vision["image_size"])
+    patches, each = (size // patch) ** 2 + is_clip, block_parameters(width, inner)
+    stem = 3 * patch * patch * width + patches * width + (3 * width if is_clip else width)
     return TowerGeometry(
-        parameters=parameters,
-        block_parameters=blocks * block_parameters(width, inner),
-        patches=patches,
-        attended=patches,
-        blocks=blocks,
-        width=width,
-        inner=inner,
-        heads=int(vision["num_attention_heads"]),
-        size=(int(vision["image_size"]),) * 2,
-        **more,
-    )
+        parameters=stem + blocks * (each + 4 * width) + projector + more,
+        block_parameters=blocks * each, projector_parameters=projector, projected=projected, tokens=tokens, patches=patches,
+        attended=patches, blocks=blocks, width=width, inner=inner, heads=int(vision["num_attention_heads"]), size=(size, size),
+        text=text,
+    )  # fmt: skip

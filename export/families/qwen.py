@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters
 from edgevlm.export.frames import pixel_budget
-
-if TYPE_CHECKING:
-    from edgevlm.export.vision.qwen import PatchGrid, QwenTower
 
 START, END = "<|vision_start|>", "<|vision_end|>"
 
@@ -25,127 +22,89 @@ class Qwen2VL(Family):
     keeps_aspect: ClassVar[bool] = True
     merge: ClassVar[int] = 2
     fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
+    tower: ClassVar[str] = "QwenTower"
     token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted
+    shares_budget: ClassVar[bool] = False  # whether the frames of a grid do
     is_gated: ClassVar[bool] = False  # whether its MLPs are
     norm_vectors: ClassVar[int] = 2  # of a norm: weight and bias, or the weight alone
     is_placed: ClassVar[bool] = False  # whether patches have position embeddings, and a bias
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        from edgevlm.export.vision.qwen import PatchGrid
+        from edgevlm.export.vision import qwen
 
         vision = with_defaults(checkpoint.section("vision_config"), self.vision_type)
         merge, patch, group = sizes = [vision[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size")]
         if not all(isinstance(number, int) for number in sizes) or vision.get("in_channels", 3) != 3:
             raise UserError("config.json: vision patches must be squares of pixels with three channels")
         edge = merge * patch
-        pixels = pixel_budget(checkpoint, self.processors, edge, self.budget, self.sharing(vision))
+        pixels = pixel_budget(checkpoint, self.processors, edge, *self.budget(vision))
         size = pixels.fitted(*camera)
-        grid = PatchGrid(size[0] // edge, size[1] // edge, merge, patch, group)
+        grid = qwen.PatchGrid(size[0] // edge, size[1] // edge, merge, patch, group)
         clock = vision.get("tokens_per_second")
         return FamilyParts(
-            self.tower(grid, vision),
+            getattr(qwen, self.tower)(grid, vision, *self.widths(vision)),
             (grid.rows, grid.columns),
             tokens_per_second=None if clock is None else float(clock),
             deepstack=len(vision.get("deepstack_visual_indexes", ())),
             pixels=pixels,
         )
 
-    def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
-        from edgevlm.export.vision.qwen import QwenTower
-
-        return QwenTower(grid, vision, *self.widths(vision))
-
-    @property
-    def budget(self) -> tuple[int, int]:
-        """The fewest and the most pixels of a frame, where the processor files name none."""
-        return 128 * self.token_edge**2, 768 * self.token_edge**2
-
-    def sharing(self, vision: Config) -> int:
-        """Frames that share a budget."""
-        return 1
+    def budget(self, vision: Config) -> tuple[tuple[int, int], int]:
+        """The fewest and the most pixels of a frame, where the processor files name none, and the frames that share them."""
+        return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
         """Of a block, of its MLP and of what the tower gives."""
-        width = int(vision["embed_dim"])
-        return width, int(width * vision["mlp_ratio"]), int(vision["hidden_size"])
+        if self.vision_type == Qwen2VL.vision_type:
+            return int(vision["embed_dim"]), int(vision["embed_dim"] * vision["mlp_ratio"]), int(vision["hidden_size"])
+        return int(vision["hidden_size"]), int(vision["intermediate_size"]), int(vision["out_hidden_size"])
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
         vision = config["vision_config"]
         (width, inner, hidden), taps = self.widths(vision), len(vision.get("deepstack_visual_indexes", ()))
         patch, merge, group = (int(vision[key]) for key in ("patch_size", "spatial_merge_size", "temporal_patch_size"))
-        size = sized(patch * merge, self.budget, self.sharing(vision))
+        size = sized(patch * merge, *self.budget(vision))
         rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
-        tokens, blocks, heads = rows * columns, int(vision["depth"]), int(vision["num_heads"])
+        tokens, blocks = rows * columns, int(vision["depth"])
         patches, joined = tokens * merge**2, width * merge**2
         places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # and a bias
-        embedding = 3 * group * patch * patch * width + places
         per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
+        attended = float(patches)
+        if "window_size" in vision and "fullatt_block_indexes" in vision:  # in all blocks that are not full
+            side = max(1, int(vision["window_size"]) // (patch * merge))
+            tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
+            windowed = merge**2 * sum(height**2 for height in tall) * sum(across**2 for across in wide) / tokens
+            full = len([index for index in vision["fullatt_block_indexes"] if index < blocks])
+            attended = (full * patches + (blocks - full) * windowed) / blocks
         return TowerGeometry(
-            parameters=embedding + blocks * per_block + mergers + norms,
-            block_parameters=blocks * per_block,
-            projector_parameters=mergers,
-            projected=tokens,
-            tokens=tokens,
-            patches=patches,
-            attended=_attended(vision, rows, columns, merge, patch, blocks),
-            blocks=blocks,
-            width=width,
-            inner=inner,
-            heads=heads,
-            size=size,
-            group=group,
+            parameters=3 * group * patch * patch * width + places + blocks * per_block + mergers + norms,
+            block_parameters=blocks * per_block, projector_parameters=mergers, projected=tokens, tokens=tokens, patches=patches,
+            attended=attended, blocks=blocks, width=width, inner=inner, heads=int(vision["num_heads"]), size=size, group=group,
             text=self.text_tokens,
-        )
+        )  # fmt: skip
 
 
 class Qwen25VL(Qwen2VL):
     """Most blocks attend inside windows, and the frame's position follows the clock (arXiv 2502.13923, sec. 2.1)."""
 
     vision_type: ClassVar[str] = "qwen2_5_vl_vision"
+    tower: ClassVar[str] = "Qwen25Tower"
     is_gated: ClassVar[bool] = True
     norm_vectors: ClassVar[int] = 1
 
-    def widths(self, vision: Config) -> tuple[int, int, int]:
-        return int(vision["hidden_size"]), int(vision["intermediate_size"]), int(vision["out_hidden_size"])
 
-    def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
-        from edgevlm.export.vision.qwen import Qwen25Tower
-
-        return Qwen25Tower(grid, vision, *self.widths(vision))
-
-
-class Qwen3VL(Qwen25VL):
+class Qwen3VL(Qwen2VL):
     """Each pair of frames is announced by its time; the tower's middle layers feed the decoder's first (DeepStack)."""
 
     vision_type: ClassVar[str] = "qwen3_vl_vision"
+    tower: ClassVar[str] = "Qwen3Tower"
     positions: ClassVar[str] = "frame"
     before: ClassVar[str] = f"<{{seconds:.1f}} seconds>{START}"
     after: ClassVar[str] = END
     around: ClassVar[tuple[str, str]] = (START, END)
     text_tokens: ClassVar[int] = 11
     token_edge: ClassVar[int] = 32
-    is_gated: ClassVar[bool] = False
-    norm_vectors: ClassVar[int] = 2
+    shares_budget: ClassVar[bool] = True
     is_placed: ClassVar[bool] = True
-
-    def sharing(self, vision: Config) -> int:
-        return int(vision["temporal_patch_size"])
-
-    def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
-        from edgevlm.export.vision.qwen import Qwen3Tower
-
-        return Qwen3Tower(grid, vision, *self.widths(vision))
-
-
-def _attended(vision: Config, rows: int, columns: int, merge: int, patch: int, blocks: int) -> float:
-    """Keys that a patch sees, the mean over blocks: all patches, but inside windows in all blocks that are not full."""
-    patches = rows * columns * merge**2
-    if "window_size" not in vision or "fullatt_block_indexes" not in vision:
-        return float(patches)
-    side = max(1, int(vision["window_size"]) // (patch * merge))
-    tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
-    windowed = merge**2 * sum(height**2 for height in tall) * sum(width**2 for width in wide) / (rows * columns)
-    full = len([index for index in vision["fullatt_block_indexes"] if index < blocks])
-    return (full * patches + (blocks - full) * windowed) / blocks

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters, square_geometry
+from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, square_geometry
 from edgevlm.export.frames import processor, sides
 
 FENCE = "<fake_token_around_image>"
@@ -52,12 +52,7 @@ class SmolVLM(Family):
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
         vision, hidden, scale = config["vision_config"], int(config["text_config"]["hidden_size"]), int(config["scale_factor"])
-        width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
-        side, blocks = int(vision["image_size"]) // patch, int(vision["num_hidden_layers"])
-        patches, tokens, projector = side * side, (side // scale) ** 2, width * scale**2 * hidden
-        blocks_only = blocks * (block_parameters(width, inner) + 4 * width)
-        parameters = 3 * patch * patch * width + width + patches * width + blocks_only + 2 * width + projector
-        return square_geometry(
-            vision, parameters, blocks, patches,
-            projector_parameters=projector, projected=tokens, tokens=tokens, text=self.text_tokens,
-        )  # fmt: skip
+        width, side = int(vision["hidden_size"]), int(vision["image_size"]) // int(vision["patch_size"])
+        tokens, projector = (side // scale) ** 2, width * scale**2 * hidden
+        blocks = int(vision["num_hidden_layers"])
+        return square_geometry(vision, blocks, projector, tokens, tokens, text=self.text_tokens, more=2 * width)

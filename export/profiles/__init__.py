@@ -1,64 +1,42 @@
 """Profiles: how the decoder builder writes graphs for one kind of runtime.
 
 They differ in the operators of norms and rotary positions, in the cache, and in how matrices lie; the rest of the decoder is
-the same. docs/internals/engines.md has the inputs and outputs.
+the same. docs/internals/engines.md has the inputs and outputs. Here is ONNX Runtime's, on CPU and CUDA: fused nodes of
+``com.microsoft``, and GroupQueryAttention, which appends in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
-from edgevlm.export.graph import GraphBuilder
-from edgevlm.export.precisions import Layouts, load_precision
+from edgevlm.export.graph import IR_VERSION, OPSET, GraphBuilder
+from edgevlm.export.kv import Memory
+from edgevlm.export.precisions import Layout, Layouts, load_precision
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, check_profile
-from edgevlm.runtime.kv import KVType
+from edgevlm.runtime.kv import KV_TYPES, KVType
 from edgevlm.runtime.plugins import names
-
-
-class Operators(Protocol):
-    """Norms and rotary positions of a decoder; rows are ``[1, S, n]``, float32."""
-
-    def tables(self) -> None:
-        """The inputs ``cos`` and ``sin`` ``[1, S, D/2]``, in the form that ``rotate`` takes."""
-        ...
-
-    def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """RMS norm of ``residual + delta`` on the last axis; returns the normed rows and the sum."""
-        ...
-
-    def rotate(self, name: str, rows: str, heads: int) -> str:
-        """Rotate-half of ``[1, S, heads D]`` by this call's cos and sin (row ``s`` of the call uses row ``s`` of them)."""
-        ...
-
-
-class Cache(Protocol):
-    """Keys and values in one graph."""
-
-    def start(self) -> None:
-        """Inputs and nodes that all layers share."""
-        ...
-
-    def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Causal attention over the valid rows and those of the call, ``[1, S, heads D]``: ``[1, S, Hq D]``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are."""
+    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are.
+
+    operators: norms and rotary positions as :class:`Fused` has them. cache: keys and values in one graph, ``start`` and
+    ``attend`` of :class:`edgevlm.export.kv.Memory`.
+    """
 
     name: str
     opset: int
     ir_version: int
-    operators: Callable[[GraphBuilder, DecoderShape], Operators]
-    cache: Callable[[GraphBuilder, DecoderShape, KVType], Cache]
+    operators: Callable[[GraphBuilder, DecoderShape], Any]
+    cache: Callable[[GraphBuilder, DecoderShape, KVType], Any]
     kv: tuple[KVType, ...]
     variants: tuple[str, ...]
 
@@ -80,23 +58,55 @@ class Profile:
         if kv not in self.kv:
             raise UserError(f"--kv {kv} cannot be written for {self.name}; give {' or '.join(self.kv)}")
 
-    def check_operators(self, graphs: Iterable[Path]) -> None:
-        """Assert that TensorRT's parser has every operator of these graphs, for the types they use it with."""
-        if self.is_tensorrt:
-            from edgevlm.export.profiles.allowed import Allowed
-
-            allowed = Allowed.load(self.name)
-            for graph in graphs:
-                allowed.check(graph)
-
     def graph(self, name: str, weights: Any, precision: str) -> GraphBuilder:
         """An empty graph for weights of a precision."""
         return GraphBuilder(name, weights, max(self.opset, load_precision(precision).least_opset), self.ir_version)
 
 
+@dataclass(slots=True)
+class Fused:
+    """Norms and rotary positions of a decoder; rows are ``[1, S, n]``, float32."""
+
+    graph: GraphBuilder
+    shape: DecoderShape
+
+    def tables(self) -> None:
+        """The inputs ``cos`` and ``sin`` ``[1, S, D/2]``, as the two-dimensional tables that RotaryEmbedding reads."""
+        g, half = self.graph, self.shape.head_dim // 2
+        table = g.constant("table.shape", np.array([-1, half], np.int64))
+        for name in ("cos", "sin"):
+            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
+
+    def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
+        """RMS norm of ``residual + delta`` on the last axis; returns the normed rows and the sum."""
+        g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
+        if delta is None:
+            attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
+            return g.node("SimplifiedLayerNormalization", [residual, weight], [name], **attributes), residual
+        outputs = [name, "", "", f"{name}.sum"]
+        g.fused("SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, epsilon=self.shape.norm_eps)
+        return name, f"{name}.sum"
+
+    def rotate(self, name: str, rows: str, heads: int) -> str:
+        """Rotate-half of ``[1, S, heads D]`` by this call's cos and sin (row ``s`` of the call uses row ``s`` of them)."""
+        start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
+        attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
+        return self.graph.fused("RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], **attributes)
+
+
 def load_profile(name: str) -> Profile:
     """The profile called ``name``; raises UserError naming the nearest known one."""
     check_profile(name)
-    from edgevlm.export.profiles import onnxruntime, tensorrt
+    if name == ONNXRUNTIME:
+        return Profile(name, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, ("full", "st-spattn", "fp32-kv", "per-layer"))
+    from edgevlm.export.profiles import tensorrt
 
-    return onnxruntime.PROFILE if name == ONNXRUNTIME else tensorrt.PROFILES[name]
+    return tensorrt.PROFILES[name]
+
+
+def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
+    """The layout of a precision's matrices; raises UserError for one that rounds nothing."""
+    layout = load_profile(profile).precision(precision).matrices
+    if not layout.is_integer:
+        raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")
+    return layout

@@ -17,14 +17,13 @@ from edgevlm.export.profiles import Profile
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.runtime.kv import DTYPES, KVType
 
-KV_TYPES: tuple[KVType, ...] = ("fp32", "fp16")
 UNSEEN = {"fp32": np.float32(-1e30), "fp16": np.float16(-6e4)}  # a logit whose weight is exactly 0
 NO_ROW = np.int32(2**31 - 1)
 
 
 @dataclass(slots=True)
 class Primitive:
-    """See :class:`edgevlm.export.profiles.Operators`. All in float32, whatever the products are in."""
+    """See :class:`edgevlm.export.profiles.Fused`. All in float32, whatever the products are in."""
 
     graph: GraphBuilder
     shape: DecoderShape
@@ -40,7 +39,8 @@ class Primitive:
         """``x / sqrt(mean(x^2) + eps) * gamma``."""
         g = self.graph
         x = residual if delta is None else g.node("Add", [residual, delta], [f"{name}.sum"])
-        mean = g.node("ReduceMean", [g.node("Mul", [x, x], [f"{name}.squares"]), self._last()], [f"{name}.mean"], keepdims=1)
+        squares, last = g.node("Mul", [x, x], [f"{name}.squares"]), g.constant("norm.axis", np.array([-1], np.int64))
+        mean = g.node("ReduceMean", [squares, last], [f"{name}.mean"], keepdims=1)
         raised = g.node("Add", [mean, g.constant("norm.epsilon", np.float32(self.shape.norm_eps))], [f"{name}.raised"])
         normed = g.node("Div", [x, g.node("Sqrt", [raised], [f"{name}.root"])], [f"{name}.normed"])
         return g.node("Mul", [normed, g.weight(f"{name}.weight", gamma)], [name]), x
@@ -60,13 +60,10 @@ class Primitive:
         turned = g.node("Concat", parts, [f"{name}.turned"], axis=-1)
         return g.node("Reshape", [turned, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [name])
 
-    def _last(self) -> str:
-        return self.graph.constant("norm.axis", np.array([-1], np.int64))
-
 
 @dataclass(slots=True)
 class Columns:
-    """Keys and values of one precision in one graph. Profiles write ``attend``."""
+    """Keys and values of one precision in one graph. Profiles write ``attend``, as :class:`edgevlm.export.kv.Memory` has it."""
 
     graph: GraphBuilder
     shape: DecoderShape
@@ -84,10 +81,6 @@ class Columns:
         indices = g.node("Range", [*ends, g.constant("int64.one", np.array(1, np.int64))], ["new.int64"])
         g.cast(indices, "new", np.int32)
 
-    def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Causal attention over the valid rows and those of the call, ``[1, S, heads D]``: ``[1, S, Hq D]``."""
-        raise NotImplementedError
-
     def declared(self, layer: int) -> list[str]:
         """The inputs ``key{l}``, ``value{l}`` and ``columns{l}``; returns the first two."""
         s, g = self.shape, self.graph
@@ -100,7 +93,7 @@ class Columns:
         g = self.graph
         if part == "key":
             g.node("Shape", [f"columns{layer}"], [f"layer{layer}.n"])
-        bounds = [self.integers(0), f"layer{layer}.n", self.integers(2)]
+        bounds = [g.integers(0), f"layer{layer}.n", g.integers(2)]
         return g.node("Slice", [memory, *bounds], [f"layer{layer}.{part}s"])
 
     def stored(self, rows: str) -> str:
@@ -110,15 +103,14 @@ class Columns:
     def by_head(self, name: str, rows: str, heads: int) -> str:
         """``[1, S, heads D]`` to ``[1, heads, S, D]`` of the memory's type."""
         g = self.graph
-        split = g.node("Reshape", [self.stored(rows), self.integers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
+        split = g.node("Reshape", [self.stored(rows), g.integers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
         return g.node("Transpose", [split], [name], perm=[0, 2, 1, 3])
 
-    def float32(self, rows: str) -> str:
-        """Rows of the memory's type in float32."""
-        return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.float", np.float32)
-
-    def integers(self, *values: int) -> str:
-        return self.graph.constant("int64." + ".".join(map(str, values)), np.array(values, np.int64))
+    def joined(self, layer: int, by_row: str) -> str:
+        """Attention ``[.., S, Hq, D]`` to ``[1, S, Hq D]`` in float32."""
+        g, width = self.graph, self.shape.heads * self.shape.head_dim
+        rows = g.node("Reshape", [by_row, g.integers(1, -1, width)], [f"layer{layer}.joined"])
+        return rows if self.kv == "fp32" else g.cast(rows, f"{rows}.float", np.float32)
 
 
 @dataclass(slots=True)
@@ -135,8 +127,8 @@ class Beside(Columns):
         """``new.folded`` ``[1, 1, g S, 1]`` besides: the row of the call that a row of the folded scores is."""
         Columns.start(self)
         g, group = self.graph, self.shape.heads // self.shape.kv_heads
-        folded = g.node("Tile", ["new", self.integers(group)], ["new.tiled"])
-        g.node("Reshape", [folded, self.integers(1, 1, -1, 1)], ["new.folded"])
+        folded = g.node("Tile", ["new", g.integers(group)], ["new.tiled"])
+        g.node("Reshape", [folded, g.integers(1, 1, -1, 1)], ["new.folded"])
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
         g, s, name = self.graph, self.shape, f"layer{layer}"
@@ -150,25 +142,18 @@ class Beside(Columns):
         scores = g.node("MatMul", [self._folded(layer, query), across], [f"{name}.scores"])  # [1, Hkv, g S, n + S]
         masked = g.node("Add", [scores, self._bias(layer)], [f"{name}.masked"])
         weights = g.node("Softmax", [masked], [f"{name}.weights"], axis=-1)
-        attended = g.node("MatMul", [weights, joined[1]], [f"{name}.attended"])
-        return self._unfolded(layer, attended)
+        attended = g.node("MatMul", [weights, joined[1]], [f"{name}.attended"])  # [1, Hkv, g S, D]
+        split = g.node("Reshape", [attended, g.integers(s.heads, -1, s.head_dim)], [f"{name}.by_head"])
+        return self.joined(layer, g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2]))
 
     def _folded(self, layer: int, query: str) -> str:
         """``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``, scaled."""
         g, s, name = self.graph, self.shape, f"layer{layer}.queries"
         scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
         scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
-        split = g.node("Reshape", [scaled, self.integers(-1, s.kv_heads, s.heads // s.kv_heads, s.head_dim)], [f"{name}.split"])
+        split = g.node("Reshape", [scaled, g.integers(-1, s.kv_heads, s.heads // s.kv_heads, s.head_dim)], [f"{name}.split"])
         by_head = g.node("Transpose", [split], [f"{name}.by_head"], perm=[1, 2, 0, 3])
-        return g.node("Reshape", [by_head, self.integers(1, s.kv_heads, -1, s.head_dim)], [name])
-
-    def _unfolded(self, layer: int, attended: str) -> str:
-        """``[1, Hkv, g S, D]`` to ``[1, S, Hq D]`` in float32."""
-        g, s, name = self.graph, self.shape, f"layer{layer}"
-        split = g.node("Reshape", [attended, self.integers(s.heads, -1, s.head_dim)], [f"{name}.by_head"])
-        by_row = g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2])
-        joined = g.node("Reshape", [by_row, self.integers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
-        return self.float32(joined)
+        return g.node("Reshape", [by_head, g.integers(1, s.kv_heads, -1, s.head_dim)], [name])
 
     def _bias(self, layer: int) -> str:
         """``[1, 1, g S, n + S]``: 0 where a row may look, UNSEEN elsewhere.
@@ -202,21 +187,14 @@ class InPlace(Columns):
             g.output(present, stored_as(self.kv), [1, s.kv_heads, f"C{layer}", s.head_dim])
             read.append(self.read(layer, part, present))
         queries = self.by_head(f"{name}.queries", query, s.heads)
-        attended = g.node("Attention", [queries, *read, self._mask(layer)], [f"{name}.attended"])
-        by_row = g.node("Transpose", [attended], [f"{name}.by_row"], perm=[0, 2, 1, 3])
-        joined = g.node("Reshape", [by_row, self.integers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
-        return self.float32(joined)
-
-    def _mask(self, layer: int) -> str:
-        """``[1, 1, S, n]``: a row sees what is not behind itself."""
-        g = self.graph
-        own = g.node("Add", [f"past{layer}", "new"], [f"layer{layer}.own"])
-        by_row = g.node("Reshape", [own, self.integers(1, 1, -1, 1)], [f"layer{layer}.own.rows"])
-        return g.node("LessOrEqual", [f"columns{layer}", by_row], [f"layer{layer}.mask"])
+        own = g.node("Add", [f"past{layer}", "new"], [f"{name}.own"])  # a row sees what is not after itself
+        by_row = g.node("Reshape", [own, g.integers(1, 1, -1, 1)], [f"{name}.own.rows"])
+        mask = g.node("LessOrEqual", [f"columns{layer}", by_row], [f"{name}.mask"])  # [1, 1, S, n]
+        attended = g.node("Attention", [queries, *read, mask], [f"{name}.attended"])
+        return self.joined(layer, g.node("Transpose", [attended], [f"{name}.by_row"], perm=[0, 2, 1, 3]))
 
 
-VARIANTS = ("full",)
 PROFILES = {
-    TENSORRT_10_3: Profile(TENSORRT_10_3, 20, 10, Primitive, Beside, KV_TYPES, VARIANTS),
-    TENSORRT_10_15: Profile(TENSORRT_10_15, 24, 12, Primitive, InPlace, KV_TYPES, VARIANTS),
+    TENSORRT_10_3: Profile(TENSORRT_10_3, 20, 10, Primitive, Beside, ("fp32", "fp16"), ("full",)),
+    TENSORRT_10_15: Profile(TENSORRT_10_15, 24, 12, Primitive, InPlace, ("fp32", "fp16"), ("full",)),
 }

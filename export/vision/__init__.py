@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.graph import GraphBuilder, WeightsFile, external_tensor, flush
-from edgevlm.export.vision.changed import GRAPH as CHANGED
-from edgevlm.export.vision.changed import ChangedGraph
-from edgevlm.export.vision.layers import Float32, VisionGraph
+from edgevlm.export.graph import GraphBuilder, WeightsFile, flush
+from edgevlm.export.vision.layers import ChangedGraph, Float32, VisionGraph
 
-GRAPH, WEIGHTS = "vision.onnx", "vision.weights"
-PRECISIONS = ("fp32", "int8")  # of towers for ONNX Runtime
+GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 
 
 class VisionTower:
@@ -57,52 +53,36 @@ def write_vision(
     precision: str = "fp32",
     standard: bool = False,
     *,
-    fixed: bool | None = None,
     changed: bool = False,
 ) -> dict[str, Any] | None:
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
-    precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own;
-    then attention is in the precision too. fixed: for frames of the tower's size alone, which is all that most towers take;
-    unless given, as ``standard``. changed: also ``vision-changed.onnx``, of the same weights and for that size alone; returns
-    what :class:`edgevlm.runtime.bundle.ChangedTowerSpec` says of it, as JSON.
+    precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own, and
+    for frames of the tower's size alone; then attention is in the precision too. changed: also ``vision-changed.onnx``, of the
+    same weights and for that size alone; returns what :class:`edgevlm.runtime.bundle.ChangedTowerSpec` says of it, as JSON.
     """
+    spec = None
     with (folder / WEIGHTS).open("wb") as stream:
         weights = WeightsFile(stream, WEIGHTS)
         graph = GraphBuilder("vision", weights)
-        _build(tower, VisionGraph(graph, checkpoint, precision, standard, standard if fixed is None else fixed))
-        spec = _write_changed(tower, checkpoint, folder, weights, precision, standard) if changed else None
+        _build(tower, VisionGraph(graph, checkpoint, precision, standard, fixed=standard))
+        if changed:
+            g = ChangedGraph(GraphBuilder("vision-changed", weights), checkpoint, precision, grid=tower.patch_grid)
+            rows = g.reshape("features", tower.add_nodes(g, g.start(tower)), -1, tower.width)
+            g.graph.output(rows, TensorProto.FLOAT, ["t", tower.width])
+            g.graph.save(folder / CHANGED)
+            shape = {"layers": g.layers, "heads": g.heads, "head_dim": g.head_dim, "positions": g.count + g.class_tokens}
+            spec = {"graph": CHANGED, "grid": list(g.grid), **shape, "outputs": g.outputs, "kv": "fp32"}
         flush(stream)
     graph.save(folder / GRAPH)
     return spec
 
 
-def _write_changed(
-    tower: VisionTower, checkpoint: Checkpoint, folder: Path, weights: WeightsFile, precision: str, standard: bool
-) -> dict[str, Any]:
-    graph = GraphBuilder("vision-changed", weights)
-    kv = (
-        "fp16" if precision == "fp16" else "fp32"
-    )  # on a CPU, turning all of them to fp32 in each call costs more than it saves
-    g = ChangedGraph(graph, checkpoint, precision, standard, grid=tower.patch_grid, kv=kv)
-    rows = tower.add_nodes(g, g.start(tower))
-    graph.output(g.reshape("features", rows, -1, tower.width), TensorProto.FLOAT, ["t", tower.width])
-    graph.save(folder / CHANGED)
-    shape = {"layers": g.layers, "heads": g.heads, "head_dim": g.head_dim, "positions": g.count + g.class_tokens}
-    return {"graph": CHANGED, "grid": list(g.grid), **shape, "outputs": g.outputs, "kv": g.kv}
-
-
 def count_parameters(tower: VisionTower, checkpoint: Checkpoint) -> int:
     """Numbers that a tower stores. Raises UserError if the checkpoint lacks one of its tensors; none is read."""
-    counting = CountingFile()
+    counting = CountingFile(BytesIO(), WEIGHTS)
     _build(tower, VisionGraph(GraphBuilder("vision", counting), checkpoint.without_reading(), fixed=False))
     return counting.numbers
-
-
-def check_precision(name: str) -> None:
-    """Raises UserError for a precision that towers for ONNX Runtime do not have."""
-    if name not in PRECISIONS:
-        raise UserError(f"--vision-precision {name!r} is not known; there is {' and '.join(PRECISIONS)}")
 
 
 def _build(tower: VisionTower, g: VisionGraph) -> None:
@@ -117,10 +97,8 @@ def _build(tower: VisionTower, g: VisionGraph) -> None:
 class CountingFile(WeightsFile):
     """Counts what would be written."""
 
-    def __init__(self) -> None:
-        super().__init__(BytesIO(), WEIGHTS)
-        self.numbers = 0
+    numbers = 0
 
-    def _append(self, name: str, shape: Any, dtype: Any, slices: Any) -> TensorProto:
+    def _append(self, name: str, shape: Any, kept: Any, slices: Any) -> tuple[Any, ...]:
         self.numbers += prod(shape)
-        return external_tensor(name, self.name, TensorProto.FLOAT, shape, 0, 0)
+        return name, self.name, TensorProto.FLOAT, shape, 0, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ import numpy as np
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.vision import VisionTower
-from edgevlm.export.vision.layers import VisionGraph
+from edgevlm.export.vision.layers import Float32, VisionGraph
 
-Pool = Callable[[VisionGraph, str, int], str]
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
@@ -56,8 +54,8 @@ class SquareTower(VisionTower):
     """Tower, chosen layers, projector of two linears: rows ``[F, tokens, width]`` of the language model.
 
     The chosen hidden states are taken as transformers numbers them (0 is the embedding, -1 the last layer before the final
-    norm); layers after them are left out. ``before`` pools rows of a width ahead of the projector, ``after`` behind it; who
-    sets one sets ``tokens`` and ``reach``.
+    norm); layers after them are left out. ``before`` is the matrix that pools rows along both edges ahead of the projector,
+    ``after`` behind it; who sets one sets ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -72,8 +70,8 @@ class SquareTower(VisionTower):
         self.tokens, self.width = self.side**2, int(checkpoint.section("text_config")["hidden_size"])
         self.activation = str(settings.get("projector_hidden_act", "gelu"))
         self.bias = bool(settings.get("multimodal_projector_bias", True))
-        self.before: Pool | None = None
-        self.after: Pool | None = None
+        self.before: Float32 | None = None
+        self.after: Float32 | None = None
         self.patch_grid, self.class_tokens = (self.side, self.side), int(self.is_clip)
         self.head_dim = self.encoder.width // self.encoder.heads
 
@@ -100,8 +98,10 @@ class SquareTower(VisionTower):
         rows = g.linear("projector.linear_2", rows, self.width, self.width, bias=self.bias)
         return self._pooled(g, self.after, rows, self.width)
 
-    def _pooled(self, g: VisionGraph, pool: Pool | None, rows: str, width: int) -> str:
-        return g.chosen("pooled.chosen", pool(g, g.kept("pooled.kept", rows, width), width)) if pool else rows
+    def _pooled(self, g: VisionGraph, matrix: Float32 | None, rows: str, width: int) -> str:
+        if matrix is None:
+            return rows
+        return g.chosen("pooled.chosen", g.resample("pooled", g.kept("pooled.kept", rows, width), width, matrix))
 
 
 def _check_strategy(strategy: object, is_clip: bool) -> None:

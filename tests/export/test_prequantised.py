@@ -54,7 +54,7 @@ def test_logits_are_those_of_transformers(
 
     packed, floats = made(tmp_path, method, group, options, which)
     layout = Blocks(4, with_zeros=True, level=0)
-    monkeypatch.setattr(prequantised, "LAYOUT", layout)
+    monkeypatch.setattr(prequantised, "Blocks", lambda bits, size, with_zeros: Blocks(bits, size, with_zeros, level=0))
     exact, load = Precision(Layouts(layout, Blocks(8, level=0)), None), profiles.load_precision
     monkeypatch.setattr(profiles, "load_precision", lambda name: exact if name == "int4-zp" else load(name))
     runner = Runner(export_checkpoint(packed, tmp_path / "bundle"))
@@ -87,10 +87,10 @@ def change(folder: Path, **settings: Any) -> Path:
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     awq, _ = made(tmp_path, "awq", 32, {})
     for settings, message in (
-        ({"bits": 8}, r"awq of 8 bits in groups of 32 cannot be read"),
-        ({"group_size": -1}, r"in groups of -1 cannot be read, only 4 bits in groups of \(16, 32"),
+        ({"bits": 8}, r"awq of 8 bits in groups of 32, 'gemm', cannot be read"),
+        ({"group_size": -1}, r"in groups of -1, 'gemm', cannot be read, only 4 bits in groups of \(16, 32"),
         ({"quant_method": "bitsandbytes"}, r"no tensor 'text\.layers\.0\.self_attn\.q_proj\.weight'"),
-        ({"version": "gemv"}, r"AWQ's version 'gemv' cannot be read"),
+        ({"version": "gemv"}, r"'gemv', cannot be read"),
         ({"group_size": 64}, r"has shape .* where config\.json means"),
     ):
         whole = (awq / "config.json").read_text()

@@ -94,16 +94,12 @@ CASES: list[tuple[Change, str]] = [
     (text("config.json", '{"model_type": "lla'), r"config\.json: is not valid JSON"),
     (text("config.json", "[]"), r"config\.json: is not a JSON object"),
     (config(model_type="llava_next"), r"'llava_next' is not known; did you mean 'llava_next_video'"),
-    (config(model_type="zzz"), r"'zzz' is not known; there are: llava, llava_next_video, llava_onevision, "),
     (piped("config.json"), r"config\.json: cannot be read \(.*it is no file"),
-    (text("config.json", '{"model_type": "\\ud800"}'), r"config\.json: is not valid JSON"),
     (config(quantization_config=[1]), r"\(quantization_config: "),
     (config(vision__image_size=2**40), r"\(vision_config\.image_size"),
     (config(text__rope_parameters={"rope_theta": float("nan")}), r"\(text_config\.rope_parameters\.rope_theta"),
-    (config(text__rope_parameters={"rope_theta": 1e-320}), r"\(text_config\.rope_parameters\.rope_theta"),
     (config(text_config=None), r"has no text_config"),
     (config(text__model_type="qwen4"), r"'qwen4' cannot be exported; did you mean 'qwen[23]'"),
-    (config(text__model_type="qwen3", text__head_dim=16), r"no tensor 'text\.layers\.0\.self_attn\.q_norm\.weight'"),
     (config(text__hidden_size=None), r"head_dim 682 is not a multiple of 8"),
     (config(text__num_key_value_heads=4), r"6 attention heads cannot share 4"),
     (config(text__num_hidden_layers=4), r"no tensor 'text\.layers\.3"),
@@ -113,40 +109,25 @@ CASES: list[tuple[Change, str]] = [
     (config(text__hidden_act="gelu"), r"hidden_act 'gelu'"),
     (config(vision__model_type="dinov2"), r"'dinov2' cannot be exported; there are: clip_vision_model, siglip_vision_model"),
     (config(vision__model_type="clip_vision_model"), r"'full' keeps CLIP's class token"),
-    (config(vision_feature_select_strategy="default"), r"'default' drops a patch"),
     (config(vision_feature_layer=9), r"vision_feature_layer 9"),
-    (config(vision__hidden_size=52), r"has shape"),
-    (config(image_token_index=1), r"token 1, the image of config\.json, is not one added token"),
-    (config(image_token_index=100000), r"token 100000, the image of config\.json"),
+    (config(image_token_index=1), r"lacks token 1, the image of config\.json"),
     (config(image_token_index=None), r"has no image_token_id"),
-    (without(SHARD), rf"{SHARD}: is named in model\.safetensors\.index\.json but is missing"),
+    (without(SHARD), rf"{SHARD}: is missing"),
     (cut(SHARD), rf"{SHARD}: is damaged or truncated"),
-    (text(SHARD, ""), rf"{SHARD}: is damaged or truncated"),
     (without("model.safetensors.index.json"), r"model\.safetensors: is missing; only safetensors"),
     (without("tokenizer.json"), r"tokenizer\.json: is missing"),
     (text("tokenizer.json", "{}"), r"tokenizer\.json: cannot be read"),
     (without("chat_template.jinja"), r"chat_template\.jinja: is missing"),
     (text("chat_template.jinja", "{{ messages }}"), r"never writes '<image>'"),
     (without("processor_config.json"), r"processor_config\.json: is missing"),
-    (processor(size={"height": 64, "width": 64}), r"vision tower takes 56 x 56"),
     (processor(size={"shortest_edge": 56}), r"vision tower takes 56 x 56"),
-    (processor(do_normalize=False), r"do_normalize = False"),
     (processor(do_pad=True), r"do_pad"),
-    (processor(image_mean=0.5), r"image_mean must be three numbers"),
-    (processor(image_std=[1, 1, float("nan")]), r"image_std must be three numbers"),
-    (processor(rescale_factor="x"), r"\(rescale_factor: "),
-    (processor(resample="cubic"), r"resample 'cubic'"),
+    (processor(image_std=[1, 1, float("nan")]), r"\(image_std"),
     (processor(resample=0), r"resample 0 \(nearest\) cannot be exported; set it to one of 2 \(bilinear\), 3 .*, 1 \(lanczos\)"),
-    (processor(resample=4), r"resample 4 \(box\)"),
-    (processor(resample=5), r"resample 5 \(hamming\)"),
-    (
-        tensor(NORMED, lambda weights: weights.to(dtype=torch.int8)),
-        r"safetensors: tensor '.*' is I8; give the checkpoint before",
-    ),
+    (tensor(NORMED, lambda weights: weights.to(dtype=torch.int8)), r"tensor '.*' is I8; give the checkpoint before"),
     (tensor(NORMED, with_nan), r"safetensors: tensor '.*' holds NaN or infinity"),
     (config(text__vocab_size=300), r"has \d+ tokens and the model embeds 300"),
-    (text("generation_config.json", '{"eos_token_id": 100000}'), r"stop token 100000"),
-    (text("generation_config.json", '{"eos_token_id": [null]}'), r"\(eos_token_id"),
+    (text("generation_config.json", '{"eos_token_id": 100000}'), r"stop tokens are .*100000"),
 ]
 
 
@@ -159,18 +140,6 @@ def test_one_line_and_nothing_written(exported: Any, tmp_path: Path, change: Cha
         export_checkpoint(folder, tmp_path / "out")
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-
-
-WITHOUT = """
-import sys
-sys.modules[sys.argv[1]] = None
-from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint
-try:
-    export_checkpoint(sys.argv[2], sys.argv[3])
-except UserError as error:
-    print(error)
-"""
 
 
 def test_frames_may_be_cropped_instead(exported: Any, tmp_path: Path) -> None:

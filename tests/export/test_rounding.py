@@ -10,9 +10,10 @@ import pytest
 
 from edgevlm.calib.activations import SITES, TOKENS, sample_activations
 from edgevlm.export import export_checkpoint
+from edgevlm.export.decoder import hessian
 from edgevlm.export.precisions import rounding
 from edgevlm.export.precisions.layouts import Blocks
-from edgevlm.export.samples import hessian, rounded_layout
+from edgevlm.export.profiles import rounded_layout
 from edgevlm.runtime.bundle import Bundle
 
 

@@ -15,7 +15,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES
 FAMILIES = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 PROGRAM = """
 import json, sys
-for package in ("torch", "torchvision", "transformers", "safetensors", "onnxscript", "onnx_ir"):
+for package in ("torch", "torchvision", "transformers", "onnxscript", "onnx_ir"):
     sys.modules[package] = None
 from edgevlm.export import export_checkpoint
 checkpoint, folder, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

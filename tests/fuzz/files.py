@@ -317,13 +317,6 @@ def prepare_checkpoint(folder: Path) -> None:
     make_more(folder / "smolvlm", "smolvlm")
 
 
-def prepare_gguf(folder: Path) -> None:
-    prepare_checkpoint(folder)
-    from test_gguf import write
-
-    write(folder / "llava", folder / "text.gguf", "llama")
-
-
 def spoil_side_file(folder: Path, rng: Rng) -> None:
     families = sorted(path for path in folder.iterdir() if path.is_dir())
     family = families[rng.integers(len(families))]
@@ -357,25 +350,10 @@ def spoil_safetensors(folder: Path, rng: Rng) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
 
 
-def spoil_gguf(folder: Path, rng: Rng) -> None:
-    (folder / "family").write_text("llava")
-    path = folder / "text.gguf"
-    if rng.integers(30) == 0:
-        return put_special(path, rng)
-    raw = path.read_bytes()
-    if rng.integers(3) == 0:  # a number where it says how many come
-        out, at = bytearray(raw), int(rng.integers(8, 1024))
-        out[at : at + 8] = [2**63 - 1, 2**40, 2**32, 10**7, 0][rng.integers(5)].to_bytes(8, "little")
-        raw = bytes(out)
-    path.write_bytes(spoiled_bytes(raw, rng) if rng.integers(2) else raw)
-
-
 def use_checkpoint(folder: Path) -> None:
     from edgevlm.export import export_checkpoint
 
-    gguf = folder / "text.gguf"
-    out = folder / "out"
-    export_checkpoint(folder / (folder / "family").read_text(), out, text_gguf=gguf if os.path.lexists(gguf) else None)
+    export_checkpoint(folder / (folder / "family").read_text(), folder / "out")
 
 
 TARGETS = {
@@ -385,7 +363,6 @@ TARGETS = {
     "snapshots": Target(prepare_snapshots, spoil_snapshot, use_snapshot),
     "checkpoints": Target(prepare_checkpoint, spoil_side_file, use_checkpoint),
     "safetensors": Target(prepare_checkpoint, spoil_safetensors, use_checkpoint),
-    "gguf": Target(prepare_gguf, spoil_gguf, use_checkpoint),
 }
 
 
@@ -451,9 +428,9 @@ def _resident(name: str) -> int:
 
 def warm(top: str) -> None:
     """Import what children use, and make the schemas; start no thread, which a fork would lose."""
-    for module in ("export.writer", "export.gguf", "runtime.session", "runtime.sandbox", "engines.onnxruntime_cpu"):
+    for module in ("export.writer", "runtime.session", "runtime.sandbox", "engines.onnxruntime_cpu"):
         import_module(f"edgevlm.{module}")
-    for module in ("gguf.quants", "onnxruntime", "tokenizers", "jinja2.sandbox"):
+    for module in ("onnxruntime", "tokenizers", "jinja2.sandbox"):
         import_module(module)
     from edgevlm.export.settings import check_settings
     from edgevlm.runtime.bundle import Bundle

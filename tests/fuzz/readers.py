@@ -102,7 +102,7 @@ def processor(data: bytes) -> None:
 
 
 def safetensors(data: bytes) -> None:
-    for tensor in of("export.safetensors", "read_safetensors")(put(data, "model.safetensors")).values():
+    for tensor in of("export.checkpoint", "read_safetensors")(put(data, "model.safetensors")).values():
         tensor.rows(0, 1)
 
 

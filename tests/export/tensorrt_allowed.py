@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import onnx
@@ -32,7 +31,7 @@ class Allowed:
     @cache
     def load(cls, profile: str) -> Allowed:
         """Of a TensorRT profile."""
-        data = json.loads(files(__package__).joinpath(f"{profile}.json").read_text(encoding="utf-8"))
+        data = json.loads(Path(__file__).with_name(f"{profile}.json").read_text(encoding="utf-8"))
         return cls(
             tensorrt=data["tensorrt"],
             opsets=(data["opsets"][0], data["opsets"][1]),
