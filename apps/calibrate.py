@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,12 @@ from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file
-from edgevlm.runtime.calibration import AppendTrial, Calibration, Choices, EncodeTrial
+from edgevlm.runtime.calibration import Calibration, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.opening import AUTO, FALLBACK
 from edgevlm.runtime.opening import describe as describe_choice
 from edgevlm.runtime.policies import evicting
-from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
 QUESTIONS = (  # HERMES's Tab. 9, for any model
@@ -146,42 +146,29 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
-    """Measure an int8 cache's scales, the layers on them, then the policies on both or on what the bundle has."""
-    layers, scales = None, None
-    if request.layers and model.bundle.decoder.kv == "int8":
-        scales = _scales(request, model.bundle, clips, folder, progress)
+    """Measure an int8 cache's scales, the layers on them, then the policies; what a stopped run has measured is read."""
+    layers, scales, spec = None, None, model.bundle.decoder
+    if request.layers and spec.kv == "int8":
+        try:
+            scales = KVScales.load(folder / SCALES, (spec.layers, spec.kv_heads, spec.head_dim))
+        except (FileNotFoundError, ValueError):
+            progress("measuring how far keys and values reach")
+            beginnings = chain.from_iterable(islice(clip.frames, SCALE_FRAMES) for clip in clips)
+            scales = measured_scales(model.bundle, beginnings, SCALE_FRAMES * len(clips), request.threads)
+            scales.save(folder / SCALES)
         model = as_calibrated(model, None, scales)
     if request.layers:
-        layers = _layers(request, model, clips, folder, progress)
+        file = folder / "layers.json"
+        try:
+            layers = Calibration.from_json(file.read_bytes())
+        except (FileNotFoundError, ValueError):
+            layers = calibrate(model, clips, request.frames, progress)
+            file.write_bytes(layers.to_json())
         model = as_calibrated(model, layers, scales)
     if request.comparison is None:
         return Findings(layers, None, scales)
     given = ComparisonInput(model, clips, request.frames, folder, progress, notify)
     return Findings(layers, select_policies(request.comparison, given), scales)
-
-
-def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify) -> Calibration:
-    """Measure the layers, unless a stopped run has."""
-    file = folder / "layers.json"
-    try:
-        return Calibration.from_json(file.read_bytes())
-    except (FileNotFoundError, ValueError):
-        calibration = calibrate(model, clips, request.frames, progress)
-        file.write_bytes(calibration.to_json())
-        return calibration
-
-
-def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder: Path, progress: Notify) -> KVScales:
-    """Measure an int8 cache's scales on the beginning of each clip, unless a stopped run has."""
-    file, spec = folder / SCALES, bundle.decoder
-    try:
-        return KVScales.load(file, (spec.layers, spec.kv_heads, spec.head_dim))
-    except (FileNotFoundError, ValueError):
-        progress("measuring how far keys and values reach")
-        beginnings = chain.from_iterable(islice(clip.frames, SCALE_FRAMES) for clip in clips)
-        scales = measured_scales(bundle, beginnings, SCALE_FRAMES * len(clips), request.threads)
-        scales.save(file)
-        return scales
 
 
 def demo_clips() -> list[Clip]:
@@ -198,102 +185,60 @@ def video_clip(path: Path) -> Clip:
     return Clip(path.name, Frames(str(path)), QUESTIONS)
 
 
-def as_json(written: Path, found: Findings) -> str:
-    """The lines of ``--json``: the bundle and its layers, then the policies."""
-    first = json_line("calibration", {"bundle": str(written), **(asdict(found.layers) if found.layers else {})})
-    return "\n".join([first, *(policy_lines(found.policies) if found.policies else ())])
+Row = tuple[str, dict[str, Any]]  # an event and its fields
 
 
-def describe(written: Path, found: Findings) -> str:
-    """The report for a person: a line a layer, then one a policy."""
-    of_layers = describe_layers(found.layers) if found.layers else ["layers: left as they were"]
-    of_policies = ("", *policy_table(found.policies), "") if found.policies else ()
-    measured = f"calibrated {found.layers.described}" if found.layers else "compared"
-    return "\n".join([*of_layers, *of_policies, f"{measured}: {written}"])
-
-
-def describe_layers(calibration: Calibration) -> list[str]:
-    tau = calibration.thresholds
-    windows = [WINDOWS[int(np.searchsorted(tau, cv, side="right"))] for cv in calibration.cv]
-    lines = ["layer  value CV  window  newest tenth  frame period  class"]
-    rows = zip(calibration.cv, windows, calibration.recency, calibration.periodicity, calibration.classes, strict=True)
-    for layer, (cv, window, recent, periodic, name) in enumerate(rows):
-        lines.append(f"{layer:5d}  {cv:8.3f}  {window:6d}  {recent:12.3f}  {periodic:12.2f}  {name}")
-    bounds = (0, calibration.middle_from, calibration.deep_from, len(calibration.cv))
-    spans = [f"{first}-{end - 1}" if end > first else "none" for first, end in pairwise(bounds)]
-    agreed = calibration.agreement[calibration.clie]
-    known = [value for value in agreed if value is not None]
-    return [
-        *lines,
-        f"even attention would leave {calibration.flat:.3f} on the newest tenth of the frames",
-        f"infinipot-v  tau {tau[0]:.4f}/{tau[1]:.4f}/{tau[2]:.4f}",
-        "hermes       " + ", ".join(f"{name} {span}" for name, span in zip(("shallow", "middle", "deep"), spans, strict=True)),
-        f"purekv       layer {calibration.clie} ranks the layers above it best: Spearman "
-        f"{np.mean(known):.2f} on average, {min(known):.2f} at worst"
-        if known
-        else "purekv       a model of one layer has none above it",
-    ]
-
-
-def policy_lines(choices: Choices) -> Iterator[str]:
-    """The lines of ``--json``: one a policy and budget, then the choice there."""
+def rows(choices: Choices) -> Iterator[Row]:
+    """Yield a row a policy and budget, then the choice there; then what append and encode were tried and chosen."""
+    measure = {"measure": choices.measure}
     for choice in choices.budgets:
+        budget = {"budget": choice.budget}
         for of in choice.candidates:
-            fields = {name: value for name, value in asdict(of).items() if value is not None}
-            yield json_line("candidate", {"budget": choice.budget, "measure": choices.measure, **fields})
+            yield "candidate", budget | measure | {name: value for name, value in asdict(of).items() if value is not None}
         for policy, why in choice.skipped:
-            yield json_line("skipped", {"budget": choice.budget, "policy": policy, "reason": why})
+            yield "skipped", budget | {"policy": policy, "reason": why}
         chosen = {"policy": choice.chosen or FALLBACK, "clearly_better": choice.chosen is not None}
-        yield json_line("choice", {"budget": choice.budget, "measure": choices.measure, **chosen})
+        yield "choice", budget | measure | chosen
     for way, changed in (("append", choices.append), ("encode", choices.encode)):
         if changed is not None:
             fields = asdict(changed)
-            for trial in fields.pop("trials"):
-                yield json_line(f"{way}_trial", {"measure": choices.measure, **trial})
-            yield json_line(f"{way}_choice", {"measure": choices.measure, **fields})
+            yield from ((f"{way}_trial", measure | trial) for trial in fields.pop("trials"))
+            yield f"{way}_choice", measure | fields
 
 
-def policy_table(choices: Choices) -> Iterator[str]:
-    """A table a budget: a line a policy, best first, and the choice."""
-    sign, unit, lost = (1, "nats", "next tokens") if choices.measure == "kl" else (-1, "right", "right answers")
-    watched = ", ".join(choices.watched)
-    yield f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} in {unit} [95 %]"
-    for choice in choices.budgets:
-        width = max(len(of.policy) for of in choice.candidates) + 2
-        top1 = f"{'top-1':>8}" if choices.measure == "kl" else ""
-        heads = f"{'tokens':>6}  {choices.measure:<24}{top1}{'compress ms':>13}{'bytes':>12}"
-        yield f"\nbudget {choice.budget:<{width - 7}} {heads}"
-        for of in sorted(choice.candidates, key=lambda of: sign * of.value):
-            value = f"{of.value:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]"
-            same = "" if of.top1 is None else f"{of.top1:>8.3f}"
-            yield f"{of.policy:<{width}} {of.tokens:>6}  {value:<24}{same}{of.compress_ms:>13.1f}{of.bytes:>12}"
-        yield from (f"skipped: {policy}: {why}" for policy, why in choice.skipped)
-        best = min(choice.candidates, key=lambda of: sign * of.value).policy
-        if choice.chosen is None:
-            more = "; more or longer clips may tell"
-        else:
-            more = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
-        yield f"auto: {describe_choice(choices, choice, choice.budget)}{more}"
-    if (append := choices.append) is not None:
-        yield f"\n--append changed under full KV, beside whole frames; {lost} lost [95 %]\ntau    appended  loss"
-        yield from (f"{of.tau:<6} {of.appended:8.3f}  {_loss(of)}" for of in append.trials)
-        if append.best is None:
-            yield f"append: all; no tau saves tokens and surely loses at most {append.bound}; more or longer clips may tell"
-        else:
-            yield f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens"
-    if (encode := choices.encode) is not None:
-        heads = f"{lost} lost [95 %]; cosine that 99 % of the features reach"
-        yield f"\n--encode changed under full KV, beside whole frames; {heads}"
-        width = max(len(of.setting) for of in encode.trials)
-        for trial in encode.trials:
-            cosine = "" if trial.low_cosine is None else f"  {trial.low_cosine:.4f}"
-            yield f"{trial.setting:<{width}}  {trial.encoded:.3f}  {_loss(trial)}{cosine}"
-        if encode.best is None:
-            bound = f"surely loses at most {encode.bound}"
-            yield f"encode: all; no setting saves patches and {bound}; more or longer clips may tell"
-        else:
-            yield f"encode: {encode.best.setting}, {encode.best.encoded:.3f} of the patches"
+def as_json(written: Path, found: Findings) -> str:
+    """The lines of ``--json``: the bundle and its layers, then the policies."""
+    layers = asdict(found.layers) if found.layers else {}
+    first = ("calibration", {"bundle": str(written), **layers})
+    return "\n".join(json_line(*row) for row in (first, *(rows(found.policies) if found.policies else ())))
 
 
-def _loss(of: AppendTrial | EncodeTrial) -> str:
-    return f"{of.loss:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]"
+def describe(written: Path, found: Findings) -> str:
+    """The report for a person: tables of the layers, of the policies at each budget and of what was tried, and the choices."""
+    lines = ["layers: left as they were"]
+    if (layers := found.layers) is not None:
+        tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)
+        bounds = f"middle from layer {layers.middle_from}, deep from {layers.deep_from}"
+        lines = [f"infinipot-v  tau {tau}", f"hermes       {bounds}", f"purekv       layer {layers.clie}"]
+    if (choices := found.policies) is not None:
+        watched = ", ".join(choices.watched)
+        lines += ["", f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} with 95 % intervals"]
+        for (event, budget), group in groupby(rows(choices), key=lambda row: (row[0], row[1].get("budget"))):
+            heading = event.replace("_", " ") if budget is None else f"budget {budget}, {event}"
+            lines += ["", heading, *table([fields for _, fields in group])]
+        lines += ["", *(f"auto: {describe_choice(choices, choice, choice.budget)}" for choice in choices.budgets), ""]
+    measured = f"calibrated {layers.described}" if layers else "compared"
+    return "\n".join([*lines, f"{measured}: {written}"])
+
+
+def table(records: list[dict[str, Any]]) -> Iterator[str]:
+    """Lay out records of the same fields as aligned lines."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    cells = [names, *([_cell(record.get(name)) for name in names] for record in records)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

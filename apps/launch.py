@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.apps.bundles.choice import ExportChoice, fields
+from edgevlm.apps.bundles.choice import ExportChoice
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
@@ -130,8 +130,6 @@ def open_run(start: Start) -> RunLoop:
             model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
             model = model if size is None else model.for_frames(size)
         output = make_output(start)
-        if choice.plan is not None and isinstance(output, JsonOutput):
-            output.line("chosen", fields(choice.plan))
         budget = settings.budget or (None if settings.policy == FULL else choice.budget)
         session = Session.open(model, settings, state=writer, budget=budget)
         session.notify, source.prepare = output.notice, FramePreparation(session.prepare)

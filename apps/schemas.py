@@ -49,22 +49,6 @@ class Moment(Record):
     jpeg_url: str | None = maybe("The server's path of its picture; null where there is none.")
 
 
-class Chosen(Timed):
-    device: str = field("What --model CHECKPOINT was chosen for. Such a run prints this line first.")
-    precision: str = field("Precision of the decoder's weights.")
-    vision_precision: str = field("Precision of the vision tower.")
-    kv: str = field("Precision of keys and values.")
-    frame_size: list[int] = field("Width and height of the frames the model sees.")
-    budget: int = field("Vision tokens kept per layer.")
-    fps: float = field("Frames per second asked for.")
-    predicted_fps: float = field("Most frames per second, as edgevlm plan predicts.")
-    total_mb: float = field("Memory a run takes, as edgevlm plan predicts, in 10^6 bytes.")
-    usable_mb: float = field("What the device has beside the system.")
-    fits: bool = field("Whether total_mb fits in usable_mb.")
-    keeps_up: bool = field("Whether it fits and predicted_fps reaches fps.")
-    remedy: str | None = field("What would help where it does not; else null.")
-
-
 class Answer(Timed):
     time_s: float = field("Stream time of the newest frame the answer takes into account, in seconds.")
     question: str = field("The question as asked.")
@@ -371,7 +355,7 @@ class EncodeChoice(Record):
 
 
 LINES: dict[str, tuple[type[Record], ...]] = {
-    "run": (Chosen, Answer, Stats, Summary),
+    "run": (Answer, Stats, Summary),
     "serve": (Serving,),
     "config check": (Config,),
     "ask": (Completion,),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, find, is_complete, lock_of, locked, plain_name
 from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain, hub_id, remember, required_id
-from edgevlm.apps.planning.model import planned_files
 from edgevlm.export.checkpoint import FILES, ConfigOnly, checkpoint_folder
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target
@@ -69,16 +68,8 @@ def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify
 
 
 def resolve_config(model: str, progress: Report, notify: Notify) -> str:
-    """Return ``demo``, or the folder of a bundle or checkpoint with what a plan reads in it, without weights."""
-    if (name := hub_id(model)) is None:
-        return model
-    repository = Repository(name, notify)
-    if not is_bundle(repository):
-        return str(fetch_config(repository, progress, notify))
-    if is_complete(there := _cached(repository)):
-        return str(there)
-    folder = repository.fetch([MANIFEST], progress)
-    return str(repository.fetch(planned_files(Bundle.load(folder, verify="manifest")), progress))
+    """Return ``demo``, or the folder of a bundle, or of a checkpoint without its weights."""
+    return model if hub_id(model) is None else str(fetch_start(model, progress, notify))
 
 
 def is_bundle(repository: Repository) -> bool:
@@ -102,16 +93,12 @@ def pull(repository: Repository, progress: Report, notify: Notify, out: Path | N
     """
     if out is not None:
         return _pull(repository, out, force, progress)
-    target = _cached(repository)
+    target = cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
     with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notify):
         if force or not is_complete(target):
             _pull(repository, target, True, progress)
     remember(repository.name, repository.folder)
     return target
-
-
-def _cached(repository: Repository) -> Path:
-    return cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
 
 
 def _pull(repository: Repository, target: Path, force: bool, progress: Report) -> Path:

@@ -66,8 +66,6 @@ def find_bundle(
         raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
     if found:
         notify(f"{found[0].name}: the cached bundle of this checkpoint, {description(bundles[found[0]])}")
-        if choice is not None and choice.plan is not None:
-            choice.settle(bundles[found[0]])
         return found[0], options
     if hint:
         raise UserError(f"{model}: no bundle of it that {engine} runs is cached; make one: {hint.format(model)}")

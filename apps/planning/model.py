@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from edgevlm.engines.onnx_file import initializer_shapes
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.backbones import text_backbone
-from edgevlm.export.checkpoint import ConfigOnly, snapshot_of, with_defaults
+from edgevlm.export.checkpoint import ConfigOnly, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
 from edgevlm.export.frames import pixel_budget
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
@@ -149,9 +149,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
-    folder = bundle_folder(name)
-    snapshot = snapshot_of(folder)  # in the hub's cache, where only the planned files were fetched
-    bundle = Bundle.load(folder, verify="manifest" if snapshot else "size")
+    bundle = Bundle.load(bundle_folder(name), verify="size")
     family = load_family(bundle.family, bundle.path)
     spec, vision = bundle.decoder, bundle.vision if camera is None else bundle.vision.for_frames(*camera)
     sizes = {name: record.bytes for name, record in bundle.files.items()}
@@ -165,7 +163,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
     inner = matrix[0 if len(matrix) == 3 else 1] // 2
     return PlannedModel(
-        name=snapshot[0] if snapshot else name, family=bundle.family, layers=spec.layers, heads=spec.heads,
+        name=name, family=bundle.family, layers=spec.layers, heads=spec.heads,
         kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
         matrices=spec.layers * layer_matrices(spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, inner),
         vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
@@ -176,12 +174,6 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
         group=-(-spec.hidden // codes[1]) if len(codes) == 3 else None, kv=spec.kv, files=files,
     )  # fmt: skip
-
-
-def planned_files(bundle: Bundle) -> list[str]:
-    """The files, without weights, that :func:`plan_bundle` reads beside the manifest."""
-    closing = [] if bundle.vision.closing is None else [bundle.vision.closing]
-    return [bundle.decoder.graphs["full"], bundle.vision.graph, bundle.chat.tokenizer, *closing]
 
 
 def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:

@@ -180,32 +180,16 @@ def figure(rate: float) -> str:
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """Yield the lines for a person."""
-    line, device, model = plan.line(), plan.roofline.device, plan.roofline.model
+    """Yield the lines for a person: the fields of JSON, with their units in their names."""
+    device, model, line = plan.roofline.device, plan.roofline.model, plan.line()
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
-    tower = f", {line['vision_precision']} tower" if device.kind == "cpu" else ""
-    yield f"{line['precision']} weights{tower}, {line['kv']} cache, budget {plan.budget} tokens a layer"
-    yield f"{line['tokens_per_frame']:g} rows a frame, {plan.fps:g} frames a second asked"
     yield from wrap(assumptions(device), 80)
+    verdict = "fits" if plan.fits else "does not fit"
+    pace = "keeps up" if plan.keeps_up else "does not keep up"
+    yield f"{verdict} in {line['usable_mb']:.0f} MB beside the system, {pace} with {plan.fps:g} frames a second"
     yield ""
-    for part in PlannedMemory.__slots__[: 7 if line["snapshots_mb"] else 6]:
-        yield f"  {part:<12}{line[f'{part}_mb']:>10.1f} MB"
-    verdict = "fits" if line["fits"] else "does not fit"
-    yield f"  {'total':<12}{line['total_mb']:>10.1f} MB: {verdict} in {line['usable_mb']:.0f} MB beside the system"
-    build = f", engine build {line['build_peak_mb']:.0f} MB" if line["build_peak_mb"] else ""
-    short = ", more than there is: add swap" if line["build_peak_mb"] > line["usable_mb"] else ""
-    yield f"  to make it: export {line['export_peak_mb']:.0f} MB{build}{short}"
-    yield ""
-    parts = f"vision {line['vision_ms']:.1f}, prefill {line['prefill_ms']:.1f}, compression {line['compression_ms']:.2f} ms"
-    verdict = "keeps up" if line["keeps_up"] else "does not keep up"
-    yield f"  frames      {line['prefill_fps']:>10.2f} a second ({parts}): {verdict}"
-    each = f"{plan.camera_fps:.2f} a second each, {line['camera_mb']:.1f} MB more for one more"
-    yield f"  cameras     {line['cameras']:>10} on one model, {each}; at most {line['largest_cameras']}"
-    yield f"  answers     {line['ttft_ms']:>10.1f} ms to the first token, then {line['tokens_per_s']:.1f} tokens a second"
-    if line["j_per_frame"] is not None:
-        yield f"  energy      {line['j_per_frame']:>10.3f} J a frame at the most ({device['max_watts']} W)"
-    yield f"  bound by    {line['bound_by']}"
-    yield f"  largest     budget {line['largest_budget']} at this rate; {line['largest_fps']:.2f} a second at this one"
+    for name, value in line.items():
+        yield f"  {name.replace('_', ' '):<18}{f'{value:.6g}' if isinstance(value, float) else value}"
 
 
 def show(request: PlanRequest, as_json: bool) -> Iterator[str]:

@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 import psutil
 
-from edgevlm.apps.bundles.choice import stretched
 from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
@@ -215,10 +214,6 @@ class RunLoop:
     def _take(self, frame: Frame) -> None:
         if frame.scene is not None:
             self._scenes.append((frame.time_s, frame.scene))
-        if self.frame is None:
-            model, shape = self.session.model, (frame.image.shape[0], frame.image.shape[1])
-            if not model.is_demo and (warning := stretched(model.bundle, shape)):
-                self.output.notice(warning)
         self.session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
         if self.frame is None and self.source.mode:
             self.output.notice(f"{self.source.name}: {self.source.mode}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from random import Random
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import Connection, Frame, FrameSampler, Grabbed, Rule, Source, SourceOptions, StageTimer, State
@@ -130,24 +130,14 @@ class ReadAhead(Captured):
         super().close()
 
 
-class Backoff:
-    """Pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
+def pauses(first_s: float, longest_s: float, random: Random) -> Iterator[float]:
+    """Yield pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
 
     Cameras that fail together (a switch, a power cut) are then not all tried at the same moment.
     """
-
-    def __init__(self, first_s: float, longest_s: float, seed: int | None = None) -> None:
-        self._first, self._longest, self._random = first_s, longest_s, random.Random(seed)
-        self.reset()
-
-    def reset(self) -> None:
-        """Make the next pause the first one again."""
-        self._next = min(self._first, self._longest)
-
-    def pause(self) -> float:
-        """Return the seconds to wait now."""
-        pause, self._next = self._next, min(2 * self._next, self._longest)
-        return pause * self._random.uniform(0.5, 1)
+    while True:
+        yield min(first_s, longest_s) * random.uniform(0.5, 1)
+        first_s = min(2 * first_s, longest_s)
 
 
 Deliver = Callable[["Link", Connection, Grabbed], None]
@@ -219,7 +209,8 @@ class LiveSource(Captured):
     def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
         super().__init__(name, options.rule or "drop-oldest")
         self._connect, self._options, self._sampler = connect, options, FrameSampler(options.fps)
-        self._backoff = Backoff(*options.backoff_s, seed=options.seed)
+        self._random = Random(options.seed)
+        self._pauses = pauses(*options.backoff_s, self._random)
         self._changed = threading.Condition()
         self._closing = False
         self._adrift: list[Link] = []
@@ -301,7 +292,7 @@ class LiveSource(Captured):
 
     def _rest(self) -> None:
         """Pause before the next attempt, and while too many abandoned connections hang."""
-        end = time.monotonic() + self._backoff.pause()
+        end = time.monotonic() + next(self._pauses)
         with self._changed:
             while not self._closing:
                 self._adrift = [link for link in self._adrift if link.thread.is_alive()]
@@ -342,7 +333,7 @@ class LiveSource(Captured):
                 if not link.keyed:
                     self.drops["keyframe"] += 1
                     return False
-                self._backoff.reset()
+                self._pauses = pauses(*self._options.backoff_s, self._random)
                 self.reconnects += self.state is State.RECONNECTING
             self.state, self.problem, self.mode = State.RUNNING, None, connection.mode
             return True

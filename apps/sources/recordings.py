@@ -191,39 +191,6 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts]
 
 
-class Pipe:
-    """Reads a descriptor, which it does not own; ``closed`` ends every read within POLL_S, from any thread."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._ahead, self.closed = descriptor, b"", False
-
-    def format(self) -> str:
-        """FFmpeg's name for what the pipe begins with. Raises SourceError for an empty stream and for one of another kind."""
-        while len(self._ahead) < LOOK and JPEG not in self._ahead and not self._ahead.startswith(Y4M):
-            if not (block := self._read(1 << 16)):
-                break
-            self._ahead += block
-        if self._ahead.startswith(Y4M):
-            return "yuv4mpegpipe"
-        if JPEG in self._ahead[: LOOK + len(JPEG)]:
-            self._ahead = self._ahead[self._ahead.index(JPEG) :]
-            return "mjpeg"
-        found = "neither YUV4MPEG2 nor Motion JPEG" if self._ahead else "is empty"
-        raise SourceError(f"stdin: {found}; pipe video into it: ffmpeg -i SOURCE -f yuv4mpegpipe - | edgevlm run --camera -")
-
-    def take(self, count: int) -> bytes:
-        """Return up to ``count`` bytes; none at the end."""
-        taken = self._ahead[:count] or self._read(count)
-        self._ahead = self._ahead[count:]
-        return taken
-
-    def _read(self, count: int) -> bytes:
-        while not self.closed:
-            if select.select([self._descriptor], [], [], POLL_S)[0]:
-                return os.read(self._descriptor, count)
-        return b""
-
-
 class StdinSource(Recording):
     """YUV4MPEG2 or Motion JPEG from a pipe; whoever writes it waits. Times are frame numbers over the stream's rate.
 
@@ -234,9 +201,16 @@ class StdinSource(Recording):
         from edgevlm.apps.sources.network import Feed, load_av, open_feed
 
         super().__init__("stdin", fps)
-        self._pipe, self._av = Pipe(_stdin() if descriptor is None else descriptor), load_av()
-        self._jpeg = (kind := self._pipe.format()) == "mjpeg"
-        self._feed = Feed(self._pipe.take, 4 * MOST_PIXELS)
+        self._descriptor, self._closed, self._av = _stdin() if descriptor is None else descriptor, False, load_av()
+        self._ahead = head = b""
+        while len(head) < LOOK and JPEG not in head and not head.startswith(Y4M) and (block := self._take(1 << 16)):
+            head += block
+        self._jpeg = not head.startswith(Y4M)
+        if self._jpeg and JPEG not in head[: LOOK + len(JPEG)]:
+            found = "neither YUV4MPEG2 nor Motion JPEG" if head else "is empty"
+            raise SourceError(f"stdin: {found}; write it: ffmpeg -i SOURCE -f yuv4mpegpipe - | edgevlm run --camera -")
+        self._ahead = head[head.index(JPEG if self._jpeg else Y4M) :]
+        self._feed, kind = Feed(self._take, 4 * MOST_PIXELS), "mjpeg" if self._jpeg else "yuv4mpegpipe"
         self._packet: Any = None
         try:
             self._container = open_feed(self._feed, kind)
@@ -248,13 +222,23 @@ class StdinSource(Recording):
         self._rate = (rate or FALLBACK_FPS) if self._jpeg else float(stream.average_rate or FALLBACK_FPS)
         self._packets, self._count = self._container.demux(video=0), 0
 
+    def _take(self, count: int) -> bytes:
+        """Return up to ``count`` bytes; none at the end, or soon after the source was closed."""
+        if taken := self._ahead[:count]:
+            self._ahead = self._ahead[count:]
+            return taken
+        while not self._closed:
+            if select.select([self._descriptor], [], [], POLL_S)[0]:
+                return os.read(self._descriptor, count)
+        return b""
+
     def _advance(self) -> float | None:
         self._feed.renew()
         try:
             packet = next(self._packets, None)
         except (self._av.error.FFmpegError, ValueError):
             raise SourceError("stdin: a frame does not begin where it should; the stream is damaged") from None
-        if packet is None or not packet.size or self._pipe.closed:
+        if packet is None or not packet.size or self._closed:
             return None
         self._packet = packet
         self._count += 1
@@ -279,11 +263,11 @@ class StdinSource(Recording):
         return False  # whoever writes to the pipe decides where it begins
 
     def interrupt(self) -> None:
-        self._pipe.closed = True
+        self._closed = True
 
     def close(self) -> None:
         super().close()
-        self._pipe.closed = True
+        self._closed = True
 
 
 def _stdin() -> int:

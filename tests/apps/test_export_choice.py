@@ -7,9 +7,8 @@ import pytest
 from more_checkpoints import make_more
 from planned import with_figures
 
-from edgevlm.apps.bundles.choice import ExportChoice, fields
+from edgevlm.apps.bundles.choice import ExportChoice
 from edgevlm.apps.planning.plan import PlanRequest
-from edgevlm.apps.schemas import schemas
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.model import bundle_folder
@@ -51,24 +50,18 @@ def test_what_falls_short_is_said_with_what_would_help(qwen):
     made, said, _ = choice(figures=SLOW)
     assert made.options(qwen)["precision"] == "int8"
     assert "too few: give --fps 0." in said[0]
-    assert "or take a smaller model (edgevlm models)" in said[0]
+    assert "or take a smaller model" in said[0]
     assert "\n" not in said[0]
-    line = fields(made.plan)
-    assert (line["fits"], line["keeps_up"], line["precision"]) == (True, False, "int8")
-    assert line["remedy"].startswith("give --fps")
-    assert schemas()["chosen"]["properties"].keys() == {"event", "schema", "time", *line}
 
 
 def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
-    made, said, _ = choice()
+    made, _, _ = choice()
     made.options(qwen)
     size = made.plan.roofline.model.tower.size
     spec = SimpleNamespace(precision="int4", kv="fp32")
     vision = SimpleNamespace(precision="fp32", size=size, pixels=None)
     kept = SimpleNamespace(decoder=spec, vision=vision, family="qwen2_vl", path="")
     assert made.suits(kept)
-    made.settle(kept)
-    assert said[-1].startswith("it is int4 weights")
     assert not choice(precision="int8")[0].suits(kept)
     vision.size = (168, 224)
     assert not made.suits(kept)

@@ -97,21 +97,6 @@ def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
     assert world.hub.fetched() == ["config.json"]
 
 
-def test_a_plan_of_a_bundle_fetches_no_weights(world, monkeypatch, capsys):
-    world.hub.add("shop/bundle", world.made.bundle)
-    plans = []
-    for model in (world.made.bundle, "shop/bundle"):
-        assert edgevlm(monkeypatch, "plan", model, "--json") == 0
-        plans.append(json.loads(capsys.readouterr().out))
-    assert plans[1].pop("model") == "shop/bundle"
-    assert plans[0] | plans[1] == plans[0]
-    assert not [name for name in world.hub.fetched() if name.endswith((".weights", ".npy"))]
-    fetch.fetch_start("shop/bundle", quiet, quiet)
-    world.hub.requests.clear()
-    assert edgevlm(monkeypatch, "plan", "shop/bundle") == 0  # the bundle that is there
-    assert world.hub.fetched() == []
-
-
 def test_shards_are_those_of_the_index(world):
     files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
