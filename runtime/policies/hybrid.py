@@ -10,7 +10,7 @@ import numpy as np
 
 from edgevlm.runtime.policies.base import Float32, setting
 from edgevlm.runtime.policies.last_seen import LastSeen
-from edgevlm.runtime.policies.retrieval import Int64, QuestionRetrieval
+from edgevlm.runtime.policies.retrieval import Chosen, Int64, QuestionRetrieval
 from edgevlm.runtime.retrieval.working_set import unrotated_keys
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store
@@ -192,7 +192,8 @@ class Hybrid(QuestionRetrieval):
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
         self._clusters = ClusterIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes, self.tau)
-        self.check_index(self._clusters.capacity, "clusters")
+        if self._clusters.capacity < 2:
+            raise self.no_room("two clusters")
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         """Cluster the tokens, which are the same in every layer, and keep the newest of each cluster."""
@@ -222,7 +223,7 @@ class Hybrid(QuestionRetrieval):
             self.store.drop(self._clusters.drop_run(number))
             self.lost += 1
 
-    def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
+    def rank(self, layer: int, query: Float32) -> Chosen:
         """Best cluster first, and its newest block before the other, until the working set is full."""
         index, heads, width = self._clusters, self.cache.kv_heads, self.cache.head_dim
         mean = index.means(layer).reshape(index.clusters, heads, width)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, setting
-from edgevlm.runtime.policies.retrieval import Retrieval, block_of, by_seq
+from edgevlm.runtime.policies.retrieval import Chosen, Retrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.cosine_clusters import Partitions
 from edgevlm.runtime.retrieval.mosaic_clusters import Int64, MosaicClusters
 from edgevlm.runtime.retrieval.working_set import Phase
@@ -61,10 +60,7 @@ class Mosaic(Retrieval):
         left, of = self.index_bytes - self._visual_bytes, cache.layers * cache.kv_heads
         slots = min(left // (of * MosaicClusters.slot_bytes(cache)), self._working_rows // 2)
         if slots < 2:
-            raise UserError(
-                f"a budget of {self.budget} tokens leaves mosaic no room for two clusters; "
-                f"give --budget {-(-self.budget * 4 // max(1, 2 * slots))} or more, or a larger index="
-            )
+            raise self.no_room("two clusters")
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.clusters = MosaicClusters(cache, store, slots, self.tight, self.loose)
         self.visual: Partitions | None = None  # made when the first features say how wide they are
@@ -97,7 +93,7 @@ class Mosaic(Retrieval):
         """The representatives of all clusters, each where its newest member stands."""
         return self.clusters.representatives(layer)
 
-    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         self.forget_lost()
         if phase == "prefill":
             self._refresh()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.runtime.policies.base import Float32, setting
-from edgevlm.runtime.policies.retrieval import Int64, QuestionRetrieval
+from edgevlm.runtime.policies.retrieval import Chosen, Int64, QuestionRetrieval
 from edgevlm.runtime.retrieval.working_set import unrotated_keys
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store
@@ -135,7 +135,8 @@ class ReKV(QuestionRetrieval):
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
         self._frames = FrameIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes)
-        self.check_index(self._frames.capacity, "frames")
+        if self._frames.capacity < 2:
+            raise self.no_room("two frames")
         self._newest = np.full((cache.layers, 2), -1, np.int64)  # the frame that left last, and its rows that have
 
     def take_in(self, blocks: Sequence[Block]) -> None:
@@ -165,7 +166,7 @@ class ReKV(QuestionRetrieval):
             self._frames.lose(number % self.shape.layers, number // self.shape.layers)
             self.lost += 1
 
-    def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
+    def rank(self, layer: int, query: Float32) -> Chosen:
         """The same blocks for every KV head."""
         heads, layers = self.cache.kv_heads, self.shape.layers
         most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from edgevlm.errors import UserError
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, setting
-from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, by_seq, row_bytes
+from edgevlm.runtime.policies.retrieval import Chosen, Int32, Int64, Retrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.working_set import Phase, rotate
 from edgevlm.runtime.stateful import State, Stateful
@@ -170,11 +168,7 @@ class ReSV(Retrieval):
         of_all = layers * heads * (HashClusters.slot_bytes(width, axes) + ClusterPages.slot_bytes())
         slots = int((self.index_bytes - fixed) // of_all)
         if slots < MIN_SLOTS:
-            least = (fixed + MIN_SLOTS * of_all) / (row_bytes(cache) * layers * self.budget)
-            raise UserError(
-                f"policy {self.name}: an index of {self.index_bytes} bytes holds no {MIN_SLOTS} clusters a KV head; "
-                f"give a larger --budget, or index={least:.2g} or more"
-            )
+            raise self.no_room(f"{MIN_SLOTS} clusters")
         self.clusters = HashClusters(layers, heads, width, axes, slots)
         self.pages = ClusterPages(layers, heads, slots)
         self.row_clusters = RowClusters(layers, heads, self.window_rows)
@@ -270,7 +264,7 @@ class ReSV(Retrieval):
         count[sealed] = held[sealed]
         self.offloaded[layer] = held.sum(1)
 
-    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
         if layer == 0:
             self.forget_lost()
         if not self.offloaded[layer].any():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Chosen = Sequence[Sequence[int]]
+"""Blocks for each KV head, best first."""
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Retrieval(Policy, ABC):
     window: float = setting(0.5, "fraction of |M| for the newest tokens, always attended to", above=0, below=1)
     index: float = setting(0.125, "fraction of |M|, in bytes, for the index; the rest is the working set", above=0, below=1)
 
+    arena_policy: ClassVar[type[Policy]] = SlidingWindow  # decides which rows leave the window
     state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
     _scratch_fields: ClassVar[tuple[str, ...]] = ("_tables",)
 
@@ -47,8 +50,6 @@ class Retrieval(Policy, ABC):
         super().__post_init__()
         if self.window + self.index >= 1:
             raise ValueError("window and index must leave something of 1 for the working set")
-
-    arena_policy: ClassVar[type[Policy]] = SlidingWindow  # decides which rows leave the window
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
@@ -63,7 +64,7 @@ class Retrieval(Policy, ABC):
         """Fix the memory that rows leave and come back to, before the first of them."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
-        self.merges = self.lost = 0  # clusters that joined another for want of a slot, and rows that the store lost
+        self.merges = self.lost = 0  # clusters that joined another for want of a slot, and what the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
         self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the call at hand
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
@@ -84,10 +85,6 @@ class Retrieval(Policy, ABC):
     @property
     def max_append(self) -> int:
         return self.arena.max_append
-
-    @property
-    def basis(self) -> str:
-        return self.arena.basis
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
         """Offload rows that leave the window to the store first."""
@@ -122,18 +119,12 @@ class Retrieval(Policy, ABC):
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Rows that every call attends to before any block, one block a KV head; none unless a policy has some.
-
-        They occupy rows of the working set and are read when it is filled again.
-        """
+        """Rows of the working set that every call attends to, one block a KV head; read when the set is filled again."""
         return []
 
     @abstractmethod
-    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
-        """The blocks that a call attends to beside the window, for each KV head, best first.
-
-        query: rotated, ``[heads, S, head_dim]``, of all the call's rows.
-        """
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
+        """The blocks that a call attends to beside the window; query: rotated, ``[heads, S, head_dim]``, of all its rows."""
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
         """Prefetch for ``layer`` by the query of the layer before it, while that computes."""
@@ -152,7 +143,7 @@ class Retrieval(Policy, ABC):
 
     @abstractmethod
     def forget_lost(self) -> None:
-        """What the store says that it has lost leaves the index."""
+        """Remove blocks that the store has lost from the index."""
 
     def state(self) -> State:
         """The fields, and what the store needs to go on."""
@@ -164,10 +155,52 @@ class Retrieval(Policy, ABC):
         return {**super().state(), **add_prefix("store", store)}
 
     def restore(self, state: State) -> None:
-        """Blocks that the store has lost since are told of as they are found."""
+        """Blocks that the store has lost since leave the index as they are found."""
         store = strip_prefix("store", state)
         self.store.restore(store)
         super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})
+
+    def no_room(self, entries: str) -> UserError:
+        return UserError(
+            f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, less than "
+            f"{entries}; give a larger --budget, or index="
+        )
+
+
+@dataclass
+class QuestionRetrieval(Retrieval):
+    """Retrieves for questions alone, and for the rows of an answer what its question chose; frames see the window.
+
+    Subclasses take in the rows of all layers once they have left the last one, and rank blocks for a question.
+    """
+
+    state_fields: ClassVar[tuple[str, ...]] = (*Retrieval.state_fields, "lost")
+
+    def open(self, cache: KVCache, store: Store) -> None:
+        super().open(cache, store)
+        self._leaving: list[Block] = []  # of one compression, layer by layer
+        self._chosen: dict[int, Chosen] = {}  # by layer, for the question that is being answered
+
+    def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        self._leaving.append(block_of(cache, layer, by_seq(cache, layer, leaving)))
+        if layer == cache.layers - 1:
+            leaving_blocks, self._leaving = self._leaving, []
+            self.take_in(leaving_blocks)
+            self.forget_lost()
+
+    @abstractmethod
+    def take_in(self, blocks: Sequence[Block]) -> None:
+        """Put rows that have left every layer into index and store: one block a layer, rows in the order of the stream."""
+
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
+        nothing: Chosen = [()] * self.cache.kv_heads
+        if phase == "question":
+            self._chosen[layer] = self.rank(layer, self.unrotated(query)) if self.offloaded[layer].any() else nothing
+        return nothing if phase == "prefill" else self._chosen.get(layer, nothing)
+
+    @abstractmethod
+    def rank(self, layer: int, query: Float32) -> Chosen:
+        """The blocks for a question's un-rotated rows ``[heads, S, head_dim]``."""
 
 
 def row_bytes(cache: KVCache) -> int:
@@ -185,48 +218,3 @@ def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
     """The rows of a mask ``[kv_heads, n_l]``, as many of each head, in the order of the stream: ``[kv_heads, m]``."""
     rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
     return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)
-
-
-@dataclass
-class QuestionRetrieval(Retrieval):
-    """Retrieves for questions alone, and for the rows of an answer what its question chose; frames see the window.
-
-    Subclasses take in the rows of all layers once they have left the last one, and rank blocks for a question.
-    """
-
-    state_fields: ClassVar[tuple[str, ...]] = (*Retrieval.state_fields, "lost")
-
-    def open(self, cache: KVCache, store: Store) -> None:
-        super().open(cache, store)
-        self._leaving: list[Block] = []  # of one compression, layer by layer
-        self._chosen: dict[int, Sequence[Sequence[int]]] = {}  # by layer, for the question that is being answered
-        self.lost = 0  # blocks that left the index, ever
-
-    def check_index(self, capacity: int, entries: str) -> None:
-        """Raises UserError if the index cannot hold two entries."""
-        if capacity < 2:
-            raise UserError(
-                f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, less "
-                f"than two {entries}; give a larger --budget, or index="
-            )
-
-    def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        self._leaving.append(block_of(cache, layer, by_seq(cache, layer, leaving)))
-        if layer == cache.layers - 1:
-            leaving_blocks, self._leaving = self._leaving, []
-            self.take_in(leaving_blocks)
-            self.forget_lost()
-
-    @abstractmethod
-    def take_in(self, blocks: Sequence[Block]) -> None:
-        """Put rows that have left every layer into index and store: one block a layer, rows in the order of the stream."""
-
-    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
-        nothing: Sequence[Sequence[int]] = [()] * self.cache.kv_heads
-        if phase == "question":
-            self._chosen[layer] = self.rank(layer, self.unrotated(query)) if self.offloaded[layer].any() else nothing
-        return nothing if phase == "prefill" else self._chosen.get(layer, nothing)
-
-    @abstractmethod
-    def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
-        """The blocks for a question's un-rotated rows ``[heads, S, head_dim]``, per KV head, best first."""

@@ -100,14 +100,10 @@ class WorkingSet(Stateful):
         return SeenRows(dequantize(key, scale)[0], *(np.roll(part, -self._turned[layer, head]) for part in known))
 
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
-        fitting, free = [], self.rows
-        for block in blocks:
-            fitting.append(block[:free])
-            free -= len(fitting[-1])
-            self.truncated += len(block) - len(fitting[-1])
-        if free == self.rows:
+        every = joined(blocks) if blocks else None
+        if every is None or not (rows := every[: self.rows]):
             return 0
-        rows = joined(fitting)
+        self.truncated += len(every) - len(rows)
         self._turned[layer, head] = 0
         self._known[layer, head] = rows.frame[0], rows.row[0], rows.col[0], rows.confirmed[0]
         end, (key, value) = start + len(rows), self._memory[layer]

@@ -96,17 +96,6 @@ def test_a_policy_that_breaks_its_contract_is_told(change, says):
         watched(Keeps(change))
 
 
-def test_a_score_of_another_shape_and_none_at_all_are_told():
-    class Flat(Policy):
-        def score(self, cache, layer):
-            return np.zeros(len(cache.seq(layer)[0]))
-
-    with pytest.raises(UserError, match=r"policy Flat: a score of layer 0 is \[19\], not an array \[2, 19\]"):
-        watched(Flat())
-    with pytest.raises(TypeError, match=r"Neither defines neither score\(\) nor compress\(\)"):
-        type("Neither", (Policy,), {})()
-
-
 def test_a_policy_that_raises_is_one_line_with_its_place_and_snapshots_stay(tmp_path):
     mine = tmp_path / "mine.py"
     fails = "        [][0] if cache.seq(layer).max() > 400 else 0\n"

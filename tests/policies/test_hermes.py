@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from policies import reference_hermes as reference
 from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled
 
-from edgevlm.errors import UserError
 from edgevlm.export.families import load_family
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
@@ -184,33 +183,3 @@ def test_one_frame_and_less():
             assert (filled.cache.lengths - PREFIX == max(0, budget - 4)).all()
             assert bool(plan.add) == (budget > 4)
             filled.frame()
-
-
-def test_guidance_runs_only_when_a_compression_is_due_and_the_target_spaces_them():
-    runs = {}
-    for target in ("1", "0.5"):
-        filled = Filled(10, 40, (2, 2), np.random.default_rng(4))
-        policy = create_policy(f"hermes:target={target}")
-        policy.attach(40, StreamShape(10, 4, PREFIX))
-        tried, count = Hermes(filled, "hermes", 40), 0
-        for _ in range(30):
-            plan = policy.before_append(filled.cache, 4, tried.guide)
-            if plan is not None:
-                count += 1
-                carry_out(filled.cache, plan)
-            filled.frame()
-        runs[target] = count
-    assert runs == {"1": 20, "0.5": 4}
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("summary=last", "summary"), ("target=0", "target"),
-        ("sumary=off", "did you mean 'summary'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_work_is_refused_in_one_line(setting, says):
-    with pytest.raises(UserError, match=says) as caught:
-        create_policy(f"hermes:{setting}")
-    assert "\n" not in str(caught.value)

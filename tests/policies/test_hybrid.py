@@ -65,28 +65,6 @@ def test_clusters_are_those_of_the_reference(kinds, capacity):
             np.testing.assert_allclose(index.means(layer)[at], wanted, atol=4 * np.abs(wanted).max() / 127)
 
 
-@pytest.mark.parametrize(("width", "capacity"), [(6, 9), (64, 25)])
-def test_every_cluster_knows_its_nearest_whatever_merged_and_moved(width, capacity):
-    random = np.random.default_rng(2)
-    index = ClusterIndex(3, width, capacity * ClusterIndex.entry_bytes(3, width), 0.9)
-    base, wanted = random.normal(size=(3, 60, width)), 0
-    for piece in range(40):
-        of = random.integers(max(1, 3 * piece // 2), size=8)
-        keys = base[:, of] + 0.2 * random.normal(size=(3, 8, width))
-        keys[:, :, :32] *= 50 if width > 32 else 1  # channels that would take all precision if a mean had one scale
-        index.join(keys.astype(np.float32))
-        wanted += 8
-        mean = index.means(-1).astype(np.float64)
-        unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
-        cosine = unit @ unit.T - 3 * np.eye(index.clusters)
-        np.testing.assert_allclose(index.near[: index.clusters], cosine.max(1), atol=1e-5)
-        found = cosine[np.arange(index.clusters), index.nearest[: index.clusters]]
-        np.testing.assert_allclose(found, cosine.max(1), atol=1e-5)
-        assert index.count[: index.clusters].sum() == wanted
-    assert index.merged > 5
-    assert index.clusters == capacity
-
-
 def watched(filled, policy, pieces):
     """Frames of things that come again; the seqs that left, in order."""
     left = []
@@ -151,17 +129,6 @@ def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_tha
     assert policy.working.load(0, chosen[0]).max() <= policy.working_rows
 
 
-def test_a_restored_policy_chooses_alike():
-    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy, again = (opened(filled, 160, "hybrid:tau=0.8,rows=3") for _ in range(2))
-    watched(filled, policy, [2] * 30)
-    again.restore(policy.state())
-    chosen = asked(filled, policy)[0]
-    assert asked(filled, again)[0] == chosen
-    assert chosen[0][0]
-    assert again._clusters.tau == policy._clusters.tau
-
-
 def test_what_the_store_has_lost_is_counted_and_left_out():
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
     policy = opened(filled, 160, "hybrid:tau=0.8", PlainStore())
@@ -199,10 +166,3 @@ def test_what_is_lost_while_a_snapshot_is_taken_is_in_none_of_its_parts():
     assert policy.lost == 1
     assert victim not in held
     assert state["store.numbers"].tolist() == held, "and what went with it is in no store"
-
-
-def test_the_index_takes_no_more_than_its_bytes():
-    policy = opened(Filled(LAYERS, 400, GRID, np.random.default_rng(3)), 160, "hybrid")
-    index = policy._clusters
-    held = index.codes.nbytes + index.scale.nbytes + sum(getattr(index, name).nbytes for name in index.PARTS)
-    assert policy.index_bytes - ClusterIndex.entry_bytes(LAYERS, HEADS * 8) < held <= policy.index_bytes

@@ -61,13 +61,3 @@ def test_the_last_sight_of_what_has_left_stays_for_long():
     for layer in range(2):
         for head in filled.cache.seq(layer):
             assert shown & set(head.tolist()) == {last}
-
-
-def test_what_it_holds_beside_the_cache():
-    policy, filled = opened(budget=16)
-    assert policy.state_bytes == 0
-    sizes = set()
-    for _ in range(5):
-        watch(policy, filled, 5)
-        sizes.add(policy.state_bytes)
-    assert sizes == {HEADS * (16 + 4 + PREFIX) * 16}, "16 bytes a row and head, of one layer"

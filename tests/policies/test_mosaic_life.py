@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from policies.filled import HEADS, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
-from stored import PlainStore
 
 from edgevlm.runtime.engine import arrays_of
-from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
 
 
@@ -37,19 +35,6 @@ def test_all_representatives_are_attended_to_each_where_its_newest_member_stands
         assert (world.policy.working.held[layer] == world.policy.working.always[layer]).all()
 
 
-def test_fetched_rows_follow_the_representatives_and_are_cut_to_the_working_set():
-    world = World("partitions=99")
-    world.play(100)
-    bare, rotated = world.query()
-    held = world.policy.attend(0, rotated[0], "question")
-    for head in range(HEADS):
-        reference = world.reference[0][head]
-        chosen = reference.select(world.of_group(bare, 0, head), 99, world.policy.working_rows)
-        rows = len(reference.clusters) + sum(len(one.members) for one in chosen)
-        assert held[head] == min(rows, world.policy.working_rows)
-    assert world.policy.working.truncated > 0
-
-
 def test_what_the_layer_before_asks_is_read_ahead():
     world = World("partitions=1,loose=0.4,tight=0.2")
     world.play(80)
@@ -57,16 +42,6 @@ def test_what_the_layer_before_asks_is_read_ahead():
     world.policy.look_ahead(1, rotated[0], "question")
     chosen = world.policy.choose(1, rotated[0], "question")
     assert set(world.store.prefetched[-1]) == {number for of_head in chosen for number in of_head} != set()
-
-
-def test_the_index_takes_no_more_bytes_than_it_was_given():
-    world = World("tight=0.1,loose=0.2")
-    world.play(20)
-    early = world.policy.state_bytes
-    world.play(80)
-    assert all(len(world.policy.clusters.live(layer, 0)) > 6 for layer in range(LAYERS))
-    assert world.policy.state_bytes <= world.policy.index_bytes + 600
-    assert world.policy.state_bytes <= early + 200
 
 
 def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
@@ -82,33 +57,6 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     assert set(left) == set(found) - {seqs}
     world.play(10)
     assert world.policy.working.held[1, 0] > 0
-
-
-def test_a_policy_that_takes_up_the_state_chooses_the_same():
-    world = World("partitions=2", resident=False)
-    world.play(70)
-    state = {name: array.copy() for name, array in world.policy.state().items()}
-    again = create_policy("mosaic:partitions=2")
-    again.attach(world.policy.budget, world.policy.shape)
-    again.open(world.cache, KeptStore(world.store))
-    again.restore(state)
-    _, rotated = world.query()
-    again.begin(*world.policy._tables)
-    for layer in range(LAYERS):
-        expected = world.policy.choose(layer, rotated[layer], "question")
-        assert [list(of) for of in again.choose(layer, rotated[layer], "question")] == [list(of) for of in expected]
-        assert any(map(len, expected))
-
-
-class KeptStore(PlainStore):
-    """A store that has all that another had, as one over a file does after a restart."""
-
-    def __init__(self, other):
-        super().__init__()
-        self._other = other
-
-    def restore(self, state):
-        self._blocks, self._next = dict(self._other._blocks), int(state["next"])
 
 
 def test_a_session_on_the_demo_answers_and_a_question_changes_no_row():

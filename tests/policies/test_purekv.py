@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies.filled import PREFIX, STORAGE, Filled, play, told
+from policies.filled import PREFIX, STORAGE, Filled, play
 from policies.reference_attention import PureKV
 
 from edgevlm.runtime.policies import StreamShape, create_policy
@@ -46,31 +46,3 @@ def test_a_token_that_the_clie_layer_has_dropped_keeps_its_last_score():
     policy, filled, reference = opened("purekv:clie=0,window=4", 3, 30, (2, 2), 1, clie=0, window=4)
     assert play(filled, policy, [1] * 20, reference.expected) > 5
     assert reference.from_memory > 100
-
-
-@pytest.mark.parametrize("content", [0.0, 1.0, 1e15])
-def test_zero_vectors_and_equal_scores_leave_the_newer_tokens(content):
-    """Zero values: all scores are 0. Equal ones of any size: what is left is float32's rounding of equal sums."""
-    policy, filled, reference = opened("purekv:window=4", 4, 18, (2, 2), 1, window=4)
-    filled.noise, filled.base = 0.0, np.full_like(filled.base, content)
-    if content == 0.0:
-        assert play(filled, policy, [1] * 10, reference.expected)
-        newest = np.arange(filled.seq - 14 - 4, filled.seq)
-        assert np.isin(np.sort(filled.cache.seq(3)[0])[PREFIX:], newest).all()
-    else:
-        for _ in range(10):
-            if (plan := policy.before_append(filled.cache, 4, None)) is not None:
-                assert all((mask.sum(1) == PREFIX + 14).all() for mask in plan.keep)
-                filled.cache.evict(plan.keep)
-            policy.after_append(filled.cache, told(policy, filled.frame()))
-
-
-def test_only_low_layers_are_probed():
-    def probes(text, layers=6):
-        policy = create_policy(text)
-        policy.attach(20, StreamShape(layers, 4, PREFIX))
-        return policy.needs.probe_layers
-
-    assert probes("purekv") == (0, 1, 2)
-    assert probes("purekv:clie=0") == (0,)
-    assert probes("purekv", layers=2) == (0, 1)

@@ -6,9 +6,7 @@ from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, 
 from policies.reference_retrieval import Frames
 from stored import PlainStore
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.rekv import FrameIndex
 from edgevlm.runtime.positions import rope_tables
 
 LAYERS, GRID = 2, (2, 3)
@@ -145,26 +143,3 @@ def test_what_the_store_has_lost_leaves_the_index():
     assert all(number is not None for number in policy.store.get([7 * LAYERS]))
     held = [policy._frames.held[layer, : policy._frames.entries[layer]].sum() for layer in range(LAYERS)]
     assert held == [1 + policy._frames.added[0] - before[0], policy._frames.added[1]], "the other layer has lost nothing"
-
-
-def test_a_restored_policy_chooses_alike_and_goes_on_alike():
-    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy, again = (opened(filled, 160, "rekv:index=0.06") for _ in range(2))
-    watched(filled, policy, [4] * 8)
-    again.restore(policy.state())
-    assert asked(filled, policy)[0] == asked(filled, again)[0]
-    assert asked(filled, again)[0][0][0]
-    again.store = policy.store  # as if no block had been lost
-    filled.cache.evict(policy.before_append(filled.cache, 4 * P, None).keep)
-    assert policy._frames.added[0] > again._frames.added[0] > 0
-
-
-def test_the_index_stays_within_its_bytes_and_a_budget_without_room_for_it_is_refused():
-    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy = opened(filled, 160)
-    held = sum(getattr(policy._frames, part).nbytes for part in ("mean", "first", "end", "held", "cost"))
-    assert policy.index_bytes - LAYERS * FrameIndex.entry_bytes(HEADS * 8) < held <= policy.index_bytes
-    with pytest.raises(UserError, match=r"leaves \d+ bytes for the index, less than two frames; give a larger --budget"):
-        opened(filled, 12, "rekv:index=0.05")
-    with pytest.raises(UserError, match="must be at least 1"):
-        create_policy("rekv:each=0")

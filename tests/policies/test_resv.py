@@ -162,15 +162,6 @@ def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatc
     assert watched.policy.merges == sum(of.merged + of.forced for layer in watched.references for of in layer) > 0
 
 
-@pytest.mark.parametrize("settings", ["distance=2", "distance=0", "threshold=0.8", "threshold=0"])
-def test_settings_reach_the_reference(settings):
-    watched = Watched(f",{settings}")
-    watched.policy._working_rows = 10_000
-    watched.frames(20)
-    watched.check()
-    assert sum(watched.check_choice(layer, watched.query(scale=6)) for layer in range(LAYERS)) > 0
-
-
 def test_a_choice_too_large_is_cut_by_score_and_counted():
     """What is left out is what scored lowest; the block that reaches the end is still fetched, for the working set to cut."""
     watched = Watched(",index=0.5,threshold=0.95", beside=False)
@@ -207,46 +198,6 @@ def test_blocks_that_are_lost_leave_the_index():
         assert (policy.pages.held(layer) == count).all()
 
 
-def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
-    """Every second block is gone, unannounced, when clusters have to merge."""
-    monkeypatch.setattr(cluster_pages, "PAGE_ROWS", 3)
-    watched = Watched(",index=0.25", budget=2 * BUDGET, beside=False)
-    watched.frames(60)
-    policy = watched.policy
-    assert policy.merges > 0
-    kept = sorted(watched.store._blocks)
-    watched.store.drop(kept[::2])
-    watched.frames(30)
-    assert policy.lost > 0
-    watched.store.lose(kept[::2])
-    policy.choose(0, watched.query(), "question")
-    for layer, head in np.ndindex(LAYERS, HEADS):
-        for slot, held in enumerate(policy.pages.held(layer)[head].tolist()):
-            numbers, _ = policy.pages.blocks_of(layer, head, np.array([slot]), 10_000)
-            assert sum(map(len, filter(None, watched.store.get(numbers)))) == held
-    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.offloaded).all()
-
-
-def test_a_snapshot_goes_on_with_the_same_choices():
-    watched = Watched(axes=3)
-    watched.frames(30, reindex_at={17})
-    state = {name: array.copy() for name, array in watched.policy.state().items()}
-    again = create_policy("resv:index=0.4,window=0.3")
-    again.attach(BUDGET, StreamShape(LAYERS, PER_FRAME, PREFIX))
-    again.open(watched.cache, watched.store)
-    again.restore(state)
-    for layer in range(LAYERS):
-        query = watched.query(scale=6, seed=layer)
-        chosen = watched.policy.choose(layer, query, "question")
-        assert again.choose(layer, query, "question") == chosen
-        assert any(chosen)
-    watched.policy = again
-    watched.frames(9, reindex_at={5})
-    watched.check()
-    with pytest.raises(KeyError):
-        again.restore({name: part for name, part in again.state().items() if name != "pages.missing"})
-
-
 @pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])
 def test_the_index_stays_within_its_bytes(budget):
     watched = Watched(budget=budget, beside=False)
@@ -261,5 +212,5 @@ def test_the_index_stays_within_its_bytes(budget):
 
 
 def test_an_index_without_room_is_refused():
-    with pytest.raises(UserError, match=r"holds no 4 clusters a KV head; give a larger --budget, or index=0\.\d+ or more"):
+    with pytest.raises(UserError, match="less than 4 clusters; give a larger --budget, or index="):
         Watched(",index=0.02")

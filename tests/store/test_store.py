@@ -92,25 +92,6 @@ Beside.TestCase.settings = settings(max_examples=12, stateful_step_count=30, dea
 TestBeside = Beside.TestCase
 
 
-def test_the_one_used_least_lately_leaves_host_memory(opened):
-    store = opened()
-    for seed in range(8):
-        store.put(block(seed))
-    store.sync()
-    assert all(map(store.resident, range(8)))
-    for seed in range(8, 18):
-        assert store.resident(2)
-        store.get([2])
-        store.put(block(seed))
-        store.sync()
-    before = store.stats.hits
-    store.get([2, 17])
-    assert store.stats.hits == before + 2
-    assert not any(map(store.resident, [0, 1, 3, 99]))
-    store.get([0, 1, 3])
-    assert store.stats.hits == before + 2
-
-
 def test_when_the_file_is_full_the_oldest_are_overwritten_and_named(opened, said):
     store = opened()
     blocks = [block(seed) for seed in range(130)]
@@ -232,20 +213,6 @@ def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
     threading.Timer(0.05, gate.set).start()
     assert same(store.get([3])[0], block(3))
     assert store.stats.reads == reads + 3, "3 was read once, by who expected it"
-
-
-def test_rows_that_come_while_a_block_is_being_read_are_not_forgotten(opened, monkeypatch):
-    store, real, gate = opened(), os.pread, threading.Event()
-    for seed in range(40):
-        store.put(block(seed))
-    store.sync()
-    store.get(range(20, 40))
-    slow = store._table.extent(3).offset
-    monkeypatch.setattr(file_module.os, "pread", lambda handle, n, at: (at != slow or gate.wait(120)) and real(handle, n, at))
-    store.prefetch([3])
-    threading.Timer(0.05, gate.set).start()
-    store.append(3, block(99, 10))
-    assert len(store.get([3])[0]) == 262
 
 
 def test_a_file_too_small_for_what_there_is_loses_and_does_not_go_round_for_ever(opened):
