@@ -77,25 +77,6 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypa
     assert len(exports) == 4
 
 
-def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported(made, monkeypatch, capsys):
-    checkpoint, exports = made
-    engine, says = (
-        "onnxruntime-cuda",
-        "no bundle of it that onnxruntime-cuda runs is cached; make one: edgevlm export {} --device cuda",
-    )
-    for _ in range(2):
-        assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "1", "--engine", engine) == 2
-        said = capsys.readouterr().err
-        assert says.format(checkpoint) in said
-        assert said.count("\n") == 1
-    assert exports == []
-    bundles.cached_bundle(checkpoint, print, print)  # of default options: not for these engines
-    bundles.cached_bundle(checkpoint, print, print, kv="int8")
-    with pytest.raises(UserError, match="make one"):
-        resolve.resolve_model(str(checkpoint), print, print, engine)
-    assert len(exports) == 2
-
-
 def test_an_engine_takes_the_kept_bundle_that_it_runs(made, monkeypatch):
     checkpoint, exports = made
     bundles.cached_bundle(checkpoint, print, print)
@@ -121,17 +102,6 @@ def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made)
     assert resolve.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 3
     Bundle.load(default)
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--video", "nosuch.avi"], ["--camera", "0", "--video", "x"], ["--state-every", "0", "--state"]]
-)
-def test_nothing_is_exported_for_a_run_that_cannot_begin(made, monkeypatch, tmp_path, wrong):
-    checkpoint, exports = made
-    monkeypatch.chdir(tmp_path)
-    folder = [tmp_path / "state"] if wrong[-1] == "--state" else []
-    assert edgevlm(monkeypatch, "run", "--model", checkpoint, *wrong, *folder) == 2
-    assert exports == []
 
 
 @pytest.mark.parametrize("command", [["run", "--model"], ["plan"], ["export"], ["calibrate"]])

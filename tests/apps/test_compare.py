@@ -16,7 +16,6 @@ from edgevlm.calib.accuracy import select_changed
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
-from edgevlm.runtime.model import bundle_folder
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
@@ -76,18 +75,6 @@ def test_the_demo_is_compared_by_its_questions_and_auto_runs_the_choice(demo_bun
     assert summary["policy"] == choice["policy"]
     assert done.stderr.startswith("auto: infinipot-v, as no policy was clearly better at budget 64; ")
     assert list(demo_bundle.parent.iterdir()) == [demo_bundle], "nothing else is left"
-
-
-def test_without_settings_the_demo_runs_what_was_chosen_for_it():
-    done = edgevlm("run", "--frames", 8, "--budget", 128, "--json")
-    *_, summary = lines(done)
-    choice = Bundle.load(bundle_folder("demo")).choices().nearest(128)
-    assert (choice.budget, choice.chosen) == (128, summary["policy"])
-    assert done.stderr.startswith(f"auto: chose {choice.chosen} (")
-    assert "not compared" not in done.stderr, "every policy that there is was"
-    assert "; append: changed:tau=0.999" in done.stderr
-    whole = edgevlm("run", "--frames", 8, "--budget", 128, "--append", "all", "--json")
-    assert [lines(of)[-1]["appended"] < 1 for of in (done, whole)] == [True, False]
 
 
 def test_any_checkpoint_is_compared_by_agreement_with_full_kv(bundle, video, tmp_path):

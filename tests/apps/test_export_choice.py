@@ -1,6 +1,5 @@
 """What a run chooses for a checkpoint: from its config.json, a described machine and the options. Nothing is exported."""
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ from edgevlm.apps.bundles.choice import ExportChoice
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import PixelBudget
-from edgevlm.runtime.model import bundle_folder
 
 WIDE = (720, 1280)
 SLOW = {"fp32_tflops": 1e-9, "int8_tops": 1e-7, "bandwidth_gb_s": 1e-4}
@@ -67,23 +65,3 @@ def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
     assert not made.suits(kept)
     vision.pixels = PixelBudget(14, 1, 10**6)
     assert made.suits(kept)
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        (["--precision", "int4"], "are for a checkpoint that is exported"),
-        (["--frame-size", "640x480"], "takes only frames of 56x56; leave out --frame-size"),
-    ],
-)
-def test_a_bundle_cannot_be_asked_to_be_another(tmp_path, monkeypatch, capsys, option, says):
-    import sys
-
-    from edgevlm.cli import main
-
-    shutil.copytree(bundle_folder("demo"), tmp_path / "bundle")
-    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", "--model", str(tmp_path / "bundle"), *option])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert says in capsys.readouterr().err

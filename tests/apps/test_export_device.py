@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
@@ -83,20 +82,6 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     done = edgevlm("export", checkpoint, "--jetpack", "6.2")
     assert (done.returncode, done.stderr) == (2, "edgevlm: --jetpack goes with --device; give both\n")
-
-
-@pytest.mark.parametrize(
-    ("precision", "kv", "says"),
-    [
-        ("int4-zp", None, "--precision int4-zp cannot be written for"),
-        (None, "int8", "--kv int8 cannot be written for"),
-    ],
-)
-def test_what_its_graphs_cannot_have_is_refused_before_it_is_announced(
-    checkpoint: Path, precision: str | None, kv: Any, says: str
-) -> None:
-    with pytest.raises(UserError, match=says):
-        target_for(checkpoint, "orin-nano-8", None, precision, kv, CAMERA)
 
 
 def test_a_checkpoint_with_zero_points_is_refused(checkpoint: Path, tmp_path: Path) -> None:

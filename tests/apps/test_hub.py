@@ -97,15 +97,6 @@ def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
     assert world.hub.fetched() == ["config.json"]
 
 
-def test_shards_are_those_of_the_index(world):
-    files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    shards = {f"{name}.safetensors": name.encode() * 999 for name in ("model-1", "model-2", "model-fp16", "adapter_model")}
-    world.hub.add("shop/sharded", files | shards | {"model.safetensors.index.json": json.dumps(index).encode()})
-    folder = fetch.resolve_checkpoint("shop/sharded", quiet, quiet)
-    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["model-1.safetensors", "model-2.safetensors"]
-
-
 def cut_and_resume(world, seed, times):
     """Download while the connection is cut after random bytes; every byte arrives, and little of it twice."""
     draw, largest = random.Random(seed), max(map(len, world.files.values()))
@@ -215,14 +206,6 @@ def test_no_token_follows_a_redirect_to_another_host(world, monkeypatch):
     assert all(headers["authorization"] == "Bearer hf_secret" for _, _, headers in world.hub.requests)
 
 
-def test_a_renamed_repository_is_found_and_named(world):
-    told = []
-    world.hub.renamed["shop/old"] = NAME
-    folder = fetch.resolve_checkpoint("shop/old", quiet, told.append)
-    assert (folder / "model.safetensors").read_bytes() == world.files["model.safetensors"]
-    assert told == [f"shop/old is called {NAME} now"]
-
-
 def test_a_file_that_changes_while_it_is_downloaded_is_refused(world):
     weights = world.files["model.safetensors"]
     good = world.hub.digest(weights)
@@ -245,15 +228,6 @@ def test_the_disk_is_looked_at_before(world, monkeypatch):
     with pytest.raises(HubError, match=r"0 MB are to be downloaded and 0 MB are free on the disk of .*; make room"):
         fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
-
-
-def test_a_disk_that_fills_up_meanwhile_is_one_line(world, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(hub, "_receive", full)
-    with pytest.raises(HubError, match=r"the disk of .* is full; make room, and the same command goes on"):
-        fetch.resolve_checkpoint(NAME, quiet, quiet)
 
 
 def test_a_moved_branch_is_followed_and_the_old_copy_serves_while_the_hub_is_away(world):

@@ -81,10 +81,3 @@ def test_memory_cores_and_clock_are_linuxs(tmp_path):
     assert assumptions(example) == ""
     assert device.figures["bandwidth_gb_s"].checked is False
     assert choose(SMALL, device, PlanRequest("a model")).line()["j_per_frame"] is None
-
-
-def test_a_cgroup_bounds_the_memory_and_little_is_assumed_of_little(tmp_path):
-    machine = described(tmp_path, "Features : fp asimd asimddp\n", **{"sys/fs/cgroup/memory.max": str(1 << 30)})
-    device = this_machine(machine, cores=4)
-    assert (device["usable_mib"], device["system_mib"], device["bandwidth_gb_s"]) == (1024, 256, 25.6)
-    assert device["int8_tops"] == 4 * device["fp32_tflops"]

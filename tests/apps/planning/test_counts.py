@@ -2,9 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 
@@ -38,16 +35,6 @@ ALIGNMENT = 64  # of each tensor in a weights file
 def made(request, exported):
     found = exported(request.param, **SHAPES[request.param])
     return plan_checkpoint(found.checkpoint, FRAME), Bundle.load(found.bundle), plan_bundle(str(found.bundle))
-
-
-def test_the_decoder_is_that_of_the_bundle(made):
-    model, bundle, _ = made
-    spec = bundle.decoder
-    for name in ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "axes", "deepstack"):
-        assert getattr(model, name) == getattr(spec, name), name
-    assert model.limit == bundle.limit
-    assert model.family == bundle.family
-    assert model.closing == len(bundle.closing_rows())
 
 
 def test_the_weights_are_as_many_as_the_files_hold(made):
@@ -125,26 +112,6 @@ from edgevlm.apps.planning.plan import PlanRequest, make_plan
 print(make_plan(PlanRequest("demo", "cpu")).memory.weights > 0)
 print(make_plan(PlanRequest(sys.argv[1], "cpu")).memory.weights > 0)
 """
-
-
-def test_plans_need_no_package_of_an_export(exported):
-    checkpoint = exported("llava_onevision", side=5, tied=True).checkpoint
-    done = subprocess.run([sys.executable, "-c", WITHOUT, checkpoint], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["True", "True"], done.stderr
-
-
-@pytest.mark.skipif(not CHECKPOINT.exists(), reason="the checkpoint is in the source tree only")
-def test_the_demo_and_its_checkpoint_agree(tmp_path):
-    bundle = plan_bundle("demo")
-    for name in ("config.json", "preprocessor_config.json"):
-        shutil.copy(CHECKPOINT / name, tmp_path)
-    checkpoint = plan_checkpoint(tmp_path, (480, 640))
-    assert checkpoint.inner == 384
-    assert bundle.inner == 384
-    counted, stored = weights_of(checkpoint, "fp32", "cpu"), weights_of(bundle, "fp32", "cpu")
-    assert (counted.layers, counted.head) == (stored.layers, stored.head)
-    assert 0.9 * stored.tower < counted.tower < stored.tower, "the demo's file begins tensors at whole pages"
-    assert (checkpoint.tower.tokens, checkpoint.limit) == (bundle.tower.tokens, bundle.limit) == (16, 2368)
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,6 @@ def test_a_seeded_decoder_takes_what_was_planned(seeded):
 
 
 @pytest.mark.slow
-@TOWER
-def test_on_a_quiet_machine_a_tower_is_within_the_goal(exported, chunk):
-    assert tower_error(exported("llava_onevision", side=24, vision_layers=3), chunk) < GOAL
-
-
-@pytest.mark.slow
 @SEEDED
 def test_on_a_quiet_machine_a_decoder_is_within_the_goal(seeded, budget, chunk):
     assert bundle_error(seeded, budget, chunk) < GOAL

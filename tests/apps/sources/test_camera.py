@@ -51,20 +51,6 @@ def url(camera):
     return f"http://127.0.0.1:{camera.port}/live"
 
 
-def test_nothing_at_all(tmp_path):
-    """0 frames a second: connected, and never a picture."""
-    with mjpeg_camera(tmp_path) as camera:
-        camera.tell("mode mute")
-        source = open_source(url(camera), None, SourceOptions(fps=10, stall_timeout_s=0.2, read_timeout_s=0.5))
-        deadline = time.monotonic() + 120
-        while source.problem is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert (source.state, source.problem) == (State.INITIALISING, "no frame for 0.5 s")
-        camera.tell("mode ok")
-        assert source.read() is not None
-        source.close()
-
-
 @pytest.mark.parametrize("rule", ["drop-oldest", "block"])
 def test_a_slow_watcher_sees_new_frames_and_the_rest_is_counted(tmp_path, rule):
     """Under drop-oldest a frame waits in the slot no longer than one is watched; nothing piles up before it."""

@@ -10,7 +10,7 @@ from kernel import BUSY, DENIED, GONE, Machine
 
 from edgevlm.apps.doctor import cameras
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.devices import UsbConnection, device_path, devices
+from edgevlm.apps.sources.devices import UsbConnection, devices
 from edgevlm.errors import SourceError
 
 
@@ -89,15 +89,6 @@ def test_each_failure_has_a_reason(machine, capture, fails, says):
     with pytest.raises(SourceError) as caught:
         UsbConnection("0", SourceOptions(), machine.root)
     assert says in str(caught.value)
-
-
-def test_an_index_a_path_and_a_link_name_the_node(machine):
-    node = machine.add(4, link="usb-Maker_Webcam")
-    link = machine.root / "dev" / "v4l" / "by-id" / "usb-Maker_Webcam"
-    assert device_path("4", machine.root) == node
-    assert device_path(str(link), machine.root).samefile(node)
-    with pytest.raises(SourceError, match=r"there is no .*/dev/video7 \(cameras here: .*/dev/video4\)"):
-        device_path("7", machine.root)
 
 
 def test_what_is_asked_for_is_set_while_it_opens_and_what_was_taken_is_said(machine, capture):

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 
 from edgevlm import Session
 from edgevlm.apps.run.frame_preparation import FramePreparation
-from edgevlm.apps.sources import SourceOptions, comes_to_an_end, kind_of, open_source
+from edgevlm.apps.sources import SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.sources.base import State
 from edgevlm.apps.sources.recordings import FolderSource
 from edgevlm.cli import app
-from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import names
 
 
@@ -23,25 +22,6 @@ def run(*arguments):
     done = CliRunner().invoke(app, ["run", "--json", "--threads", "1", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("camera", "kind"),
-    [
-        (None, "demo"),
-        ("demo", "demo"),
-        ("-", "stdin"),
-        ("0", "usb"),
-        ("/dev/video3", "usb"),
-        ("/dev/v4l/by-id/usb-Maker_Webcam-video-index0", "usb"),
-        ("csi://0", "csi"),
-        ("rtsp://10.0.0.5/live", "network"),
-        ("rtspsrc location=rtsp://10.0.0.5/live ! rtph264depay ! avdec_h264", "gstreamer"),
-        ("v4l2src device=/dev/video0 ! image/jpeg ! jpegdec", "gstreamer"),
-    ],
-)
-def test_what_is_taken_for_what(camera, kind):
-    assert kind_of(camera, None)[0] == kind
 
 
 @pytest.fixture
@@ -131,18 +111,6 @@ def test_damaged_pictures_are_counted_and_passed_over(tmp_path):
     assert [frame.time_s for frame in source] == [0, 1.5]
     assert source.drops == {"corrupt": 2}
     assert source.state is State.ENDED
-
-
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [([], "is a folder without pictures"), (["a.txt"], "is a folder without pictures"), (["a.png"], "none of its 1")],
-)
-def test_a_folder_without_pictures_is_one_line(tmp_path, names, says):
-    for name in names:
-        (tmp_path / name).touch()
-    with pytest.raises(SourceError, match=says) as caught:
-        list(FolderSource(tmp_path, fps=2))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("side", [9_000, 60_000])

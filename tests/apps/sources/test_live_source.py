@@ -191,14 +191,6 @@ def test_damaged_pictures_are_dropped_and_alone_they_are_no_stream(live):
     assert source.state is State.RECONNECTING
 
 
-def test_a_reader_that_takes_its_time_is_no_stall(live):
-    source = live(Camera(Scripted().say(Grabbed(), Grabbed(), Grabbed())), replace(OPTIONS, read_timeout_s=0.75))
-    source.read()
-    time.sleep(1)
-    assert source.state is State.RUNNING, "the connection waits for the reader, and not the other way round"
-    assert source.read() is not None
-
-
 def test_connections_that_hang_for_good_are_few(live):
     hangs = [Scripted() for _ in range(ADRIFT + 3)]
     camera = Camera(Scripted().say(Grabbed()), *hangs)
@@ -211,26 +203,6 @@ def test_connections_that_hang_for_good_are_few(live):
     until(lambda: camera.dials == ADRIFT + 1)
     for connection in hangs:
         connection.say(None, None)
-
-
-def test_nothing_counts_before_somebody_reads():
-    connection = Scripted().say(*[Grabbed()] * 5)
-    source = LiveSource("camera", Camera(connection), OPTIONS)
-    until(connection.script.empty)
-    began = time.monotonic()
-    read = threading.Event()
-
-    def goes_on():
-        while not read.wait(0.05):
-            connection.say(Grabbed())
-
-    threading.Thread(target=goes_on).start()
-    frame = source.read()
-    read.set()
-    assert 0 < frame.time_s <= time.monotonic() - began + 0.001, "time begins with the first read"
-    assert source.dropped == 0
-    connection.say(None)
-    source.close()
 
 
 @pytest.mark.parametrize(("rule", "seen", "replaced"), [("block", [1, 2, 3], 0), ("drop-oldest", [3], 2)])

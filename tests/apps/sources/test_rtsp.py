@@ -1,16 +1,14 @@
 """RTSP cameras on loopback: Debian's python3-gi, gir1.2-gst-rtsp-server-1.0 and gstreamer1.0-plugins-{good,bad,ugly}."""
 
-import random
 import time
 
 import numpy as np
-import psutil
 import pytest
+from ordeal import Ordeal, frozen, held_up, hung_up, killed, locked
 from processes import rtsp_camera
 
-from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
+from edgevlm.apps.sources import SourceError, SourceOptions, open_source
 
-OPTIONS = SourceOptions(fps=100, open_timeout_s=4, stall_timeout_s=0.3, read_timeout_s=0.8, backoff_s=(0.05, 0.2))
 PATIENT = SourceOptions(fps=100, open_timeout_s=60, stall_timeout_s=60, read_timeout_s=60)
 
 
@@ -31,55 +29,6 @@ def is_ball(image):
     coloured = np.ptp(image.astype(int), axis=2) > 60
     share = (grey > 200).mean()
     return not coloured.any() and 0.002 < share < 0.05 and (grey < 40).mean() > 0.95
-
-
-def reach(source, state, seconds=120):
-    deadline = time.monotonic() + seconds
-    while source.state is not state:
-        assert time.monotonic() < deadline, (source.state, source.problem)
-        time.sleep(0.005)
-
-
-def killed(camera, source):
-    camera.kill()
-    reach(source, State.RECONNECTING)
-    camera.start()
-
-
-def frozen(camera, source):
-    camera.freeze()
-    reach(source, State.RECONNECTING)
-    camera.thaw()
-
-
-def held_up(camera, source):
-    camera.freeze()
-    reach(source, State.STALLED)
-    camera.thaw()
-
-
-def test_deaths_of_an_rtsp_camera():
-    order = [killed, frozen, held_up] * 4
-    random.Random(3).shuffle(order)
-    process = psutil.Process()
-    with rtsp_camera() as camera:
-        open_source(address(camera), None, OPTIONS).close()
-        before = process.num_threads(), process.num_fds()
-        source = open_source(address(camera), None, OPTIONS)
-        last = frame_of(source)
-        for event in order:
-            event(camera, source)
-            reach(source, State.RUNNING)
-            frame = frame_of(source, lambda frame, last=last: frame.time_s > last.time_s)
-            assert frame.image.shape == (240, 320, 3)
-            last = frame
-        assert source.reconnects >= 8
-        source.close()
-        deadline = time.monotonic() + 120
-        while (process.num_threads() > before[0] or process.num_fds() > before[1]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.num_threads() <= before[0]
-        assert process.num_fds() <= before[1]
 
 
 def test_the_picture_is_whole_from_the_first_frame_and_stamped():
@@ -111,3 +60,37 @@ def test_a_password_is_asked_for(user, path, says):
         with pytest.raises(SourceError, match=says) as caught:
             open_source(url, None, PATIENT)
         assert not any(word in str(caught.value) for word in ("wrong@", "right", "\n"))
+
+
+OPTIONS = SourceOptions(fps=50, open_timeout_s=4, stall_timeout_s=0.3, read_timeout_s=0.8, backoff_s=(0.05, 0.2), rule="block")
+SIZES = ((240, 320), (360, 480))
+
+
+def opened():
+    return rtsp_camera(320, 240, 25, 5, "right")
+
+
+def chaos_address(camera):
+    return f"rtsp://u:right@127.0.0.1:{camera.port}/live"
+
+
+def slowed(camera, watched):
+    count = len(watched.frames)
+    camera.tell("fps 5")
+    watched.wait_for(lambda: len(watched.frames) >= count + 5, "a slow camera is watched")
+    camera.tell("fps 25")
+
+
+def resized(camera, watched):
+    """In the running stream; a new connection begins with the first size again."""
+    height, width = size = SIZES[1 - SIZES.index(watched.frames[-1][0].shape[:2])]
+    camera.tell(f"size {width} {height}")
+    watched.wait_for(lambda: watched.frames[-1][0].shape[:2] == size, "pictures of another size come whole")
+
+
+EVENTS = (killed, frozen, held_up, slowed, hung_up, resized, locked)
+
+
+@pytest.mark.parametrize("events", [12, pytest.param(100, marks=pytest.mark.slow)])
+def test_deaths_of_an_rtsp_camera(events):
+    Ordeal(opened, chaos_address, OPTIONS, EVENTS, SIZES).check(events, seed=5)

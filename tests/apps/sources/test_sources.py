@@ -38,15 +38,6 @@ def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
         assert np.abs(frame.image.astype(int) - image).mean() < 3, "colour conversion differs by a level or two"
 
 
-def test_a_clip_whose_container_lies_about_its_pictures():
-    """tree.avi declares 444 pictures and has 68, at times that are no multiple of its rate: none is lost, and it is whole."""
-    path = clip("tree.avi")
-    frames = list(open_source(None, str(path), SourceOptions(fps=1000)))
-    with av.open(str(path)) as container:
-        wanted = [float(decoded.time) for decoded in container.decode(video=0)]
-    assert np.allclose([frame.time_s for frame in frames], wanted, atol=0.002)
-
-
 def test_a_damaged_clip_is_watched_to_its_end():
     """box.mp4 begins with a broken keyframe, and its times go back and forth."""
     source = open_source(None, str(clip("box.mp4")), SourceOptions(fps=10))
@@ -136,20 +127,6 @@ def test_newest_frame_drops_the_oldest_and_counts():
     assert newest.read().image[0, 0, 0] == 11
     assert newest.dropped == 9
     assert newest.read() is None
-
-
-def test_an_error_in_the_reader_reaches_the_consumer():
-    class Failing(Source):
-        name = "failing"
-
-        def read(self):
-            raise SourceError("the cable is out")
-
-    newest = ReadAhead(Failing())
-    with pytest.raises(SourceError, match="cable"):
-        newest.read()
-    newest.close()
-    assert newest.state is State.FAILED
 
 
 @pytest.mark.parametrize(

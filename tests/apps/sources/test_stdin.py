@@ -1,9 +1,6 @@
 """Video from a pipe: planes against the equations of BT.601, whole streams against PyAV, and what is no stream."""
 
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -48,19 +45,6 @@ def read_all(data, fps=1000, **options):
         return list(source), source
 
 
-@pytest.mark.parametrize("extra", ["", " XCOLORRANGE=FULL"])
-@pytest.mark.parametrize("colour", ["420jpeg", "422", "444", "mono"])
-def test_planes_become_rgb_as_the_standard_says(colour, extra):
-    size = 16, 12
-    data, planes = yuv.noise_stream(colour, *size, frames=2, extra=extra)
-    frames, source = read_all(data)
-    assert [frame.time_s for frame in frames] == [0, 0.04]
-    assert source.state is State.ENDED
-    for frame, plane in zip(frames, planes, strict=True):
-        expected = yuv.to_rgb(plane, colour, *size, full_range=bool(extra))
-        assert np.median(np.abs(frame.image - expected)) <= 1.5, "a level of rounding, in fixed point"
-
-
 def gradients(count, height=48, width=64):
     """Smooth pictures that move: chroma's place inside its block hardly shows."""
     y, x = np.mgrid[:height, :width]
@@ -89,13 +73,6 @@ def jpeg(level, thumbnail=b""):
     noise = np.random.default_rng(level).integers(0, 40, (32, 32, 3))
     data = cv2.imencode(".jpg", (noise + level).astype(np.uint8))[1].tobytes()
     return data[:2] + b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + data[2:] if thumbnail else data
-
-
-def test_pictures_are_split_where_they_end():
-    within = jpeg(200)
-    parts = [b"--frame\r\nContent-Length: 9\r\n\r\n" + jpeg(level, within) + b"\r\n" for level in (20, 60, 100)]
-    frames, _ = read_all(b"".join(parts), pieces=101)
-    assert [round(float(frame.image.mean()) / 20) * 20 for frame in frames] == [40, 80, 120], "and no thumbnail"
 
 
 def test_a_picture_that_cannot_be_decoded_is_counted_and_passed_over():
@@ -167,16 +144,3 @@ def test_closing_ends_a_read_that_waits():
         assert not reader.is_alive()
         assert len(got) == 3
         assert source.state is State.ENDED
-
-
-def run(data, *arguments):
-    command = [sys.executable, "-m", "edgevlm", "run", "--camera", "-", "--json", "--threads", "1", *arguments]
-    return subprocess.run(command, input=data, capture_output=True, timeout=120, check=False)
-
-
-def test_a_pipe_through_the_command():
-    done = run(yuv.noise_stream("420jpeg", 64, 48, 40, "10:1")[0], "--ask", "how many objects are there now?")
-    assert done.returncode == 0, done.stderr
-    answer, summary = (line for line in map(json.loads, done.stdout.splitlines()) if line["event"] != "stats")
-    assert (answer["event"], answer["time_s"]) == ("answer", 3.5)
-    assert (summary["frames"], summary["source_state"]) == (8, "ended")
