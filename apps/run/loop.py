@@ -55,37 +55,33 @@ class Observer(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(eq=False)
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     stats_every: seconds. notifier: of the service manager. alone: session and process end with this run, which ends when stdout
-    is closed. may_watch: asked before each frame; False ends the run.
+    is closed. may_watch: asked before each frame; False ends the run. ``frame``: the newest one watched.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        source: Source,
-        output: Output,
-        plan: RunPlan,
-        *,
-        observer: Observer | None = None,
-        stats_every: float = 1.0,
-        notifier: Notifier | None = None,
-        alone: bool = True,
-        may_watch: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.session, self.source, self.output, self.plan, self.observer = session, source, output, plan, observer
-        self.frame: Frame | None = None  # the newest one watched
-        self.started = threading.Event()  # the first frame has been watched
+    session: Session
+    source: Source
+    output: Output
+    plan: RunPlan
+    observer: Observer | None = None
+    stats_every: float = 1.0
+    notifier: Notifier = field(default_factory=Notifier)
+    alone: bool = True
+    may_watch: Callable[[], bool] = lambda: True
+    frame: Frame | None = None
+
+    def __post_init__(self) -> None:
+        self.started, self._stopped = threading.Event(), threading.Event()  # started: the first frame has been watched
         self.random = np.random.default_rng(0)
-        self._stats_every, self._alone, self._may_watch = stats_every, alone, may_watch
         self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
-        self._begun = self._last = (time.monotonic(), session.stats.frames)
+        self._begun = self._last = (time.monotonic(), self.session.stats.frames)
         self._offset: float | None = None
-        self._stopped = threading.Event()
-        self._notifier, self._reading = notifier or Notifier(), False
-        self._steps, self._seen = 0, (0, source.attempts)  # frames and pieces of answers; at the last tick
+        self._reading, self._steps = False, 0  # frames and pieces of answers
+        self._seen = 0, self.source.attempts  # at the last tick
         self.shutdown = Shutdown(self.stop)
         self._process = psutil.Process()
 
@@ -123,15 +119,15 @@ class RunLoop:
 
     def _close(self) -> None:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
-        self._notifier.stopping()
+        self.notifier.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
-        if self._alone:
+        if self.alone:
             self.session.close()
             if self.observer is not None:
                 self.observer.close()
         closing.join(CLOSING)
-        if self._alone:
+        if self.alone:
             silence_what_is_gone()
         self.output.summary(self.stats(self._begun))
 
@@ -193,7 +189,7 @@ class RunLoop:
             with self.shutdown.waiting():
                 frame = self.source.read()
             self._reading = False
-            if frame is None or not self._may_watch():
+            if frame is None or not self.may_watch():
                 break
             if plan.since:
                 frame = replace(frame, time_s=plan.since + frame.time_s)
@@ -204,7 +200,7 @@ class RunLoop:
             self._take(frame)
             self._steps += 1
             if not self.started.is_set():
-                self._notifier.ready()
+                self.notifier.ready()
                 self.started.set()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
@@ -249,31 +245,30 @@ class RunLoop:
     @contextmanager
     def _ticking(self) -> Iterator[None]:
         """Report statistics and signs of life while the block runs, and bring its end soon once that is asked for."""
-
-        def tick() -> None:
-            status, due = SourceStatus(self.source), time.monotonic() + self._stats_every
-            try:
-                while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
-                    if time.monotonic() >= due:
-                        due += self._stats_every
-                        self.output.stats(self.stats(self._last))
-                    self._tell_manager()
-                    if (news := status.news()) is not None:
-                        self.output.notice(news)
-                    if self._alone and is_gone(sys.stdout):
-                        self.shutdown.ask()
-            except (OSError, UserError):  # the loop's own writing meets it again, and reports it
-                self.stop()
-            if self.shutdown.asked:
-                self.session.cancel()  # the loop may be waiting for the end of an answer
-
-        thread = threading.Thread(target=tick, name="edgevlm-stats", daemon=True)
+        thread = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._stopped.set()
             thread.join()
+
+    def _tick(self) -> None:
+        status, due = SourceStatus(self.source), time.monotonic() + self.stats_every
+        try:
+            while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
+                if time.monotonic() >= due:
+                    due += self.stats_every
+                    self.output.stats(self.stats(self._last))
+                self._tell_manager()
+                if (news := status.news()) is not None:
+                    self.output.notice(news)
+                if self.alone and is_gone(sys.stdout):
+                    self.shutdown.ask()
+        except (OSError, UserError):  # the loop's own writing meets it again, and reports it
+            self.stop()
+        if self.shutdown.asked:
+            self.session.cancel()  # the loop may be waiting for the end of an answer
 
     def _tell_manager(self) -> None:
         """Send the status, and a sign of life: a frame, a piece of an answer or, while waiting, a running or retried source.
@@ -282,7 +277,7 @@ class RunLoop:
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts
-        self._notifier.status(f"{source.name}: {source.state.value}, {self.session.stats.frames:,} frames")
+        self.notifier.status(f"{source.name}: {source.state.value}, {self.session.stats.frames:,} frames")
         lives = (source.live and source.state is State.RUNNING) or source.attempts != before[1]
         if self._steps != before[0] or (self._reading and lives):
-            self._notifier.alive() if self.started.is_set() else self._notifier.starting(START_S)
+            self.notifier.alive() if self.started.is_set() else self.notifier.starting(START_S)

@@ -85,16 +85,14 @@ class NullDecoder:
 
     def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
         self._rows, self._asked = len(embeds), len(logit_rows)
-        return self._query()
+        return np.zeros((self._spec.heads, self._rows, self._spec.head_dim), np.float32)
 
     def attend(self, layer: int, past: Int32) -> Float32 | None:
-        return None if layer == self._spec.layers - 1 else self._query()
+        last = layer == self._spec.layers - 1
+        return None if last else np.zeros((self._spec.heads, self._rows, self._spec.head_dim), np.float32)
 
     def logits(self) -> Float32:
         return np.zeros((self._asked, self._spec.vocab), np.float32)
-
-    def _query(self) -> Float32:
-        return np.zeros((self._spec.heads, self._rows, self._spec.head_dim), np.float32)
 
 
 class NullEngine:

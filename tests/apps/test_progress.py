@@ -11,7 +11,6 @@ import sys
 import termios
 
 import pyte
-import pytest
 
 ROWS, COLUMNS = 24, 50
 
@@ -67,13 +66,6 @@ def test_what_is_printed_stays_and_the_line_does_not():
     wanted = [[f"data {number} " + "x" * (COLUMNS - 7), wrapped, "[red]note", "kept [bold]"] for number in range(3)]
     assert status == 0
     assert shown == [line for part in wanted for line in part]
-
-
-@pytest.mark.parametrize("term", ["dumb", ""])
-def test_a_terminal_that_cannot_redraw_shows_only_lines(term):
-    shown, _, status = on_a_terminal(WRITES, term=term)
-    assert status == 0
-    assert not any("measuring" in line for line in shown)
 
 
 def test_a_pipe_gets_lines_alone():

@@ -7,6 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from edgevlm.apps.commands.lazy import load_command
 from edgevlm.cli import app
 from edgevlm.engines.devices import device_names, load_device
 
@@ -29,7 +30,8 @@ def commands():
 def test_each_command_has_a_help_and_the_options_named(line):
     command, words = get_command(app), line.split()
     while words and words[0] in getattr(command, "commands", ()):
-        command = command.load(words.pop(0)) if hasattr(command, "load") else command.commands[words.pop(0)]
+        name, targets = words.pop(0), getattr(command, "targets", {})
+        command = load_command(name, targets[name]) if name in targets else command.commands[name]
     done = CliRunner().invoke(app, [*line.split()[: len(line.split()) - len(words)], "--help"])
     assert done.exit_code == 0, done.output
     assert command.name != "edgevlm", line  # else it is no command, and its words are not looked at

@@ -92,13 +92,6 @@ def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, 
     assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")
 
 
-def test_a_choice_that_is_not_installed_is_said(opened):
-    gone = replace(HERMES, policy="forgotten:x=1")
-    session = opened(replace(CHOICES, budgets=(Choice(64, gone.policy, (gone,), ()),)), 64)
-    assert session.policy == "infinipot-v"
-    assert "auto: infinipot-v, as forgotten:x=1, chosen at budget 64, is not installed; compare again" in session.basis
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

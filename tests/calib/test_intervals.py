@@ -70,8 +70,3 @@ def test_a_paired_difference_has_the_interval_that_a_bootstrap_of_streams_gives(
     assert found.low > 0
     apart = fraction_right(ours).high - fraction_right(ours).low
     assert found.high - found.low < 0.8 * apart, "pairing takes the luck of the streams out"
-
-
-def test_what_cannot_be_paired():
-    with pytest.raises(ValueError, match="same questions"):
-        difference([[True], [True, False]], [[True], [True]])

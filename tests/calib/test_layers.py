@@ -66,14 +66,6 @@ def test_boundaries_of_classes_in_order_are_theirs():
             assert boundaries(classes) == (counts[0], counts[0] + counts[1])
 
 
-def test_boundaries_of_disorder_disagree_least():
-    s, m, d = "shallow", "middle", "deep"
-    assert boundaries([s, s, s, m, s, s, m, m, d, d, m, d, d]) == (6, 8)
-    assert boundaries([s, s, d, m, d, d]) == (2, 4), "either side of layer 2 costs one: .7 L is nearer"
-    assert boundaries([d, d, d, d]) == (0, 0)
-    assert boundaries([s] * 10) == (10, 10)
-
-
 def by_hand(a, b):
     """1 - 6 sum d^2 / (n (n^2 - 1)), for values without ties; ranks by counting."""
     n = len(a)
@@ -103,10 +95,3 @@ def test_a_planted_layer_is_found():
     assert min(table[1][layer] for layer in range(3, 10)) > 0.9
     assert max(abs(table[0][layer]) for layer in range(1, 10)) < 0.4
     assert best_clie_layer([row[:] for row in table[:3]]) == 1
-
-
-def test_value_norms_weigh_both_sides():
-    """Constant attention: both rankings are the norms' own, so they agree wholly (eqs. 3 and 4)."""
-    norms = [np.random.default_rng(layer).uniform(1, 2, (1, 50)) for layer in range(2)]
-    mass = [np.full((1, 50), 0.5), np.full((1, 50), 0.25)]
-    assert layer_rank_correlation(mass, norms) == [[None, pytest.approx(1)]]

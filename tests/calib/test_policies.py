@@ -1,16 +1,8 @@
 """What policies do with a calibration: windows, layer classes, the CLIE layer; settings override it."""
 
-import shutil
-
 import numpy as np
-import pytest
 
-from edgevlm.calib import write_calibration
-from edgevlm.calib.layers import thresholds
-from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.session import Session
 
 
 def norms_of(cv, count=2000):
@@ -22,12 +14,6 @@ def windows(text, cvs, calibration=None):
     policy = create_policy(text)
     policy.attach(64, StreamShape(len(cvs), 4, 3, calibration=calibration))
     return [policy._window(layer, norms_of(cv)) for layer, cv in enumerate(cvs)]
-
-
-@pytest.mark.parametrize("cvs", [[0.3], [0.3, 0.2], [0.1, 0.2, 0.3], [0.2] * 8, [0.0] * 4])
-def test_few_or_equal_layers_still_give_rising_thresholds(cvs):
-    tau = thresholds(cvs)
-    assert tau[0] < tau[1] < tau[2]
 
 
 def test_the_policy_takes_what_was_measured_unless_it_is_set(made_up):
@@ -65,13 +51,3 @@ def test_hermes_takes_the_depths_that_were_measured(made_up):
     assert hermes("hermes", measured)[1] == [0, 0, 1, 1, 2]
     assert hermes("hermes", measured)[0].needs.guidance_layers == (2, 3, 4)
     assert hermes("hermes", made_up(middle_from=5, deep_from=5))[0].needs.guidance == ()
-
-
-@pytest.mark.parametrize("calibrated", [False, True])
-def test_a_session_names_what_it_runs_on(bundle, tmp_path, made_up, calibrated):
-    copy = shutil.copytree(bundle, tmp_path / "bundle")
-    if calibrated:
-        write_calibration(Bundle.load(copy), made_up(middle_from=2, deep_from=4))
-    with Session.open(Model.load(copy, threads=1), budget=64, policy="hermes") as session:
-        assert session._stream.policy.needs.guidance_layers == tuple(range(2 if calibrated else 0, 5))
-        assert session.basis.startswith("hermes: calibrated 2026-11-21" if calibrated else "hermes: default depths")

@@ -9,7 +9,7 @@ from pictures import frames
 from edgevlm.calib import Clip
 from edgevlm.calib.accuracy import policy_divergence
 from edgevlm.calib.accuracy.memory_accounting import peak_bytes
-from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter, moments
+from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter
 from edgevlm.calib.accuracy.select_changed import SETTINGS
 from edgevlm.calib.accuracy.select_policy import compare_by_divergence
 from edgevlm.errors import UserError
@@ -92,15 +92,6 @@ def test_kl_and_top1_are_those_of_two_sessions_in_plain_numpy(model, clip, watch
     assert found["compressions"] > 0
 
 
-def test_a_memory_that_holds_the_clip_agrees_in_everything(watched):
-    judge, reference = watched
-    found = judge.measure(reference, create_policy("sliding-window"), COUNT * judge.per_frame, 0)
-    assert len(found["kl"]) == len(moments(COUNT)) == len(reference.asked)
-    assert all(same for moment in found["top1"] for same in moment)
-    assert max(nats for moment in found["kl"] for nats in moment) < 1e-5
-    assert found["compressions"] == 0
-
-
 @pytest.fixture(scope="module")
 def longer(model):
     """60 frames, of which nobody asks."""
@@ -175,16 +166,3 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
     assert all(0 < of.appended <= 1 and 0 <= of.loss <= 1 for of in whole["append"].trials)
     assert [name for name, *_ in whole[24]] == names
     assert [len(values) for *_, values in whole[60]] == [4, 4], "(clip, moment) is a cluster"
-
-
-def test_what_cannot_run_is_named_with_its_reason(model, tmp_path):
-    clip = Clip("a", Pictures(COUNT, model), ())
-    judge = DivergenceMeter(model, QUESTIONS)
-    comparisons, *_ = compare_by_divergence(
-        judge, [clip], COUNT, ["purekv:st_spattn=on", "uniform"], [6], tmp_path / "kl.jsonl", lambda what: None
-    )
-    ((policy, why),) = comparisons[6].skipped
-    assert policy == "purekv:st_spattn=on"
-    assert "two frames" in why
-    assert "--budget" not in why
-    assert [of.candidate.policy for of in comparisons[6].measured] == ["uniform"]

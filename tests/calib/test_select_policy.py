@@ -49,11 +49,6 @@ def test_few_clusters_tell_nothing_apart(clusters, chosen):
     assert select_policy(field) == chosen
 
 
-def test_where_nothing_can_be_told_apart_the_fallback_stays_though_it_was_not_measured():
-    field = [measured("best", planted(0.02, 1.0, 2), 50), measured("level", planted(0, 1.0, 3), 5)]
-    assert select_policy(field) is None
-
-
 def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():
     clusters = [[1.0, 2.0, 3.0], [5.0], []]
     found = mean(clusters)

@@ -7,7 +7,6 @@ from pictures import frames
 
 from edgevlm.calib import Clip, calibrate
 from edgevlm.calib.trace import WINDOW, ClipTracer
-from edgevlm.errors import UserError
 
 QUESTIONS = ("what color was the square?", "how many are there now?")
 
@@ -76,20 +75,3 @@ def test_a_calibration_says_what_it_was_measured_on(model):
     assert all(len(row) == 14 and sum(row) == pytest.approx(1, abs=1e-4) for row in measured.ages)
     again = calibrate(model, [clip(model, 12, "a"), clip(model, 99, "b", QUESTIONS[:1])], frames=14)
     assert (again.cv, again.ages, again.agreement) == (measured.cv, measured.ages, measured.agreement)
-
-
-def test_all_frames_that_fit_are_taken_and_no_more(model):
-    tracer = ClipTracer(model, None, QUESTIONS)
-    per_frame, limit = model.bundle.vision.tokens_per_frame, model.bundle.limit
-    assert tracer.frames == tracer(clip(model, 999)).frames
-    assert limit - 96 < tracer.frames * per_frame < limit
-    ClipTracer(model, tracer.frames, QUESTIONS)
-    with pytest.raises(UserError, match=rf"--frames {tracer.frames + 1}: .* hold {tracer.frames} frames"):
-        ClipTracer(model, tracer.frames + 1, QUESTIONS)
-
-
-def test_too_little_is_refused(model):
-    with pytest.raises(UserError, match=r"short.mp4: 9 frames are too few"):
-        calibrate(model, [clip(model, 9, "short.mp4")])
-    with pytest.raises(UserError, match="5 frames are too few"):
-        calibrate(model, [clip(model, 99)], frames=5)

@@ -95,17 +95,6 @@ def test_a_read_only_bundle_is_one_line(copy, made_up):
     check_writable(Bundle.load(copy), copy.parent / "out")
 
 
-def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
-    write_calibration(Bundle.load(copy), made_up())
-    reseal(copy, made_up().to_json().replace(b'"format": 1', b'"format": 2'))
-    later = Bundle.load(copy)
-    with pytest.raises(BundleError, match=r"format 2 .* reads up to format 1; measure it again \(edgevlm calibrate") as caught:
-        later.calibration()
-    assert "\n" not in str(caught.value)
-    write_calibration(later, made_up())
-    assert Bundle.load(copy).calibration() == made_up()
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -113,7 +102,7 @@ def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
         ({"cv": [0.1]}, "different length"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
-        ({"clie": 3}, "clie"),
+        ({"clie": 3}, "clie that is no candidate"),
     ],
 )
 def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):
@@ -123,18 +112,6 @@ def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):
     write_calibration(Bundle.load(copy), made_up())
     reseal(copy, raw)
     with pytest.raises(BundleError, match=r"calibration.json: .*edgevlm calibrate"):
-        Bundle.load(copy).calibration()
-
-
-def test_a_calibration_of_another_model_is_refused(copy, made_up):
-    write_calibration(Bundle.load(copy), made_up())
-    four = {
-        name: [row[:4] for row in values] if name == "agreement" else values[:4]
-        for name, values in json.loads(made_up().to_json()).items()
-        if name in ("cv", "ages", "recency", "periodicity", "classes", "agreement")
-    }
-    reseal(copy, json.dumps(json.loads(made_up().to_json()) | four).encode())
-    with pytest.raises(BundleError, match="of 4 layers"):
         Bundle.load(copy).calibration()
 
 

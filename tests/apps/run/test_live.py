@@ -51,12 +51,6 @@ def test_a_camera_is_watched_from_when_the_model_is_there(slow_load):
     assert 0 < answer["time_s"] <= 1
 
 
-def test_the_demo_at_its_own_speed_begins_when_the_model_is_there(slow_load):
-    lines, _ = run("--realtime", "--seconds", 1.2, "--ask", COUNT)
-    assert lines[-1]["frames"] + lines[-1]["dropped"] == 2, "at 0.5 and 1 s"
-    assert [answer["time_s"] for answer in of_kind(lines, "answer")] == [1.0]
-
-
 def test_a_question_typed_before_the_first_frame_waits_for_it(capsys):
     with Session.open("demo", budget=256) as session:
         run = RunLoop(session, open_source("demo", None, SourceOptions(realtime=True)), TextOutput(), RunPlan(frames=4))

@@ -92,12 +92,6 @@ def test_an_interrupt_while_it_loads_is_quiet(module):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_so_is_any_other_end_that_is_asked_for(number):
-    done = interrupted("onnxruntime", number)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
 def test_a_shell_completes_options():
     words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgevlm run --reindexing ", "COMP_CWORD": "3"}
     done = process(env=words)

@@ -11,7 +11,6 @@ import time
 
 import pytest
 from cameras import MjpegCamera
-from clips import clip
 from typed import edgevlm
 
 from edgevlm.calib.demo.world import World
@@ -109,22 +108,6 @@ def test_the_stream_goes_on_with_the_demo_where_it_was(tmp_path):
     assert 0 < lines[-1]["appended"] < 0.5, "the demo appends what changed"
 
 
-def test_a_file_goes_on_behind_the_frame_that_was_the_newest(tmp_path):
-    film = ["--video", clip("bikes.mp4"), "--fps", 10]
-    whole = run(*film, "--frames", 22, "--ask", COUNT)[1]
-    run(*film, "--frames", 9, "--state", tmp_path)
-    lines = run(*film, "--frames", 13, "--state", tmp_path, "--ask", COUNT)[1]
-    assert [(line["time_s"], line["token_ids"]) for line in lines if line["event"] == "answer"] == [
-        (line["time_s"], line["token_ids"]) for line in whole if line["event"] == "answer"
-    ]
-    code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
-    assert code == 0
-    rest = lines[-1]["frames"]
-    code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
-    assert (code, lines[-1]["frames"]) == (0, rest), "a film that has been watched to its end"
-    assert len([line for line in lines if line["event"] == "answer"]) == 1
-
-
 def test_a_cameras_clock_goes_on_while_nothing_runs(tmp_path):
     off = 1.5
     with MjpegCamera(frames=1000) as camera:
@@ -168,15 +151,6 @@ def test_a_folder_in_use_is_refused(tmp_path):
     assert (code, lines, said.count("\n")) == (2, [], 1)
     assert "another process uses it" in said
     assert run("--frames", 1, "--state", tmp_path)[0] == 0, "a killed one holds nothing"
-
-
-@pytest.mark.parametrize(
-    ("folder", "says"), [("/dev/null/x", "cannot be written"), ("/proc/nothing", "cannot be written"), ("", "give a folder")]
-)
-def test_a_folder_that_cannot_be_written_is_one_line(folder, says):
-    code, lines, said = run("--frames", 1, "--state", folder)
-    assert (code, lines, said.count("\n")) == (2, [], 1)
-    assert says in said
 
 
 def test_a_disk_that_fills_costs_a_warning_and_no_frame(tmp_path):

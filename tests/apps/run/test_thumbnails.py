@@ -38,15 +38,6 @@ def test_forgotten_frames_go_first_and_the_cap_holds():
     assert sum(number < 20 for number in taken) < sum(number >= 20 for number in taken), "oldest first"
 
 
-def test_of_more_held_frames_than_fit_every_second_one_goes():
-    ring = filled(40, cap=CAP)
-    ring.keep(set(range(40)), 39)
-    taken = list(ring.taken())
-    assert sum(len(ring.jpeg(number)) for number in taken) <= CAP
-    assert taken[-1] == 39
-    assert taken[0] < 4, "the oldest are thinned out and not lost"
-
-
 def test_a_restart_shows_them_up_to_the_frame_it_goes_on_from(tmp_path):
     filled(10, tmp_path).close()
     ring = Thumbnails(tmp_path)
@@ -77,16 +68,6 @@ def test_what_was_written_outlives_a_kill(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", program], env=os.environ).returncode == -9
     assert list(Thumbnails(tmp_path).taken()) == list(range(21))
-
-
-@pytest.mark.parametrize("broken", [b"no database", b"SQLite format 3\0" + bytes(4096)])
-def test_a_broken_file_is_begun_anew(tmp_path, broken):
-    (tmp_path / FILE).write_bytes(broken)
-    said = []
-    ring = filled(2, tmp_path, notify=said.append)
-    assert list(ring.taken()) == [0, 1]
-    assert len(said) == 1
-    assert "a new file is begun" in said[0]
 
 
 def test_a_disk_that_is_full_is_told_of_once(tmp_path):
