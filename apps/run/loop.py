@@ -76,7 +76,6 @@ class RunLoop:
 
     def __post_init__(self) -> None:
         self.started, self._stopped = threading.Event(), threading.Event()  # started: the first frame has been watched
-        self.random = np.random.default_rng(0)
         self._scenes: deque[tuple[float, DemoScene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._begun = self._last = (time.monotonic(), self.session.stats.frames)
         self._offset: float | None = None

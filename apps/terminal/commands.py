@@ -40,13 +40,12 @@ class Commands:
             self._say(str(error))
 
     def questions(self) -> list[str]:
-        """Return questions ready to be asked, those about what the model has just seen first."""
+        """Return questions ready to be asked, those about what has left the picture first."""
         if not self._run.session.model.is_demo:
             return list(GENERAL)
         scene = self._run.frame.scene if self._run.frame is not None else None
-        now = scene.sample(self._run.random) if scene is not None else []
-        gone = [fact.question for fact in scene.departed()[:6]] if scene is not None else []
-        return [*now, *gone, *(text for text in all_questions() if "<" not in text)]
+        gone = [fact.question for fact in scene.departed()] if scene is not None else []
+        return [*gone, *(text for text in all_questions() if "<" not in text)]
 
     def _command(self, name: str) -> None:
         session = self._run.session

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,9 +27,9 @@ from edgevlm.apps.terminal.commands import COMMANDS, Commands
 from edgevlm.apps.terminal.panel import Panel, clock, draw, make_panel
 
 REFRESH_S = 0.25
-OFFER_EVERY = 24  # drawings until another question is offered
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
 MENU = 6  # lines of completions
+HINT = FormattedText([("class:placeholder", "ask a question; Tab completes, /help lists commands")])
 STYLE = Style.from_dict(
     {
         "dim": "ansibrightblack", "held": "ansicyan", "gauge": "ansigreen", "right": "ansigreen", "wrong": "ansired",
@@ -52,7 +50,6 @@ class Screen:
         self._depth = ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else colors
         self._quiet, self._status, self._partial = quiet, "starting", ""
         self._panel, self._image = Panel([]), np.zeros((1, 1, 3), np.uint8)
-        self._offered, self._drawn = "", 0  # the question that Enter asks
         self._size: Size | None = None
         self._over, self._is_attached = threading.Event(), False
 
@@ -78,12 +75,7 @@ class Screen:
             self.say(text, "class:notice")
 
     def say(self, text: str, style: str = "") -> None:
-        """Print an answer to a slash command."""
-        with suppress(OSError, ValueError):
-            columns = os.get_terminal_size(sys.stdout.fileno()).columns  # COLUMNS may be of another one
-            text = textwrap.fill(text, max(20, columns - 1))
-        for line in text.splitlines() or [""]:
-            self._print([(style, line)])
+        self._print([(style, text)])
 
     @contextmanager
     def attached(self, run: RunLoop) -> Iterator[None]:
@@ -106,14 +98,14 @@ class Screen:
         words = WordCompleter(lambda: [*COMMANDS, *dict.fromkeys(act.questions())], True, COMMANDS, sentence=True)
         prompt: PromptSession[None] = PromptSession(
             self._message, completer=words, complete_while_typing=False,
-            auto_suggest=AutoSuggestFromHistory(), placeholder=lambda: self._placeholder(act), bottom_toolbar=self._toolbar,
+            auto_suggest=AutoSuggestFromHistory(), placeholder=HINT, bottom_toolbar=self._toolbar,
             refresh_interval=REFRESH_S, enable_suspend=True, erase_when_done=True, style=STYLE, color_depth=self._depth,
             reserve_space_for_menu=MENU,
         )  # fmt: skip
         typed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def accept(buffer: Buffer) -> bool:
-            typed.put(buffer.text.strip() or self._offered)
+            typed.put(buffer.text)
             return False
 
         def answer_typed() -> None:
@@ -167,15 +159,6 @@ class Screen:
             return Panel([])
         self._image = frame.image
         return make_panel(view, None if self._depth is ColorDepth.DEPTH_1_BIT else frame.image, columns, lines)
-
-    def _placeholder(self, act: Commands) -> FormattedText:
-        """Offer a question that Enter asks."""
-        self._drawn += 1
-        if not self._offered or self._drawn % OFFER_EVERY == 0:
-            self._offered = act.questions()[0]
-        columns = self._prompt.app.output.get_size().columns
-        hint = "   Enter asks this, Tab completes, /help" if columns >= 80 else ""
-        return FormattedText([("class:placeholder", f"{self._offered}{hint}"[: columns - 6])])
 
     def _toolbar(self) -> FormattedText:
         return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
