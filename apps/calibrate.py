@@ -84,16 +84,14 @@ class Frames:
         return [str(Path(self.video).resolve()), found.st_size, found.st_mtime_ns]
 
 
-def parse_comparison(
-    policies: str, budget: str | None, measure: str | None, ask: tuple[str, ...], streams: int
-) -> ComparisonRequest | None:
+def parse_comparison(policies: str, budget: str | None, ask: tuple[str, ...]) -> ComparisonRequest | None:
     """Return the comparison that was typed; None for no policies. Raises UserError."""
     if policies == "none":
         return None
     labels = evicting() if policies == "all" else [variant.label for variant in parse_variants([policies])]
     if not labels or any(label in (AUTO, ORACLE) or "@" in label for label in labels):
         raise UserError(f"--policies {policies}: name policies that have a budget, separated by commas, or all, or none")
-    return ComparisonRequest(labels, parse_budgets(budget) if budget else (), measure, ask, streams)
+    return ComparisonRequest(labels, parse_budgets(budget) if budget else (), ask)
 
 
 def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[Path, Findings]:
@@ -136,8 +134,6 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
         "model": identity,
         "clips": [clip.frames.identity for clip in clips if isinstance(clip.frames, Frames)],
         "frames": request.frames,
-        "measure": comparison.measured_by(model),
-        "streams": comparison.streams,
         "layers": request.layers,
         "ask": comparison.ask,
     }

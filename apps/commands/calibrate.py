@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,18 +23,13 @@ Each option has a variable: EDGEVLM_CALIBRATE_VIDEO is --video, and so on. EDGEV
 def calibrate(
     bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Measure this model.")],
     video: Annotated[list[Path] | None, option("FILE", "Measure on this clip; repeatable.", "demo: its own world")] = None,
-    frames: Annotated[int | None, option("N", "Use this many frames of each clip.", "what fits, demo: 64", min=1)] = None,
+    frames: Annotated[int | None, option("N", "Use this many frames of each clip.", "what fits", min=1)] = None,
     out: Annotated[Path | None, option("DIR", "Write a calibrated copy; leave the bundle alone.")] = None,
     policies: Annotated[str, option("all|none|NAME,..", "Choose among these policies.")] = "all",
     budget: Annotated[str | None, option("N|6k|P%,..", "Compare at these budgets.", "run's, and 12.5%")] = None,
-    measure: Annotated[
-        Literal["streamqa", "agreement"] | None,
-        option("streamqa|agreement", "Compare by answers, or by agreement with full KV.", "demo: streamqa"),
-    ] = None,
     ask: Annotated[
         list[str] | None, option("TEXT", "Measure agreement on this question; repeatable.", "three", allow_from_autoenv=False)
     ] = None,
-    streams: Annotated[int, option("N", "Ask about this many streams (streamqa).", min=2)] = 24,
     layers: Annotated[bool, flag("--layers/--no-layers", "Measure the layers before comparing policies.")] = True,
     threads: Threads = None,
     json: Json = False,
@@ -51,7 +46,7 @@ def calibrate(
         from edgevlm.apps import calibrate as command
         from edgevlm.apps.bundles.resolve import resolve_model
 
-        comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
+        comparison = command.parse_comparison(policies, budget, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")))
         model = resolve_model(bundle, step, to_stderr)
         request = command.CalibrateRequest(model, video or [], frames, out, threads, comparison, layers)
         result = command.start(request, step, to_stderr)

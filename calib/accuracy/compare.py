@@ -94,9 +94,3 @@ def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
 def of_kinds(kinds: Collection[str]) -> Pick:
     """Pick questions of these kinds."""
     return lambda result: result["kind"] in kinds
-
-
-def correct_answers(comparison: Comparison, run: VariantRun) -> list[list[bool]]:
-    """Whether each answer of a run is right, a list a stream, for the kinds that count."""
-    entered = {kind for kind, of in comparison.kinds().items() if of.value >= comparison.enters}
-    return clusters(comparison.records[run], of_kinds(entered))

@@ -14,16 +14,14 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy import select_changed as changed
-from edgevlm.calib.accuracy.compare import compare, correct_answers
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter, FullKVReference
-from edgevlm.calib.accuracy.variants import PLAIN, Budget, Record, key_of, parse_budgets, parse_variants, reason_of
-from edgevlm.calib.accuracy.worker import AccuracySettings
-from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
+from edgevlm.calib.accuracy.variants import PLAIN, Budget, Record, key_of, parse_budgets, reason_of
+from edgevlm.calib.intervals import Values, is_told_apart, mean
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify, Report
+from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget, default_budget
-from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice, Measure
+from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
@@ -31,8 +29,6 @@ from edgevlm.runtime.opening import FALLBACK
 from edgevlm.runtime.policies import create_policy, evicting
 from edgevlm.runtime.settings import AppendChanged
 
-SEED = "11"  # of the demo's streams, among those for development
-STREAM = 64  # frames of each
 LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
 
 
@@ -42,13 +38,7 @@ class ComparisonRequest:
 
     policies: Sequence[str]
     budgets: Sequence[Budget] = ()
-    measure: str | None = None
     ask: tuple[str, ...] = ()
-    streams: int = 24
-
-    def measured_by(self, model: Model) -> Measure:
-        """``streamqa`` for the demo model unless another was asked for, else ``kl``."""
-        return "streamqa" if (self.measure or ("streamqa" if model.is_demo else "agreement")) == "streamqa" else "kl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +51,6 @@ class ComparisonInput:
     folder: Path
     progress: Notify
     notify: Notify
-
-    def report_on(self, compared: str) -> Report:
-        return lambda what, done=None, total=None: self.progress(f"comparing {compared}: {what}, {done} of {total}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +68,38 @@ class BudgetComparison:
     measured: list[MeasuredCandidate] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(
-        self, policy: str, records: Sequence[Record], values: Sequence[Values], found: Estimate, top1: float | None = None
-    ) -> None:
-        """Add a policy. records: one a stream; found: the estimate of its value."""
+    def add(self, policy: str, records: Sequence[Record]) -> None:
+        """Add a policy, of its records, one a clip. Clusters are (clip, moment)."""
+        nats = [moment for record in records for moment in record["kl"]]
+        top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
+        found = mean(nats)
         candidate = Candidate(
             policy=policy, tokens=records[0]["tokens"], value=round(found.value, 6), ci_low=round(found.low, 6),
             ci_high=round(found.high, 6), compress_ms=round(fmean(record["compress_ms"] for record in records), 3),
-            bytes=max(record["bytes"] for record in records), top1=None if top1 is None else round(top1, 6),
+            bytes=max(record["bytes"] for record in records), top1=round(top1, 6),
         )  # fmt: skip
-        self.measured.append(MeasuredCandidate(candidate, values))
-
-
-Found = tuple[int, dict[int, BudgetComparison], AppendChoice | None, EncodeChoice | None]  # frames, by budget, ..
+        self.measured.append(MeasuredCandidate(candidate, [[-value for value in moment] for moment in nats]))
 
 
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
-    """Measure every candidate at every budget, and select one at each. Raises UserError."""
-    by = request.measured_by(given.model)
-    frames, comparisons, append, encode = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
-    worlds = (f"{request.streams} demo worlds, seed {SEED}",)
+    """Measure every candidate at every budget, and select one at each. Raises UserError.
+
+    Compares by divergence from full KV's next tokens, on as many frames of each clip as the shortest has.
+    """
+    meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
+    tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]
+    wanted, longest = given.frames or 2 * max(tokens) // meter.per_frame, meter.longest()
+    if wanted > longest:
+        given.notify(f"full KV can hold {longest} frames: that many of a clip are compared, not {wanted}")
+    given.progress("counting frames")
+    frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
+    budgets = budgets_of(request, given.model, frames * meter.per_frame)
+    journal = given.folder / f"kl-{frames}.jsonl"
+    found = compare_by_divergence(meter, given.clips, frames, request.policies, budgets, journal, given.progress)
     return Choices(
-        edgevlm=__version__, date=datetime.now(timezone.utc).isoformat(timespec="seconds"), measure=by,
-        watched=worlds if by == "streamqa" else tuple(clip.name for clip in given.clips), frames=frames,
-        known=tuple(evicting()), budgets=tuple(_choices(comparisons, given.notify)), append=append, encode=encode,
+        edgevlm=__version__, date=datetime.now(timezone.utc).isoformat(timespec="seconds"), measure="kl",
+        watched=tuple(clip.name for clip in given.clips), frames=frames, known=tuple(evicting()),
+        budgets=tuple(_choices(found[0], given.notify)), append=found[1], encode=found[2],
     )  # fmt: skip
 
 
@@ -158,47 +153,6 @@ def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> li
     return left
 
 
-def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
-    """Compare by the streamqa suite's questions of the kinds that full KV answers, on development seeds."""
-    model, frames, streams = given.model, given.frames or STREAM, request.streams
-    budgets = budgets_of(request, model, frames * model.bundle.vision.tokens_per_frame)
-    settings, journal = AccuracySettings(str(model.bundle.path), frames, SEED), given.folder / "streamqa.jsonl"
-    found = compare(
-        settings, parse_variants([",".join(request.policies)]), [Budget(str(budget), count=budget) for budget in budgets],
-        streams, out=journal, resume=True, model=model, progress=given.report_on("policies"),
-    )  # fmt: skip
-    comparisons = {budget: BudgetComparison() for budget in budgets}
-    for skip in found.skipped:
-        comparisons[int(skip.budget)].skipped.append((skip.label, skip.reason))
-    for run in found.runs[1:]:
-        right = correct_answers(found, run)
-        if not any(right):
-            raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
-        comparisons[int(run.budget)].add(run.label, found.records[run], right, fraction_right(right))
-    append = encode = None
-    try:
-        append = changed.append_by_questions(settings, streams, journal, model, given.report_on("--append"))
-    except UserError as error:  # no positions for the present beside a whole stream
-        given.notify(f"--append changed is not compared: {error}")
-    if model.bundle.vision.changed is not None:
-        encode = changed.encode_by_questions(settings, streams, journal, model, given.report_on("--encode"))
-    return frames, comparisons, append, encode
-
-
-def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
-    """Compare by divergence from full KV's next tokens, on as many frames of each clip as the shortest has."""
-    meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
-    tokens = [budget.count for budget in request.budgets if budget.count] or [usual_budget(given.model)]
-    wanted, longest = given.frames or 2 * max(tokens) // meter.per_frame, meter.longest()
-    if wanted > longest:
-        given.notify(f"full KV can hold {longest} frames: that many of a clip are compared, not {wanted}")
-    given.progress("counting frames")
-    frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
-    budgets = budgets_of(request, given.model, frames * meter.per_frame)
-    journal = given.folder / f"kl-{frames}.jsonl"
-    return frames, *compare_by_divergence(meter, given.clips, frames, request.policies, budgets, journal, given.progress)
-
-
 def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
@@ -245,10 +199,7 @@ def compare_by_divergence(
             return [saved.records[key[0], str(key[1]), number] for number in range(len(clips))]
 
         for policy, budget in runs:
-            records = of_clips((policy, budget))
-            nats = [moment for record in records for moment in record["kl"]]
-            top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
-            comparisons[budget].add(policy, records, [[-value for value in moment] for moment in nats], mean(nats), top1)
-        append = changed.append_by_agreement(list(map(of_clips, appends)))
-        encode = changed.encode_by_agreement(list(map(of_clips, encodes))) if encodes else None
+            comparisons[budget].add(policy, of_clips((policy, budget)))
+        append = changed.select_append(list(map(of_clips, appends)))
+        encode = changed.select_encode(list(map(of_clips, encodes))) if encodes else None
     return comparisons, append, encode

@@ -17,7 +17,7 @@ from edgevlm.runtime.model import bundle_folder
 DOCS = Path(__file__).parents[2] / "docs"
 COUNT = "how many objects are there now?"
 WATCH = ["run", "--threads", "1"]
-CALIBRATE = ["calibrate", "demo", "--frames", "16", "--streams", "2", "--budget", "64", "--policies", "h2o"]
+CALIBRATE = ["calibrate", "demo", "--frames", "16", "--budget", "64", "--policies", "h2o"]
 BENCH = [
     ["compression", "--layers", "2", "--tokens", "256", "--rounds", "1"],
     ["memory", "snapshot", "--rounds", "1", "--policy", "h2o"],
