@@ -29,7 +29,7 @@ from edgevlm.apps.terminal.panel import Panel, clock, draw, make_panel
 REFRESH_S = 0.25
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
 MENU = 6  # lines of completions
-HINT = FormattedText([("class:placeholder", "ask a question; Tab completes, /help lists commands")])
+HINT = FormattedText([("class:placeholder", "Tab completes, /help")])
 STYLE = Style.from_dict(
     {
         "dim": "ansibrightblack", "held": "ansicyan", "gauge": "ansigreen", "right": "ansigreen", "wrong": "ansired",
