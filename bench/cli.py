@@ -11,7 +11,7 @@ COMMANDS = {  # in the order of --help
     "memory": ("edgevlm.bench.commands.measure:memory", "Measure long runs, snapshots and the store."),
     "accuracy": ("edgevlm.bench.commands.accuracy:accuracy", "Compare what policies still know."),
     "camera": ("edgevlm.bench.commands.measure:camera", "Time a frame from camera to answer."),
-    "serve": ("edgevlm.bench.commands.measure:serve", "Time serve's answers and cameras."),
+    "serve": ("edgevlm.bench.commands.measure:serve", "Time serve's cameras, together and apart."),
     "watch": ("edgevlm.bench.commands.measure:watch", "Measure how well watches open, and their cost."),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
     "vrex": ("edgevlm.bench.commands.measure:vrex", "Model V-Rex's accelerator beside its paper."),

@@ -34,8 +34,6 @@ GUIDANCE_ROWS = 16  # of each guidance text
 def compression(
     policy: Sequence[str] = ("infinipot-v", "sliding-window", "last-seen"),
     layers: int = 36,
-    kv_heads: int = 2,
-    head_dim: int = 128,
     tokens: int = 6076,
     dtype: Sequence[str] = ("fp32",),
     threads: int = 1,
@@ -47,14 +45,13 @@ def compression(
     """A line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
 
     ``pass_over_read``: one compression over one plain read, round by round. With ``device="cuda"`` a line for each part of a
-    compression, beside a copy within the device. Raises UserError for a policy that does not evict, a dtype or device that is
-    none, and without a device.
+    compression, beside a copy within the device. Raises UserError for a policy that does not evict, an invalid dtype or device,
+    and without a device.
     """
-    shape, kinds = CacheShape(layers, kv_heads, head_dim, tokens), KV_TYPES if list(dtype) == ["all"] else dtype
-    if unknown := [kind for kind in kinds if kind not in KV_TYPES]:
-        raise UserError(f"--dtype {unknown[0]}: there is {', '.join(KV_TYPES)}")
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"--device {device}: there is cpu, cuda")
+    shape, kinds = CacheShape(layers=layers, tokens=tokens), KV_TYPES if list(dtype) == ["all"] else dtype
+    for name, typed, known in (("dtype", kinds, KV_TYPES), ("device", [device], ("cpu", "cuda"))):
+        if unknown := [one for one in typed if one not in known]:
+            raise UserError(f"--{name} {unknown[0]}: there is {', '.join(known)}")
     if device == "cuda":
         from edgevlm.bench.compression_cuda import measure as measure_parts
 
@@ -64,10 +61,8 @@ def compression(
         return
     names = evicting() if list(policy) == ["all"] else policy
     for name in names:  # wrong names are refused before anything is measured
-        if name == AUTO:
-            raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
-        if isinstance(create_policy(name), Retrieval):
-            raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench memory longrun measures it")
+        if name == AUTO or isinstance(create_policy(name), Retrieval):
+            raise UserError(f"--policy {name}: does not compress by itself; name an eviction policy")
     for name, kind in product(names, kinds):
         yield measure(name, shape, kind, threads, rounds, prefixed(progress, f"{name}, {kind}"))
 
@@ -76,33 +71,26 @@ def measure(
     text: str, shape: CacheShape, dtype: str, threads: int, rounds: int, progress: Notify = lambda what: None
 ) -> dict[str, Any]:
     """Time one policy, ``name`` or ``name:setting=value,...``, on a cache of ``shape``."""
-    before = kernels.threads()
+    policy, memory, before, times = create_policy(text), FilledCache(shape, dtype), kernels.threads(), list[Any]()
+    policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
     kernels.set_threads(threads)
     try:
-        cold, *times = _rounds(create_policy(text), shape, dtype, rounds, progress)
+        for number in range(rounds + 1):
+            progress(f"round {number} of {rounds}")
+            appended = _queries(policy, memory, memory.fill())
+            guidance = _guidance(policy, memory)
+            read = timed(partial(_native.read, memory.cache))
+            times.append((timed(partial(_compress, policy, memory.cache, appended, guidance)), read))
     finally:
         kernels.set_threads(before)
-    passes, reads = zip(*times, strict=True)
-    over = spread([one / read for one, read in zip(passes, reads, strict=True)], "pass_over_read", "pass_low", "pass_high", 2)
+    passes, reads = zip(*times[1:], strict=True)
+    over = spread((one / read for one, read in times[1:]), "pass_over_read", "pass_low", "pass_high", 2)
     took = spread(passes, "ms")
     return {
         "bench": "compression", "policy": text, "dtype": dtype, "threads": threads, **asdict(shape),
         "ms": took.pop("ms"), "read_ms": round(median(reads), 3), "pass_over_read": over.pop("pass_over_read"),
-        **took, **over, "cold_ms": round(cold[0], 3),
+        **took, **over, "cold_ms": round(times[0][0], 3),
     }  # fmt: skip
-
-
-def _rounds(policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress: Notify) -> Iterator[tuple[float, float]]:
-    """(pass, plain read) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
-    memory = FilledCache(shape, dtype)
-    cache = memory.cache
-    policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
-    for number in range(rounds + 1):
-        progress(f"round {number} of {rounds}")
-        appended = _queries(policy, memory, memory.fill())
-        guidance = _guidance(policy, memory)
-        read = timed(lambda: _native.read(cache))
-        yield timed(partial(_compress, policy, cache, appended, guidance)), read
 
 
 def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:

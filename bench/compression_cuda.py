@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -53,23 +53,29 @@ class FilledDeviceCache(FilledCache):
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
     """Milliseconds of each kernel launched meanwhile, by its name without the dtype; there once it ends."""
-    driver, launch, moments = kernels.driver, kernels.launch, list[tuple[str, Event, Event]]()
+    launch, moments, found = kernels.launch, list[tuple[str, Event, Event]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
-        first, last = driver.event(), driver.event()
-        first.record(driver.main)
-        launch(name, grid, call)
-        last.record(driver.main)
-        moments.append((name.removesuffix("_fp32").removesuffix("_fp16"), first, last))
+        events = _between(kernels, lambda: launch(name, grid, call))
+        moments.append((name.removesuffix("_fp32").removesuffix("_fp16"), *events))
 
     kernels.launch = timed  # type: ignore[method-assign]
-    found: dict[str, float] = defaultdict(float)
     try:
         yield found
     finally:
         del kernels.launch
     for name, first, last in moments:
         found[name] += last.ms_since(first)
+
+
+def _between(kernels: Kernels, work: Callable[[], object]) -> tuple[Event, Event]:
+    """Do work on the main stream between two events."""
+    driver = kernels.driver
+    first, last = driver.event(), driver.event()
+    first.record(driver.main)
+    work()
+    last.record(driver.main)
+    return first, last
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
@@ -122,10 +128,7 @@ def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
     for _ in range(rounds + 1):
-        first, last = driver.event(), driver.event()
-        first.record(driver.main)
-        driver.copy(memory.address, memory.address + half, half)
-        last.record(driver.main)
+        first, last = _between(kernels, lambda: driver.copy(memory.address, memory.address + half, half))
         times.append(last.ms_since(first))
     driver.free(memory)
     return 2 * half / statistics.median(times[1:]) / 1e6

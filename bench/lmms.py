@@ -29,7 +29,7 @@ from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.session import Session
 
 MANIFEST = ModelManifest("edgevlm", simple_class_path=f"{__name__}.Edgevlm")
-QUESTION, ANSWER = 1024, 1024  # tokens set aside unless given
+ANSWER = 1024  # tokens set aside for a question, and for an answer, unless given
 
 
 class Edgevlm(lmms):
@@ -37,17 +37,15 @@ class Edgevlm(lmms):
 
     model: what ``edgevlm run --model`` takes. fps: frames of a video a second; a folder of pictures is taken to have as many.
     question, answer: tokens set aside for a question and for an answer. Other arguments are those of ``Session.open``, by which
-    the policy is ``auto`` unless given. Raises UserError for unknown arguments, and as those two do.
+    the policy is ``auto`` unless given. Raises UserError for invalid arguments, and as those two do.
     """
 
     def __init__(
-        self, model: str = "demo", fps: float = 1.0, threads: int | None = None, question: int = QUESTION, answer: int = ANSWER,
+        self, model: str = "demo", fps: float = 1.0, threads: int | None = None, question: int = ANSWER, answer: int = ANSWER,
         policy: str = "auto", budget: int | str | None = None, append: str = "auto", encode: str = "auto",
-        batch_size: int | str = 1, device: str | None = None, **unknown: object,
+        batch_size: int | str = 1, device: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if unknown:
-            raise UserError(f"--model_args {', '.join(unknown)}: edgevlm has no such argument (see edgevlm.bench.lmms)")
         if str(batch_size) != "1":
             raise UserError(f"--batch_size {batch_size}: edgevlm answers one question at a time; give 1")
         self._model = Model.load(resolve_model(model, lambda *told: None, to_stderr), threads=threads)
@@ -60,7 +58,7 @@ class Edgevlm(lmms):
         seen = [self._visuals(request) for request in requests]
         keys = [json.dumps([each if isinstance(each, str) else id(each) for each in visuals]) for visuals in seen]
         by_video = sorted(range(len(requests)), key=lambda place: (keys[place], place))
-        answers = [""] * len(requests)
+        answers: dict[int, str] = {}
         with progress("questions") as step:
             for _, places in groupby(by_video, key=keys.__getitem__):
                 same = list(places)
@@ -69,8 +67,8 @@ class Edgevlm(lmms):
                         session.watch(pixels, time_s)
                     for place in same:
                         answers[place] = _answered(session, *requests[place].args[:2])
-                        step("questions", by_video.index(place) + 1, len(requests))
-        return answers
+                        step("questions", len(answers), len(requests))
+        return [answers[place] for place in range(len(requests))]
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
         """Not supported: raises UserError."""
@@ -86,7 +84,7 @@ class Edgevlm(lmms):
         return list(visuals) if isinstance(visuals, list | tuple) else [visuals]
 
     def _frames(self, session: Session, visuals: list[Any]) -> Iterator[tuple[Pixels, float]]:
-        """Frames of the videos, folders and pictures, one behind the other, and their times in seconds."""
+        """Frames of the videos, folders and pictures, one after another, and their times in seconds."""
         start = 0.0
         for visual in visuals:
             if not isinstance(visual, str):
@@ -106,8 +104,7 @@ def _answered(session: Session, question: str, settings: dict[str, Any]) -> str:
     temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
     answer = session.ask(question, max_tokens=most, temperature=temperature, top_p=float(settings.get("top_p") or 1))
     answer.wait()
-    text = answer.text
-    stops = settings.get("until") or []
+    text, stops = answer.text, settings.get("until") or []
     for stop in [stops] if isinstance(stops, str) else stops:
         text = text.partition(stop)[0] if stop else text
     return text.strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,31 +14,23 @@ from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.model import Model
 
 SEEDED = "seeded-0.5b"  # LLaVA-OneVision-0.5B's decoder: 3 GB of memory, 1.5 GB of disk for a while
-SEEDED_BUDGET = 6144
 TOKENS_PER_FRAME = 196
 
 
 @contextmanager
 def open_model(name: str, threads: int, progress: Notify) -> Iterator[Model]:
     """Load ``demo``, a bundle's directory, or SEEDED with a stand-in for a tower, written into a temporary directory."""
-    with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
-        if name == SEEDED:
-            seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-            progress(f"{SEEDED}: writing random weights")
-            bundle = seeded.decoder_bundle(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME)
-            engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
-            model = Model(bundle, engine, seeded.word_tokenizer(), bundle.closing_rows())
-        else:
-            model = Model.load(name, threads=threads)
-        try:
+    if name != SEEDED:
+        with closing(Model.load(name, threads=threads)) as model:
             yield model
-        finally:
-            model.close()
-
-
-def budget_of(name: str, budget: int | None) -> int | None:
-    """Return SEEDED_BUDGET for SEEDED unless a budget is given."""
-    return SEEDED_BUDGET if budget is None and name == SEEDED else budget
+        return
+    with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+        seeded = needed("edgevlm.bench.seeded", "a model of random weights")
+        progress(f"{SEEDED}: writing random weights")
+        bundle = seeded.decoder_bundle(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME)
+        engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
+        with closing(Model(bundle, engine, seeded.word_tokenizer(), bundle.closing_rows())) as model:
+            yield model
 
 
 @contextmanager
@@ -51,8 +43,7 @@ def open_checkpoint(name: str, layers: int | None, progress: Notify) -> Iterator
         place = Path(temporary)
         if name == SEEDED:
             seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-            config = seeded.llava_onevision_config(layers)
-            yield seeded.write_checkpoint(place / SEEDED, config, progress=progress), place
+            yield seeded.write_checkpoint(place / SEEDED, seeded.llava_onevision_config(layers), progress=progress), place
             return
         from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 

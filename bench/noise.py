@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 
-from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import Float32, KVBuffer, arrays_of
-from edgevlm.runtime.kv import DTYPES, KVScales, KVType, codes
+from edgevlm.runtime.kv import KVScales, codes
 
 FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
 GROUP = 8  # query heads of each KV head, where a policy asks for queries
@@ -27,22 +25,21 @@ def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
-def noise_buffers(layers: int, kv_heads: int, rows: int, head_dim: int, kv: KVType) -> list[KVBuffer]:
-    """A KV buffer full of noise for each layer. Raises UserError where they do not fit into free memory."""
-    shape, kind = (1, kv_heads, rows, head_dim), DTYPES[kv]
-    wanted, free = 2 * layers * int(np.prod(shape)) * kind.itemsize, psutil.virtual_memory().available
-    if wanted > free:
-        raise UserError(f"{rows:,} rows take {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower --held")
-    scales = noise_scales(layers, kv_heads, head_dim) if kv == "int8" else None
-    random, made = np.random.default_rng(0), []
-    for layer in range(layers):
-        key, value = np.empty(shape, kind), np.empty(shape, kind)
-        of_layer = (None, None) if scales is None else (scales.key[layer], scales.value[layer])
-        buffer = KVBuffer(key.ctypes.data, value.ctypes.data, shape, kind, (key, value), *of_layer)
+def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str, kind: type[KVCache] = KVCache) -> KVCache:
+    """A cache of ``rows`` rows a layer, in int8 with scales that hold noise."""
+    pairs = head_dim // 2
+    scales = noise_scales(layers, kv_heads, head_dim) if dtype == "int8" else None
+    inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
+    return kind(layers, kv_heads, head_dim, rows, inv_freq=inv_freq, dtype=dtype, scales=scales)
+
+
+def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str) -> KVCache:
+    """A cache whose buffers are full of noise, and which holds none of it."""
+    cache, random = empty_cache(layers, kv_heads, head_dim, rows, dtype), np.random.default_rng(0)
+    for buffer in cache.buffers():
         for part in arrays_of(buffer):
-            part[:] = as_stored(random.standard_normal(shape[1:], np.float32), buffer)
-        made.append(buffer)
-    return made
+            part[:] = as_stored(random.standard_normal(part.shape, np.float32), buffer)
+    return cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +51,6 @@ class CacheShape:
     head_dim: int = 128
     tokens: int = 6076
 
-    def __post_init__(self) -> None:
-        if min(self.layers, self.kv_heads, self.tokens) < 1 or self.head_dim < 2 or self.head_dim % 2:
-            raise UserError("--layers, --kv-heads and --tokens are 1 or more, and --head-dim is even")
-
     @property
     def side(self) -> int:
         """Patches along a frame."""
@@ -67,20 +60,14 @@ class CacheShape:
 class FilledCache:
     """A cache that is filled with noise up to its budget, again and again."""
 
-    kind: Callable[..., KVCache] = KVCache
+    kind: type[KVCache] = KVCache
 
     def __init__(self, shape: CacheShape, dtype: str) -> None:
-        pairs = shape.head_dim // 2
-        inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
         self.shape, self.next = shape, 0
-        capacity = shape.tokens + 1  # one for a summary
-        heads, scales = (shape.layers, shape.kv_heads, shape.head_dim), None
-        if dtype == "int8":
-            scales = noise_scales(*heads)
-        self.cache = self.kind(*heads, capacity, inv_freq=inv_freq, dtype=dtype, scales=scales)
+        sizes = shape.layers, shape.kv_heads, shape.head_dim, shape.tokens + 1  # one row for a summary
+        self.cache = empty_cache(*sizes, dtype, self.kind)
         self._random = np.random.default_rng(0)
-        noise = self._random.standard_normal((shape.kv_heads, shape.tokens, shape.head_dim), np.float32)
-        self._noise = as_stored(noise, self.cache.buffers()[0])
+        self._noise = as_stored(self.noise(shape.kv_heads, shape.tokens), self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
         """Append rows, the next of the stream, until the fullest layer is at the budget; None if it is."""
@@ -88,15 +75,9 @@ class FilledCache:
         if count <= 0:
             return None
         token, side = np.arange(self.next, self.next + count), self.shape.side
-        patch = token % side**2
-        rows = Rows(
-            kind=np.full(count, Kind.VISION, np.uint8),
-            seq=token.astype(np.int64),
-            frame=(token // side**2).astype(np.int32),
-            row=(patch // side).astype(np.int16),
-            col=(patch % side).astype(np.int16),
-            position=token[:, None].astype(np.int32),
-        )
+        row, col = (part.astype(np.int16) for part in np.divmod(token % side**2, side))
+        kind, frame = np.full(count, Kind.VISION, np.uint8), (token // side**2).astype(np.int32)
+        rows = Rows(kind, token.astype(np.int64), frame, row, col, token[:, None].astype(np.int32))
         self.cache.reserve(count)
         for buffer, held in zip(self.cache.buffers(), self.cache.lengths, strict=True):
             shifts = self._random.integers(self.shape.tokens, size=2)

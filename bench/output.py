@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
 
 from edgevlm.bench.schemas import SPREADS, bench_line
-from edgevlm.progress import Notify, progress, to_stderr
+from edgevlm.progress import Notify
 
 Line = dict[str, Any]
-TELL_EVERY_S = 10.0  # between words of progress where stderr is no terminal
-
-WIDTHS = {
-    "model": 12, "policy": 24, "runtime": 12, "against": 12, "tower": 18, "source": 16, "stage": 10, "part": 12, "at": 9,
-    "quantity": 17, "rule": 20, "system": 20, "over": 14, "field": 14, "moved_bytes_per_question": 11, "device_bytes": 11,
-}  # fmt: skip
 
 # the columns of each measurement on a terminal; --json has all fields
 COLUMNS = {
@@ -30,14 +21,13 @@ COLUMNS = {
     "compression": "policy dtype ms read_ms pass_over_read part gb_s copy_gb_s fraction_of_copy",
     "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_fraction joules_per_frame "
     "stopped",
-    "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio same_answers",
+    "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio",
     "stream-changed": "clip append encode fps vision_ms prefill_ms appended encoded fps_ratio cpu_ratio ceiling",
     "longrun": "policy append encode appended encoded frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 "
     "ttft_ratio moved_bytes_per_question backward right",
     "snapshot": "model policy budget bytes frame_ms hold_ms hold_over_frame write_ms",
     "store": "clusters asked put_ms host_ms disk_ms wait_ms unexpected_ms wait_over_unexpected",
     "camera": "source stage ms_p50 frames",
-    "serve-ttft": "model questions ttft_ms http_ttft_ms ratio",
     "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes camera_bytes planned_bytes error",
     "watch": "policy append about rule events event_precision event_recall delay_frames flaps",
     "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
@@ -61,13 +51,16 @@ def plain(value: Any) -> str:
     return f"{value:.6g}" if 0.99 < abs(value) < 1 else f"{value:.3g}"
 
 
+def printable(text: str, longest: int = 160) -> str:
+    """A text short, and without characters that a terminal obeys."""
+    short = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return short if short.isprintable() else ascii(short)[1:-1]
+
+
 def beside(name: str, line: Line) -> list[str]:
     """The fields of a line that are the spread of the field ``name``."""
-    if name.endswith("_p50"):
-        wanted: Sequence[str] = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
-    else:
-        wanted = SPREADS.get(name, ())
-    return [part for part in wanted if part in line]
+    percentiles = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
+    return [part for part in (percentiles if name.endswith("_p50") else SPREADS.get(name, ())) if part in line]
 
 
 def head(name: str, line: Line) -> str:
@@ -94,40 +87,26 @@ class Table:
             return
         names = [name for name in COLUMNS.get(str(line.get("bench")), " ".join(line)).split() if name in line]
         heads = [head(name, line) for name in names]
-        widths = [
-            max(len(title), WIDTHS.get(name, 20 if beside(name, line) else 8)) for name, title in zip(names, heads, strict=True)
-        ]
+        of_text = [20 if beside(name, line) else 16 if isinstance(line[name], str) else 8 for name in names]
+        widths = [max(len(title), width) for title, width in zip(heads, of_text, strict=True)]
         if heads != self._heads:
             self._heads = heads
-            _echo_row(heads, widths)
-        _echo_row([cell(name, line) for name in names], widths)
+            self._row(heads, widths)
+        self._row([cell(name, line) for name in names], widths)
 
+    def print_all(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self.print(line)
 
-def _echo_row(cells: Sequence[str], widths: Sequence[int]) -> None:
-    typer.echo("  ".join(f"{text:<{width}}" for text, width in zip(cells, widths, strict=True)).rstrip())
+    def say(self, text: str) -> None:
+        """Print a line that is not a row."""
+        typer.echo(printable(text, 2000))
+
+    def _row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
+        texts = (f"{printable(text):<{width}}" for text, width in zip(cells, widths, strict=True))
+        typer.echo("  ".join(texts).rstrip())
 
 
 def prefixed(progress: Notify, place: str) -> Notify:
     """A progress whose words follow ``place``."""
     return lambda what: progress(f"{place}: {what}")
-
-
-def measure_and_print(measure: Callable[..., Iterable[Line]], options: Mapping[str, Any], as_json: bool) -> None:
-    """Print a measurement's lines as they come, and what is being done: on a terminal in one line, else now and then."""
-    table = Table(as_json)
-    with progress("starting") as step:
-        words = {"progress": step if sys.stderr.isatty() else _now_and_then()}
-        for line in measure(**options, **(words if "progress" in inspect.signature(measure).parameters else {})):
-            table.print(line)
-
-
-def _now_and_then() -> Notify:
-    last = time.monotonic()
-
-    def report(what: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= TELL_EVERY_S:
-            to_stderr(what)
-            last = time.monotonic()
-
-    return report

@@ -28,29 +28,25 @@ from edgevlm.runtime.kv import KVType
 VISION = "vision.onnx"
 CHAT = "You are watching a video and answer questions about it. <video> {{ messages[-1]['content'][-1]['text'] }}"
 
-# name -> (text backbone, shape of the decoder)
+
+def _shape(backbone: str, *sizes: int, norm_eps: float = 1e-6, rope_theta: float = 1e6) -> tuple[str, DecoderShape]:
+    layers, heads, kv_heads, head_dim, hidden, intermediate, vocab, model_limit = sizes
+    return backbone, DecoderShape(
+        layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden, intermediate=intermediate, vocab=vocab,
+        norm_eps=norm_eps, rope_theta=rope_theta, model_limit=model_limit, tied=True,
+    )  # fmt: skip
+
+
+# name -> (text backbone, shape of the decoder): layers, heads, kv_heads, head_dim, hidden, intermediate, vocab, model_limit
 SHAPES = {
-    "seeded-135m": ("llama", DecoderShape(  # SmolLM2-135M, also SmolVLM-256M's decoder
-        layers=30, heads=9, kv_heads=3, head_dim=64, hidden=576, intermediate=1536, vocab=49152, norm_eps=1e-5, rope_theta=1e5,
-        model_limit=8192, tied=True,
-    )),
-    "seeded-360m": ("llama", DecoderShape(  # SmolLM2-360M, also SmolVLM2-500M's decoder
-        layers=32, heads=15, kv_heads=5, head_dim=64, hidden=960, intermediate=2560, vocab=49152, norm_eps=1e-5, rope_theta=1e5,
-        model_limit=8192, tied=True,
-    )),
-    "seeded-0.5b": ("qwen2", DecoderShape(  # LLaVA-OneVision-0.5B but for its vocabulary: frames have no logits
-        layers=24, heads=14, kv_heads=2, head_dim=64, hidden=896, intermediate=4864, vocab=1024, norm_eps=1e-6, rope_theta=1e6,
-        model_limit=32768, tied=True,
-    )),
-    "seeded-3b": ("qwen2", DecoderShape(  # Qwen2.5-VL-3B
-        layers=36, heads=16, kv_heads=2, head_dim=128, hidden=2048, intermediate=11008, vocab=151936, norm_eps=1e-6,
-        rope_theta=1e6, model_limit=32768, tied=True,
-    )),
-    "demo": ("qwen2", DecoderShape(
-        layers=4, heads=4, kv_heads=2, head_dim=64, hidden=128, intermediate=384, vocab=66, norm_eps=1e-6, rope_theta=1e6,
-        model_limit=4096, tied=True,
-    )),
-}  # fmt: skip
+    # SmolLM2-135M and -360M, also the decoders of SmolVLM-256M and -500M
+    "seeded-135m": _shape("llama", 30, 9, 3, 64, 576, 1536, 49152, 8192, norm_eps=1e-5, rope_theta=1e5),
+    "seeded-360m": _shape("llama", 32, 15, 5, 64, 960, 2560, 49152, 8192, norm_eps=1e-5, rope_theta=1e5),
+    # LLaVA-OneVision-0.5B but for its vocabulary: frames have no logits
+    "seeded-0.5b": _shape("qwen2", 24, 14, 2, 64, 896, 4864, 1024, 32768),
+    "seeded-3b": _shape("qwen2", 36, 16, 2, 128, 2048, 11008, 151936, 32768),  # Qwen2.5-VL-3B
+    "demo": _shape("qwen2", 4, 4, 2, 64, 128, 384, 66, 4096),
+}
 
 
 class Tensors(Protocol):
@@ -95,25 +91,21 @@ class TextModel:
 def open_text_model(name: str, layers: int | None = None) -> TextModel:
     """One of SHAPES with random weights, or the text half of the checkpoint in the directory ``name``.
 
-    ``layers``: only its first ones. Raises UserError for what is neither.
+    ``layers``: only its first ones. Raises UserError for neither.
     """
     if name in SHAPES:
-        backbone, shape = SHAPES[name]
-        whole = TextModel(name, backbone, shape, SeededTensors())
+        (backbone, shape), tensors = SHAPES[name], cast(Tensors, SeededTensors())
     else:
-        whole = _text_of(Checkpoint(name), name)
-    return whole if layers is None else replace(whole, shape=replace(whole.shape, layers=min(layers, whole.shape.layers)))
-
-
-def _text_of(checkpoint: Checkpoint, name: str) -> TextModel:
-    text: dict[str, Any] = dict(checkpoint.section("text_config"))
-    if str(text.get("model_type")) not in TEXT_BACKBONES:  # a checkpoint of text alone, whose section is all of it
-        text["model_type"] = str(text.get("model_type")).removesuffix("_text")
-    text = with_defaults(text)
-    kind = str(text["model_type"])
-    tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
-    shape = text_backbone(kind).shape(text, tied)
-    return TextModel(Path(name).name, kind.partition("_")[0], shape, checkpoint)
+        tensors = checkpoint = Checkpoint(name)
+        text: dict[str, Any] = dict(checkpoint.section("text_config"))
+        if str(text.get("model_type")) not in TEXT_BACKBONES:  # a checkpoint of text alone, whose section is all of it
+            text["model_type"] = str(text.get("model_type")).removesuffix("_text")
+        text = with_defaults(text)
+        tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+        backbone, _, _ = str(text["model_type"]).partition("_")
+        shape = text_backbone(text["model_type"]).shape(text, tied)
+    shape = replace(shape, layers=min(layers or shape.layers, shape.layers))
+    return TextModel(Path(name).name, backbone, shape, tensors)
 
 
 def decoder_bundle(
@@ -179,6 +171,15 @@ TEMPLATE = (
 )
 
 
+def _text(shape: DecoderShape, layers: int | None, vocab: int, rope: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab, "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
+        "num_hidden_layers": layers or shape.layers, "num_attention_heads": shape.heads, "rms_norm_eps": shape.norm_eps,
+        "num_key_value_heads": shape.kv_heads, "max_position_embeddings": shape.model_limit, "tie_word_embeddings": shape.tied,
+        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default", **rope},
+    }  # fmt: skip
+
+
 def llava_onevision_config(layers: int | None = None) -> Any:
     """LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B.
 
@@ -186,40 +187,26 @@ def llava_onevision_config(layers: int | None = None) -> Any:
     """
     import transformers
 
-    s = SHAPES["seeded-0.5b"][1]
-    text = transformers.Qwen2Config(
-        vocab_size=152_000, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=layers or s.layers,
-        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, max_position_embeddings=s.model_limit,
-        rms_norm_eps=s.norm_eps, tie_word_embeddings=s.tied,
-        rope_parameters={"rope_theta": s.rope_theta, "rope_type": "default"},
-    )  # fmt: skip
     vision = transformers.SiglipVisionConfig(
-        hidden_size=1152, intermediate_size=4304,
-        num_hidden_layers=layers or 26, num_attention_heads=16, image_size=384, patch_size=14,
-        vision_use_head=False,
+        hidden_size=1152, intermediate_size=4304, num_hidden_layers=layers or 26, num_attention_heads=16, image_size=384,
+        patch_size=14, vision_use_head=False,
     )  # fmt: skip
-    return transformers.LlavaOnevisionConfig(
-        vision_config=vision, text_config=text, vision_feature_layer=-1, vision_feature_select_strategy="full",
-        tie_word_embeddings=s.tied,
-    )  # fmt: skip
+    text = transformers.Qwen2Config(**_text(SHAPES["seeded-0.5b"][1], layers, 152_000, {}))
+    given: dict[str, Any] = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "tie_word_embeddings": True}
+    return transformers.LlavaOnevisionConfig(vision_config=vision, text_config=text, **given)
 
 
 def qwen2_5_vl_config(layers: int | None = None) -> Any:
     """Return Qwen2.5-VL-3B's configuration. layers: of tower and decoder each, theirs unless given."""
     import transformers
 
-    s = SHAPES["seeded-3b"][1]
-    text = {
-        "vocab_size": s.vocab, "hidden_size": s.hidden, "intermediate_size": s.intermediate,
-        "num_hidden_layers": layers or s.layers, "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads,
-        "max_position_embeddings": s.model_limit, "rms_norm_eps": s.norm_eps,
-        "rope_parameters": {"rope_theta": s.rope_theta, "rope_type": "default", "mrope_section": [16, 24, 24]},
-    }  # fmt: skip
+    shape = SHAPES["seeded-3b"][1]
     vision = {
-        "depth": layers or 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": s.hidden,
+        "depth": layers or 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": shape.hidden,
         "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
     }  # fmt: skip
-    return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=s.tied)
+    text = _text(shape, layers, shape.vocab, {"mrope_section": [16, 24, 24]})
+    return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
 
 
 CONFIGS = {"llava-onevision-0.5b": llava_onevision_config, "qwen2.5-vl-3b": qwen2_5_vl_config}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from edgevlm.progress import Notify
+from edgevlm.runtime.session import Session
 
 Key = TypeVar("Key")
 
@@ -32,9 +35,7 @@ class Took:
 
 def timed(work: Callable[[], object]) -> float:
     """Milliseconds that ``work`` takes."""
-    started = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - started)
+    return time_job(Job(work)).wall
 
 
 def time_job(job: Job) -> Took:
@@ -43,6 +44,16 @@ def time_job(job: Job) -> Took:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     job.after()
     return Took(1e3 * wall / job.count, 1e3 * cpu / job.count)
+
+
+def watching(session: Session, frames: Sequence[Any]) -> Job:
+    """A job that watches frames, timed by frame."""
+
+    def watch() -> None:
+        for frame in frames:
+            session.watch(frame)
+
+    return Job(watch, len(frames))
 
 
 def take_turns(jobs: Mapping[Key, Job], rounds: int, progress: Notify = lambda what: None) -> dict[Key, list[Took]]:
@@ -55,21 +66,20 @@ def take_turns(jobs: Mapping[Key, Job], rounds: int, progress: Notify = lambda w
     return {key: times[1:] for key, times in took.items()}
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The first quartile, the median and the third."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, median, high
-
-
-def spread(values: Sequence[float], median: str, low: str = "low", high: str = "high", digits: int = 3) -> dict[str, Any]:
+def spread(values: Iterable[float], median: str, low: str = "low", high: str = "high", digits: int = 3) -> dict[str, Any]:
     """Median and quartiles under these names; None without values."""
-    found = quartiles(values) if values else (None, None, None)
-    return {
-        name: None if x is None else round(x, digits)
-        for name, x in zip((median, low, high), (found[1], found[0], found[2]), strict=True)
-    }
+    return _quantiles(values, {median: 50, low: 25, high: 75}, digits)
+
+
+def percentiles(values: Iterable[float], name: str, percents: Sequence[int] = (50, 95, 99)) -> dict[str, Any]:
+    """``NAME_p50`` and so on; None without values."""
+    return _quantiles(values, {f"{name}_p{percent}": percent for percent in percents}, 3)
+
+
+def _quantiles(values: Iterable[float], names: Mapping[str, int], digits: int) -> dict[str, Any]:
+    known = list(values)
+    found = np.percentile(known, list(names.values())) if known else [None] * len(names)
+    return {name: None if x is None else round(float(x), digits) for name, x in zip(names, found, strict=True)}
 
 
 def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
@@ -78,8 +88,18 @@ def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
     return {**spread([once.wall for once in took], f"ms_per_{unit}"), f"cpu_ms_per_{unit}": round(cpu, 3)}
 
 
-def ratio(ours: Sequence[Took], theirs: Sequence[Took]) -> dict[str, Any]:
-    """Our time over theirs, round by round: ``ratio`` with ``low`` and ``high``, and ``cpu_ratio`` of processor time."""
+def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> dict[str, Any]:
+    """Our time over theirs, round by round: ``name`` with ``low`` and ``high``, and ``cpu_ratio`` of processor time."""
     pairs = list(zip(ours, theirs, strict=True))
     cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
-    return {**spread([one.wall / other.wall for one, other in pairs], "ratio"), "cpu_ratio": round(cpu, 3)}
+    return {**spread((one.wall / other.wall for one, other in pairs), name), "cpu_ratio": round(cpu, 3)}
+
+
+def parts_ms(session: Session) -> dict[str, float]:
+    """Milliseconds so far in the vision tower, in prefill and in compression."""
+    memory = session.stats.memory
+    return {
+        "vision_ms": session.stats.encode_ms,
+        "prefill_ms": memory.prefill_ms,
+        "compress_ms": memory.compress_ms + memory.reindex_ms,
+    }

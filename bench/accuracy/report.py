@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,17 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
     The best oracle of each contest is reported. A run of which only what changed is encoded or appended is compared with
     the same policy on whole frames, the others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
     """
-    kinds = comparison.kinds()
+    kinds, settings = comparison.kinds(), comparison.settings
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
-    groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
+    groups = _groups(entered, settings.suite == LONGSTREAM)
     runs, oracles = _without_lesser_oracles(comparison, _groups(entered, is_long=False)[BACKWARD])
     for run in runs:
-        variant = Variant(run.label)
+        variant, records = Variant(run.label), comparison.records[run]
         wanted = variant.on_full_frames.label if variant.changes else against
         other = next((each for each in comparison.runs if (each.label, each.budget) == (wanted, run.budget)), None)
         policy = ORACLE + variant.changes if variant.is_oracle else run.label
         for name, pick in groups.items():
-            if not any(ours := clusters(comparison.records[run], pick)):
+            if not any(ours := clusters(records, pick)):
                 continue
             paired = None  # of one stream there is no interval
             if other not in (None, run) and sum(map(bool, ours)) > 1:
@@ -46,16 +47,16 @@ def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
             accuracy = fraction_right(ours)
             fields = {
                 **_head(comparison, policy, run.budget, name, accuracy), "append": variant.append, "encode": variant.encode,
-                "questions": accuracy.count, "frames": comparison.settings.frames, "seed": comparison.settings.seed,
-                **_figures(comparison.records[run], pick), "against": wanted, "difference": paired and paired.value,
-                "difference_low": paired and paired.low, "difference_high": paired and paired.high,
+                "questions": accuracy.count, "frames": settings.frames, "seed": settings.seed, **_figures(records, pick),
+                "against": wanted, "difference": paired and paired.value, "difference_low": paired and paired.low,
+                "difference_high": paired and paired.high,
             }  # fmt: skip
             yield _rounded(fields) | ({"oracles": oracles[_contest(run)]} if variant.is_oracle else {})
     for kind, of in kinds.items():
         if kind not in entered:
             yield _rounded(_head(comparison, "full", "100%", kind, of)) | {"left_out": f"full KV answers < {comparison.enters}"}
     for skip in comparison.skipped:
-        head = {"bench": "accuracy", "suite": comparison.settings.suite}
+        head = {"bench": "accuracy", "suite": settings.suite}
         yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
 
 
@@ -67,8 +68,15 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
-    """What a run used, and what was still held, of the questions picked."""
+    """What a run used, and what was still held, of the questions picked.
+
+    hit1, hit3, overlap: of the questions answered right whose evidence is held; a wrong "no longer in memory" counts as a miss.
+    said_gone: of those whose evidence is gone, the fraction of which that was said; gone: how many.
+    """
     picked = [result for record in records for result in record["results"] if pick(result)]
+    scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
+    found = [score for right, score in scores if right and score["held"]]
+    gone = [score["said_held"] is False for _, score in scores if not score["held"]]
     return {
         "tokens": max(record["tokens"] for record in records),
         "evidence_held": _mean([result["held"] for result in picked]),
@@ -79,7 +87,12 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
         "tower_bytes": max(record.get("tower_bytes", 0) for record in records),
         "bytes": max(record["bytes"] for record in records),
         "moved": _mean([result.get("moved", 0) for result in picked]),
-        **_evidence(picked),
+        **{
+            name: _mean([score[name] * (score["said_held"] is not False) for score in found])
+            for name in ("hit1", "hit3", "overlap")
+        },
+        "said_gone": _mean(gone),
+        "gone": len(gone),
     }
 
 
@@ -90,24 +103,22 @@ def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
     stream never showed is a group of its own, not a part of backward.
     """
     now = {kind for kind in entered if is_about_now(kind)}
-    before = set(entered) - now
-    ages: list[Any] = list(GAP_NAMES) if is_long else [1, 2, 3, 4]
+    before, ages = set(entered) - now, list[Any](GAP_NAMES if is_long else (1, 2, 3, 4))
 
-    def pick(kinds: set[str], age: Any = None) -> Pick:
-        if is_long and kinds <= before:
-            return lambda result: (
-                result["kind"] in kinds and result["gap"] is not None and age in (None, gap_name(result["gap"]))
-            )
-        return lambda result: result["kind"] in kinds and age in (None, result["quarter"])
+    def picks(kinds: set[str], is_aged: bool, age: Any, result: Line) -> bool:
+        found = gap_name(result["gap"]) if is_long else result["quarter"]
+        is_shown = not (is_long and is_aged) or result["gap"] is not None
+        return result["kind"] in kinds and is_shown and age in (None, found)
 
-    def by_age(name: str, kinds: set[str]) -> dict[str, Pick]:
-        return {f"{name}/{age if is_long else f'q{age}'}": pick(kinds, age) for age in ages}
+    def aged(name: str, kinds: set[str]) -> dict[str, Pick]:
+        named: dict[str, Any] = {name: None} | {f"{name}/{age if is_long else f'q{age}'}": age for age in ages}
+        return {each: partial(picks, kinds, True, age) for each, age in named.items()}
 
-    groups: dict[str, Pick] = {NOW: lambda result: result["kind"] in now, BACKWARD: pick(before), **by_age(BACKWARD, before)}
+    groups: dict[str, Pick] = {NOW: partial(picks, now, False, None), **aged(BACKWARD, before)}
     if is_long:
         groups[UNSEEN] = lambda result: result["kind"] in before and result["gap"] is None
     for kind in entered:
-        groups |= {kind: pick({kind}), **(by_age(kind, {kind}) if kind in before else {})}
+        groups |= aged(kind, {kind}) if kind in before else {kind: partial(picks, {kind}, False, None)}
     return groups
 
 
@@ -121,22 +132,9 @@ def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[Va
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
         fractions[_contest(run)][run.label] = round(float(np.mean(right)), 4) if right else 0.0
-    best = {contest: max(of, key=of.__getitem__) for contest, of in fractions.items()}
-    lesser = {run for run in comparison.runs if Variant(run.label).is_oracle and best[_contest(run)] != run.label}
-    return [run for run in comparison.runs if run not in lesser], fractions
-
-
-def _evidence(picked: list[dict[str, Any]]) -> dict[str, float | None]:
-    """What the answers' own evidence is worth.
-
-    hit1, hit3, overlap: of the questions answered right whose evidence is held; a wrong "no longer in memory" counts as a miss.
-    said_gone: of those whose evidence is gone, the fraction of which that was said; gone: how many.
-    """
-    scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
-    found = [score for right, score in scores if right and score["held"]]
-    gone = [score["said_held"] is False for _, score in scores if not score["held"]]
-    named = {name: [score[name] * (score["said_held"] is not False) for score in found] for name in ("hit1", "hit3", "overlap")}
-    return {name: _mean(values) for name, values in named.items()} | {"said_gone": _mean(gone), "gone": len(gone)}
+    best = {(contest, max(of, key=of.__getitem__)) for contest, of in fractions.items()}
+    kept = [run for run in comparison.runs if not Variant(run.label).is_oracle or (_contest(run), run.label) in best]
+    return kept, fractions
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, flag, option
-from edgevlm.bench.suites import LMMS_EVAL, SUITES
-from edgevlm.bench.suites.dataset import GUIDE
+from edgevlm.bench.suites import GUIDE, LMMS_EVAL, SUITES
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 
@@ -62,11 +64,9 @@ def accuracy(
     frames: Annotated[int, option("N", "Show streams of this length.", panel=WORLD, min=4)] = 64,
     streams: Annotated[int, option("N", "Show this many streams.", panel=WORLD, min=1)] = 200,
     seed: Annotated[str, option("N|test", "Draw streams from this seed; test is for reports.", panel=WORLD)] = "0",
-    against: Annotated[
-        str | None, option("NAME", "Report paired differences to this policy.", "infinipot-v", panel=WORLD)
-    ] = None,
+    against: Annotated[str | None, option("NAME", "Report differences to this policy.", "infinipot-v", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
-    fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED)] = 1.0,
+    fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED, min=1e-5, max=1000)] = 1.0,
     judge_url: Annotated[
         str | None, option("URL", "Judge open answers at this OpenAI-compatible endpoint.", panel=PUBLISHED)
     ] = None,
@@ -75,34 +75,54 @@ def accuracy(
     """Ask every policy the same questions at equal bytes."""
     from edgevlm.calib.accuracy.pools import Processes
 
-    published = suite in SUITES
-    _refuse(context, suite, DEMO_ONLY if published else PUBLISHED_ONLY)
-    usual = BUDGETS["published"] if published else BUDGETS.get(suite, BUDGETS["demo"])
-    policies, budget = policy or ["all"], budget or usual
-    if resume and out is None:
-        raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
-    pool = Processes(workers)
-    if published:
-        from edgevlm.bench.suites.command import job_of, judge_of, run_published
-
-        judge = judge_of(judge_url, judge_model)
-        job = job_of(suite, data, model, policies, budget, fps, out, resume, pool)
-        run_published(job, judge, as_json)
-        return
-    from edgevlm.apps.bundles.resolve import resolve_model
-    from edgevlm.bench.accuracy.command import run_demo_suite
-    from edgevlm.calib.accuracy.worker import AccuracySettings
-    from edgevlm.progress import progress
-
-    with progress("reading the model") as step:
-        folder = model if suite == TEXT_FACTS else resolve_model(model, step, to_stderr)
-    settings = AccuracySettings(folder, frames, seed, suite)
-    run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, pool, as_json)
-
-
-def _refuse(context: typer.Context, suite: str, names: tuple[str, ...]) -> None:
-    """Raise UserError for an option of the other kind of suite that was typed."""
-    for name in names:
+    for name in DEMO_ONLY if suite in SUITES else PUBLISHED_ONLY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"--{name.replace('_', '-')}: is not for --suite {suite}; leave it out")
+    if resume and out is None:
+        raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
+    usual = BUDGETS["published"] if suite in SUITES else BUDGETS.get(suite, BUDGETS["demo"])
+    shared: dict[str, Any] = {"out": out, "resume": resume, "pool": Processes(workers)}
+    if suite in SUITES:
+        _published(suite, policy or ["all"], budget or usual, model, data, fps, judge_url, judge_model, as_json, shared)
+    else:
+        from edgevlm.bench.accuracy.command import run_demo_suite
+
+        typed = suite, model, policy or ["all"], budget or usual, append, encode, against
+        with resume_hint(out):
+            run_demo_suite(*typed, frames=frames, streams=streams, seed=seed, as_json=as_json, **shared)
+
+
+def _published(
+    suite: str, policies: list[str], budget: str, model: str, data: Path | None, fps: float, judge_url: str | None,
+    judge_model: str | None, as_json: bool, shared: dict[str, Any],
+) -> None:  # fmt: skip
+    from edgevlm.apps.bundles.resolve import resolve_model
+    from edgevlm.bench.suites.judge import Judge
+    from edgevlm.bench.suites.run import SuiteJob, print_report, run_published
+    from edgevlm.progress import progress
+
+    if data is None or not data.is_dir():
+        raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
+    if bool(judge_url) != bool(judge_model):
+        raise UserError("a judge takes both --judge-url URL and --judge-model NAME; give both or neither")
+    judge = Judge(judge_url, judge_model) if judge_url and judge_model else None
+    if judge is not None and shared["out"] is None:
+        to_stderr("note: without --out the judge's verdicts are kept nowhere")
+    threads = max(1, (os.cpu_count() or 1) // shared["pool"].workers)
+    with progress("loading the model") as step, resume_hint(shared["out"]):
+        folder = resolve_model(model, step, to_stderr)
+        job = SuiteJob(suite, data, folder, policies, budget, fps, threads=threads, **shared)
+        lines = list(run_published(job, judge, step))
+    print_report(lines, as_json)
+
+
+@contextmanager
+def resume_hint(out: Path | None) -> Iterator[None]:
+    """Say how to resume after ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        resumed = f"stopped; the same command with --resume continues ({out})"
+        to_stderr(resumed if out else "stopped; --out FILE would have kept what was done")
+        raise

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, Threads, flag, option
 from edgevlm.errors import UserError, nearest
-from edgevlm.progress import Report, to_stderr
+from edgevlm.progress import to_stderr
 
 EPILOG = {  # what each command needs beside edgevlm[cpu]
     "speed": "vision and --against transformers need torch and transformers; --against llama.cpp also llama-cpp-python and "
@@ -25,46 +24,36 @@ OF_CHECKPOINTS = ("precision", "against")  # export what they measure
 
 @dataclass
 class MeasureOptions:
-    """What measurements can be told; each takes those of its function's parameters, with the defaults it has there."""
+    """Options of measurements; each takes those of its function's parameters, with the defaults it has there."""
 
     model: Annotated[list[str] | None, option("NAME,...", "Measure demo, seeded-0.5b, a bundle, ORG/NAME.")] = None
     policy: Annotated[list[str] | None, option("NAME[:K=V,...],...", "Compare these policies.")] = None
     budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None
     camera: Annotated[str | None, option("SRC", "Watch a camera, as for run.")] = None
     video: Annotated[str | None, option("FILE", "Watch a recording, as for run.")] = None
-    fps: Annotated[float | None, option("N", "Take this many frames a second.")] = None
+    fps: Annotated[float | None, option("N", "Take this many frames a second.", min=1e-5, max=1000)] = None
     frames: Annotated[str | None, option("N,...", "Watch this many frames; of speed: frames in a call.")] = None
     chunk: Annotated[str | None, option("N,...", "Append this many frames at once.")] = None
     append: Annotated[list[str] | None, option("all,changed[:..]", "Append all of each frame, or what changed.")] = None
     encode: Annotated[list[str] | None, option("all,changed[:..]", "Encode all of each frame, or what changed.")] = None
     clips: Annotated[list[str] | None, option("NAME|FILE,...", "Watch street, room, moving, or recordings.")] = None
     questions: Annotated[int | None, option("N", "Ask this many questions at each mark.", min=1)] = None
-    answer_tokens: Annotated[int | None, option("N", "Limit an answer's tokens.", min=2)] = None
-    idle: Annotated[float | None, option("S", "Measure power at rest for this many seconds.", min=0)] = None
     against: Annotated[list[str] | None, option("NAME,...", "Compare with llama.cpp, openvino, transformers.")] = None
     held: Annotated[str | None, option("N,...", "Fill the KV cache with this many tokens.")] = None
     tokens_per_frame: Annotated[int | None, option("N", "Set a frame's tokens.", min=1)] = None
     precisions: Annotated[list[str] | None, option("NAME,...", "Measure these weight precisions.")] = None
     kv: Annotated[list[str] | None, option("fp32,fp16,int8", "Measure these KV cache precisions.")] = None
     layers: Annotated[int | None, option("N", "Keep only the model's first layers.", min=1)] = None
-    kv_heads: Annotated[int | None, option("N", "Set the cache's KV heads.", min=1)] = None
-    head_dim: Annotated[int | None, option("N", "Set the size of a head.", min=2)] = None
     tokens: Annotated[int | None, option("N", "Hold or compare this many tokens.", min=1)] = None
-    attention: Annotated[str | None, option("sdpa|eager", "Set transformers' attention.")] = None
     dtype: Annotated[list[str] | None, option("all|fp32,fp16,int8", "Store keys and values as this.")] = None
     device: Annotated[str | None, option("cpu|cuda", "Time the kernels of this device.")] = None
     seed: Annotated[str | None, option("N|test", "Draw streams from this seed.")] = None
     host_bytes: Annotated[int | None, option("N", "Limit the store's host memory.", min=1_000_000)] = None
     file_bytes: Annotated[int | None, option("N", "Limit the store's file.", min=0)] = None
-    clusters: Annotated[int | None, option("N", "Put this many into the store.", min=2)] = None
-    asked: Annotated[int | None, option("N", "Fetch this many clusters at once.", min=1)] = None
-    directory: Annotated[Path | None, option("DIR", "Write below this directory.")] = None
     cameras: Annotated[str | None, option("N,...", "Watch this many cameras.")] = None
     seconds: Annotated[float | None, option("S", "Count frames for this long each time.", min=0.1)] = None
     events: Annotated[int | None, option("N", "Watch until this many events.", min=1)] = None
-    watches: Annotated[int | None, option("N", "Ask this many watches.", min=0, max=64)] = None
     realtime: Annotated[bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.")] = None
-    inline: Annotated[bool | None, flag("--inline", "Prepare frames in the watching thread.")] = None
     threads: Threads = None
     rounds: Annotated[int | None, option("N", "Take medians over this many rounds.", min=1)] = None
     as_json: Json = False
@@ -107,13 +96,13 @@ speed = command(
 compression = command(
     "compression",
     {"": "compression:compression"},
-    "policy layers kv_heads head_dim tokens dtype threads rounds device",
+    "policy layers tokens dtype threads rounds device",
     "Time policies' compression beside one plain read; with --device cuda its kernels beside a copy.",
 )
 stream = command(
     "stream",
     {"growth": "stream.growth:growth", "against": "stream.against:against", "changed": "stream.changed:changed"},
-    "model policy budget fps frames chunk questions answer_tokens idle append encode clips precisions layers attention threads",
+    "model policy budget frames chunk questions append encode clips precisions layers threads",
     """Watch a stream grow: frames a second, memory, answers, energy.
 
     growth compares policies, full KV included, each in a process of its own. against runs transformers with infinipot-v in
@@ -124,7 +113,7 @@ stream = command(
 memory = command(
     "memory",
     {"longrun": "memory.longrun:longrun", "snapshot": "memory.snapshot:snapshot", "store": "memory.store:store"},
-    "model policy budget frames seed append encode host_bytes file_bytes clusters asked rounds directory threads",
+    "model policy budget frames seed append encode host_bytes file_bytes rounds threads",
     """Measure long runs, snapshots and the store.
 
     longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
@@ -134,23 +123,22 @@ memory = command(
 camera = command(
     "camera",
     {"": "camera:camera"},
-    "camera video model frames fps realtime inline threads",
+    "camera video model frames fps realtime threads",
     "Time a frame from camera to answer, stage by stage.",
 )
 serve = command(
     "serve",
-    {"ttft": "serve:ttft", "cameras": "serve:cameras"},
+    {"": "serve:cameras"},
     "model cameras rounds seconds threads",
-    """Time serve's answers, and several cameras.
+    """Time several cameras of edgevlm serve.
 
-    ttft is the time to the first token through HTTP beside that in process, the same session asked in turn. cameras watches
-    demo cameras as fast as they go, in one process and in one each: frames a second in all, and memory.
+    Demo cameras are watched as fast as they go, in one process and in one each: frames a second in all, and memory.
     """,
 )
 watch = command(
     "watch",
     {"quality": "watches:quality", "cost": "watches:cost"},
-    "events seed policy append model watches rounds threads",
+    "events seed policy append model rounds threads",
     """Measure how well watches open and close, and their cost.
 
     quality counts openings and closings on the demo world beside the truth: precision, recall, delay in frames, and changes
@@ -166,7 +154,9 @@ def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None
 
     Raises UserError for an unknown measurement or option, and where a package that it needs is not installed.
     """
-    from edgevlm.bench.output import measure_and_print
+    from edgevlm.apps.bundles.fetch import resolve_checkpoint
+    from edgevlm.apps.bundles.resolve import resolve_model
+    from edgevlm.bench.output import Table
     from edgevlm.packages import needed
     from edgevlm.progress import progress
 
@@ -178,15 +168,22 @@ def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None
         function: Callable[..., Iterable[dict[str, Any]]] = getattr(needed(f"edgevlm.bench.{module}", command), name)
         takes = inspect.signature(function).parameters
         given = {key: value for key, value in typed.items() if value is not None}
-        if unknown := [key for key in given if key not in takes]:
-            options = ", ".join(_option(key) for key in typed if key in takes)
-            raise UserError(f"{_option(unknown[0])}: is not for {command}, which takes {options}")
-        if lacking := [key for key, one in takes.items() if one.default is inspect.Parameter.empty and key not in given]:
-            raise UserError(f"{command}: give {_option(lacking[0])}")
-        given = {key: _read(key, value, takes[key].annotation) for key, value in given.items()}
-        if "model" in given:
-            given["model"] = _resolved(given["model"], step, is_checkpoint=what in OF_CHECKPOINTS)
-        measure_and_print(function, given, as_json)
+        for key in given:
+            if key not in takes:
+                raise UserError(f"{_option(key)}: is not for {command}")
+            given[key] = _read(key, given[key], takes[key].annotation)
+        for key, one in takes.items():
+            if one.default is inspect.Parameter.empty and key not in given:
+                raise UserError(f"{command}: give {_option(key)}")
+        if names := given.get("model"):
+            resolve = resolve_checkpoint if what in OF_CHECKPOINTS else resolve_model
+            found = [
+                name if name.startswith("seeded-") else str(resolve(name, step, to_stderr))
+                for name in ([names] if isinstance(names, str) else names)
+            ]
+            given["model"] = found[0] if isinstance(names, str) else found
+        told = {"progress": step} if "progress" in takes else {}
+        Table(as_json).print_all(function(**given, **told))
 
 
 def _option(name: str) -> str:
@@ -195,39 +192,20 @@ def _option(name: str) -> str:
 
 def _read(name: str, typed: Any, wanted: str) -> Any:
     """Read what was typed as a measurement's annotation wants it: commas part a list. Raises UserError."""
-    if name == "fps":
-        from edgevlm.apps.sources.base import SLOWEST_FPS
+    from edgevlm.calib.accuracy.variants import split
+    from edgevlm.runtime.settings import parse_budget
 
-        if not SLOWEST_FPS <= typed <= 1000:
-            raise UserError(f"--fps {typed:g}: give frames a second, from {SLOWEST_FPS:g} to 1000")
     if name == "budget":
-        from edgevlm.runtime.settings import parse_budget
-
         return parse_budget(typed)
-    if isinstance(typed, list):
-        from edgevlm.calib.accuracy.variants import split
-
-        found = list(dict.fromkeys(part for text in typed for part in split(text)))
-        if wanted == "str" and len(found) != 1:
-            raise UserError(f"{_option(name)} {','.join(found)}: give one")
-        return found[0] if wanted == "str" else found
-    if "int" not in wanted or not isinstance(typed, str):
+    is_number = "int" in wanted
+    if not isinstance(typed, list) and not (is_number and isinstance(typed, str)):
         return typed
-    parts = [part.strip() for part in typed.split(",") if part.strip()]
-    if not parts or any(not part.isdecimal() or (not int(part) and name != "seed") for part in parts):
-        raise UserError(f"{_option(name)} {typed!r}: give integers of 1 or more, separated by commas")
-    if wanted != "Sequence[int]" and len(parts) > 1:
-        raise UserError(f"{_option(name)} {typed}: give one number")
-    return [int(part) for part in parts] if wanted == "Sequence[int]" else int(parts[0])
-
-
-def _resolved(names: str | list[str], progress: Report, *, is_checkpoint: bool) -> Any:
-    """Put folders in place of checkpoints and of names on the hub. Raises UserError."""
-    from edgevlm.apps.bundles.fetch import resolve_checkpoint
-    from edgevlm.apps.bundles.resolve import resolve_model
-
-    if not isinstance(names, str):
-        return [_resolved(name, progress, is_checkpoint=is_checkpoint) for name in names]
-    if is_checkpoint:
-        return names if names.startswith("seeded-") else str(resolve_checkpoint(names, progress, to_stderr))
-    return resolve_model(names, progress, to_stderr)
+    parts: list[Any] = list(dict.fromkeys(part for text in typed for part in split(text))) if isinstance(typed, list) else []
+    if isinstance(typed, str):
+        parts = [part.strip() for part in typed.split(",") if part.strip()]
+        if not parts or any(not part.isdecimal() or (part == "0" and name != "seed") for part in parts):
+            raise UserError(f"{_option(name)} {typed!r}: give integers of 1 or more, separated by commas")
+        parts = [int(part) for part in parts]
+    if not wanted.startswith("Sequence") and len(parts) != 1:
+        raise UserError(f"{_option(name)} {', '.join(map(str, parts))}: give one")
+    return parts if wanted.startswith("Sequence") else parts[0]

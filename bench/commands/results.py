@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,44 +12,33 @@ from edgevlm.apps.commands.cli_options import Json, flag, option
 from edgevlm.errors import UserError
 from edgevlm.progress import to_stderr
 
-Baseline = Annotated[str | None, option("FILE[#ID]", "Compare with this earlier run.")]
-FailOver = Annotated[str, option("N%", "Exit with status 1 where slower by more.")]
-Force = Annotated[bool, flag("--force", "Compare runs of different machines.")]
-
 
 def all_benches(
     out: Annotated[Path | None, option("DIR", "Append to DIR/results.jsonl.", "needed")] = None,
     quick: Annotated[bool, flag("--quick", "Run short commands, mostly of the demo.")] = False,
     only: Annotated[str | None, option("NAME,...", "Run only these of the plan.")] = None,
-    also: Annotated[list[str] | None, option("COMMAND", "Run one more: 'speed decode --model CHECKPOINT'.")] = None,
-    new: Annotated[bool, flag("--new", "Start another run instead of continuing the last.")] = False,
     plan: Annotated[bool, flag("--plan", "Print the commands and run none.")] = False,
 ) -> None:
     """Run the benchmarks and keep their results.
 
     The same command continues where it was stopped. Failures are recorded, the rest goes on, and the exit status is 1.
     """
-    from edgevlm.bench.results.run_all import planned, run_all
-    from edgevlm.progress import progress
+    from edgevlm.bench.results.run_all import planned, run_all, typed
 
-    entries = planned(quick, only, also or [])
+    entries = planned(quick, only)
     if plan:
-        for entry in entries:
-            typer.echo(entry.command)
+        typer.echo("\n".join(map(typed, entries.values())))
         return
     if out is None:
         raise UserError("give --out DIR, where results are kept; --plan prints what would run")
     try:
-        with progress("reading the results") as step:
-            what_runs = step if sys.stderr.isatty() else to_stderr
-            run = run_all(out, entries, step.print, what_runs, quick=quick, new=new)
+        run = run_all(out, entries, to_stderr, quick=quick)
     except KeyboardInterrupt:
         to_stderr(f"stopped; what is done is in {out}, and the same command continues")
         raise
-    asked = {entry.command for entry in entries}
-    ran = [one for one in run.entries.values() if one.command in asked]
+    ran = [run.entries[name] for name in entries]
     failed = [one for one in ran if one.error is not None]
-    typer.echo(f"run {run.id}: {sum(one.seconds is not None for one in ran)} commands done, {len(failed)} failed")
+    typer.echo(f"run {run.id}: {len(ran) - len(failed)} commands done, {len(failed)} failed")
     for one in failed:
         typer.echo(f"failed: {one.command}: {one.error}")
     if failed:
@@ -60,9 +48,9 @@ def all_benches(
 def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
     out: Annotated[Path | None, option("FILE.html", "Write a page of tables.")] = None,
-    baseline: Baseline = None,
-    fail_over: FailOver = "20%",
-    force: Force = False,
+    baseline: Annotated[str | None, option("FILE[#ID]", "Compare with this earlier run.")] = None,
+    fail_over: Annotated[str, option("N%", "Exit with status 1 where slower by more.")] = "20%",
+    force: Annotated[bool, flag("--force", "Compare runs of different machines.")] = False,
     as_json: Json = False,
 ) -> None:
     """Report results as a page, or compare runs.
@@ -70,38 +58,31 @@ def report(
     With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
     --fail-over and not by chance: beyond the spreads, or at least twice as slow where a line has none.
     """
-    from edgevlm.bench.results.compare import compare, parse_margin
-    from edgevlm.bench.results.journal import last_run, read_runs
+    from edgevlm.bench.output import Table
+    from edgevlm.bench.results.compare import compare
+    from edgevlm.bench.results.journal import read_runs
+    from edgevlm.bench.results.report import page
 
     if not results or (out is None and baseline is None):
         raise UserError("give results and where they go: edgevlm bench report DIR --out report.html")
-    runs, margin = read_runs(results), parse_margin(fail_over)
+    if not re.fullmatch(r"\s*\d+(\.\d+)?\s*%\s*", fail_over):
+        raise UserError(f"--fail-over {fail_over!r}: give percent, such as 20%")
+    runs, margin = read_runs(results), float(fail_over.strip(" %")) / 100
     if not runs:
         raise UserError(f"{', '.join(results)}: no results yet; edgevlm bench all --out DIR makes some")
-    earlier = None if baseline is None else last_run(baseline)
+    changes = []
+    if baseline is not None:
+        if not (earlier := read_runs([baseline])):
+            raise UserError(f"{baseline}: has no results")
+        changes = compare(runs[-1], earlier[-1], margin, force=force)
     if out is not None:
-        from edgevlm.bench.results.report import write
-
-        write(out, runs, [] if earlier is None else compare(runs[-1], earlier, margin, force=force))
+        try:
+            out.write_text(page(runs, changes), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
         to_stderr(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
-    if earlier is not None and _compare(runs[-1], earlier, margin, force, as_json):
-        raise typer.Exit(1)
-
-
-def _compare(new: Any, old: Any, margin: float, force: bool, as_json: bool) -> bool:
-    """Print what changed from ``old`` to ``new``; whether anything is worse."""
-    from edgevlm.bench.results.compare import any_worse, compare
-
-    changes = compare(new, old, margin, force=force)
-    _print(changes, as_json)
+    Table(as_json).print_all(changes)
     if unsure := sum(change["verdict"] == "no spread" for change in changes):
         to_stderr(f"{unsure} slower by more than {margin:.0%}, measured once: cannot be told from chance; measure again")
-    return any_worse(changes)
-
-
-def _print(lines: Iterable[dict[str, Any]], as_json: bool) -> None:
-    from edgevlm.bench.output import Table
-
-    table = Table(as_json)
-    for line in lines:
-        table.print(line)
+    if any(change["verdict"] == "worse" for change in changes):
+        raise typer.Exit(1)

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -18,6 +17,7 @@ import psutil
 
 from edgevlm.bench.accuracy.report import gap_name
 from edgevlm.bench.stream.growth import peak_rss
+from edgevlm.bench.timing import percentiles
 from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
@@ -26,7 +26,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.helper_process import Helper
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL, parse_append, parse_encode
@@ -40,25 +40,9 @@ SHAPES_OF_VISITORS = 6  # the other two are everybody else's
 KINDS = ("past_where", "past_seen")  # that need a colour and a shape, which only one visitor has
 
 
-@dataclass(frozen=True, slots=True)
-class LongRunWork:
-    """What one process measures. ``marks``: frames, rising; ``budget``: vision tokens per layer; bytes of the store."""
-
-    policy: str
-    budget: int
-    marks: tuple[int, ...]
-    seed: int
-    host_bytes: int
-    file_bytes: int
-    append: str = ALL
-    encode: str = ALL
-    model: str = "demo"
-    threads: int = 1
-
-
 def longrun(
     policy: Sequence[str] = ("rekv", "hybrid", "last-seen", "sliding-window"),
-    frames: Sequence[int] = (100_000,),
+    frames: int = 100_000,
     budget: int | None = None,
     append: Sequence[str] = (ALL,),
     encode: Sequence[str] = (ALL,),
@@ -72,18 +56,17 @@ def longrun(
 
     ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: of the store below the
     device. ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions
-    about the past answered right, ``right`` the same by how long ago. Raises UserError for what is no policy.
+    about the past answered right, ``right`` the same by how long ago. Raises UserError for an invalid policy.
     """
-    marks = tuple(sorted({mark for mark in (frames[0] // 100, frames[0] // 10, frames[0]) if mark >= LEAST}))
-    for name in policy:
-        create_policy(name)
-    for way, look in product(append, encode):
-        parse_append(way), parse_encode(look)
+    marks = sorted({mark for mark in (frames // 100, frames // 10, frames) if mark >= LEAST})
+    for name, way, look in product(policy, append, encode):
+        create_policy(name), parse_append(way), parse_encode(look)
     for name, way, look in product(policy, append, encode):
         first: float | None = None
-        work = LongRunWork(name, budget or 512, marks, seed, host_bytes, file_bytes, way, look)
+        work = {"policy": name, "budget": budget or 512, "marks": marks, "seed": seed, "append": way, "encode": look}
         with Helper() as helper:
-            for line in helper.lines("edgevlm.bench.memory.longrun:measured", asdict(work)):
+            given = {**work, "host_bytes": host_bytes, "file_bytes": file_bytes}
+            for line in helper.lines("edgevlm.bench.memory.longrun:measured", given):
                 if "frames_done" in line:
                     progress(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
                 else:
@@ -92,31 +75,24 @@ def longrun(
 
 
 def measured(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Measure in a process of its own; the work as its fields."""
-    return measure(LongRunWork(**work))
+    """Measure in a process of its own; the work as the arguments of :func:`measure`."""
+    return measure(**work)
 
 
-def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
-    """``{"frames_done": n}`` now and then, and a line a mark. Raises UserError for a policy or budget that is not one."""
-    policy, rng = create_policy(work.policy), np.random.default_rng([work.seed, 2])
-    world, visits = plan(work.seed, work.marks)
-    limits: dict[str, Any] = (
-        {"store_bytes": work.file_bytes, "host_bytes": work.host_bytes} if isinstance(policy, Retrieval) else {}
-    )
+def measure(
+    policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int
+) -> Iterator[dict[str, Any]]:
+    """``{"frames_done": n}`` now and then, and a line a mark. Raises UserError for an invalid policy or budget."""
+    made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
+    limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
+    if isinstance(made, Retrieval):
+        limits |= {"store_bytes": file_bytes, "host_bytes": host_bytes}
     with (
-        closing(Model.load(work.model, threads=work.threads)) as model,
-        Session.open(
-            model,
-            policy=policy,
-            budget=work.budget,
-            text_budget=TEXT_BUDGET,
-            append=work.append,
-            encode=work.encode,
-            **limits,
-        ) as session,
+        closing(Model.load("demo", threads=1)) as model,
+        Session.open(model, policy=made, text_budget=TEXT_BUDGET, **limits) as session,
     ):
         done = 0
-        for mark in work.marks:
+        for mark in marks:
             started, cpu, first = time.perf_counter(), time.process_time(), done
             while done < mark:
                 session.watch(world.step())
@@ -124,16 +100,21 @@ def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
                 if done % REPORT_EVERY == 0:
                     yield {"frames_done": done}
             session.flush()
-            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            figures = {"fps": round((done - first) / seconds, 1), "cpu_ms_per_frame": round(1e3 * cpu / (done - first), 3)}
+            seconds, cpu, stats, store = time.perf_counter() - started, time.process_time() - cpu, session.stats, session.store
+            fps, cpu_ms = round((done - first) / seconds, 1), round(1e3 * cpu / (done - first), 3)
             answers = _ask(session, questions(world, visits[mark], rng))
-            yield {
-                "bench": "longrun", "policy": work.policy, "budget": work.budget,
-                "append": work.append, "encode": work.encode,
-                "appended": round(session.stats.memory.appended, 4), "encoded": round(session.stats.encoded, 4),
-                "seed": work.seed, "frames": mark,
-                **figures, **_bytes(session, policy), **answers, **_counts(session, policy),
+            line = {
+                "bench": "longrun", "policy": policy, "budget": budget, "append": append, "encode": encode,
+                "appended": round(stats.memory.appended, 4), "encoded": round(stats.encoded, 4), "seed": seed, "frames": mark,
+                "fps": fps, "cpu_ms_per_frame": cpu_ms,
+                "device_bytes": session.cache.nbytes + made.state_bytes + stats.present_bytes, "tower_bytes": stats.tower_bytes,
+                "host_bytes": store.host_bytes if store else 0, "file_bytes": store.file_bytes if store else 0,
+                "rss_bytes": psutil.Process().memory_info().rss, "peak_rss_bytes": peak_rss(), **answers,
+                "reindexings": stats.memory.reindexings,
             }  # fmt: skip
+            if isinstance(made, Retrieval):
+                line |= {"merged": made.merged, "lost": made.store.stats.lost, "truncated_rows": made.working.truncated}
+            yield line
 
 
 def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
@@ -148,33 +129,10 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
         right["now" if gap == 0 else "never" if gap is None else str(gap_name(gap))].append(said == truth)
     past = [of for name, each in right.items() if name not in ("now", "never") for of in each]
     return {
-        "questions": len(asked),
-        "ttft_ms_p50": round(float(np.median(ttft_ms)), 3),
-        "ttft_ms_p95": round(float(np.percentile(ttft_ms, 95)), 3),
+        "questions": len(asked), **percentiles(ttft_ms, "ttft_ms", (50, 95)),
         "moved_bytes_per_question": (moved_bytes(session) - before) // len(asked),
-        "right": {name: f"{sum(each)}/{len(each)}" for name, each in right.items()},
-        "backward": round(float(np.mean(past)), 4),
-    }
-
-
-def _bytes(session: Session, policy: Policy) -> dict[str, int]:
-    store = session.store
-    return {
-        "device_bytes": session.cache.nbytes + policy.state_bytes + session.stats.present_bytes,
-        "tower_bytes": session.stats.tower_bytes,
-        "host_bytes": store.host_bytes if store is not None else 0,
-        "file_bytes": store.file_bytes if store is not None else 0,
-        "rss_bytes": int(psutil.Process().memory_info().rss),
-        "peak_rss_bytes": peak_rss(),
-    }
-
-
-def _counts(session: Session, policy: Policy) -> dict[str, int]:
-    """Rows merged, lost and cut because space ran out, and how often positions were made dense."""
-    counts = {"reindexings": session.stats.memory.reindexings}
-    if isinstance(policy, Retrieval):
-        counts |= {"merged": policy.merged, "lost": policy.store.stats.lost, "truncated_rows": policy.working.truncated}
-    return counts
+        "right": {name: f"{sum(each)}/{len(each)}" for name, each in right.items()}, "backward": round(float(np.mean(past)), 4),
+    }  # fmt: skip
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:

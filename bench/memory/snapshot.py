@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgevlm.bench.models import budget_of, open_model
-from edgevlm.bench.timing import spread, timed
+from edgevlm.bench.models import open_model
+from edgevlm.bench.timing import spread, time_job, timed, watching
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.progress import Notify
@@ -34,19 +32,17 @@ def snapshot(
     policy: Sequence[str] = ("infinipot-v", "h2o"),
     budget: int | None = None,
     rounds: int = 7,
-    directory: Path | None = None,
     threads: int | None = None,
     *,
     progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each model (``demo``, SEEDED or a bundle's directory) and policy; ``directory``: where to write."""
-    for name in model:
-        with open_model(name, threads or default_threads(), progress) as loaded:
-            for text in policy:
-                progress(f"{name}, {text}")
-                context = {"bench": "snapshot", "model": name, "policy": text, "threads": threads or default_threads()}
-                with TemporaryDirectory(dir=directory, prefix="edgevlm-bench-") as folder:
-                    yield context | measure(loaded, text, budget_of(name, budget), rounds, Path(folder))
+    """A line for each model (``demo``, SEEDED or a bundle's directory) and policy."""
+    threads = threads or default_threads()
+    for name, text in product(model, policy):
+        with open_model(name, threads, progress) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+            progress(f"{name}, {text}")
+            context = {"bench": "snapshot", "model": name, "policy": text, "threads": threads}
+            yield context | measure(loaded, text, budget, rounds, Path(folder))
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
@@ -57,8 +53,7 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: 
             session.watch(world.step())
         buffer, turns = CaptureBuffer(session.cache.nbytes), []
         for _ in range(rounds + 1):  # the first touches new memory and is not counted
-            frames = [world.step() for _ in range(CHUNK)]
-            frame_ms = timed(partial(_watch, session, frames)) / CHUNK
+            frame_ms = time_job(watching(session, [world.step() for _ in range(CHUNK)])).wall
             about, arrays, held_ms = session._capture(buffer)
             turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))
         size, tokens = max(path.stat().st_size for path in folder.glob("*.snapshot")), session.budget
@@ -67,8 +62,3 @@ def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: 
     for name, column in zip(("frame", "hold", "write"), zip(*turns[1:], strict=True), strict=True):
         line |= spread(column, f"{name}_ms", f"{name}_low", f"{name}_high")
     return line | {"hold_over_frame": round(line["hold_ms"] / line["frame_ms"], 4)}
-
-
-def _watch(session: Session, frames: Sequence[NDArray[np.uint8]]) -> None:
-    for frame in frames:
-        session.watch(frame)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,36 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.bench.timing import spread, timed
-from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
+CLUSTERS, ASKED = 20_000, 64
+ROWS, HEADS, HEAD_DIM = 32, 2, 64  # of a cluster, in fp16
 
 
 def store(
-    rows: int = 32,
-    heads: int = 2,
-    head_dim: int = 64,
-    clusters: int = 20_000,
-    asked: int = 64,
-    rounds: int = 15,
-    directory: Path | None = None,
-    *,
-    progress: Notify = lambda what: None,
+    rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED, *, progress: Notify = lambda what: None
 ) -> Iterator[dict[str, Any]]:
-    """One line: medians over rounds of fetching ``asked`` of ``clusters``, each ``rows`` rows of ``heads`` KV heads in fp16.
+    """One line: medians over rounds of fetching ``asked`` of ``clusters``.
 
-    ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: of a fetch
-    that was expected as long before as a cold one takes, ``unexpected_ms`` without. Ratios are of rounds.
-    Raises UserError where more is asked for than there is.
+    ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: of a fetch that was expected as long before as a cold
+    one takes, ``unexpected_ms`` without. Ratios are of rounds.
     """
-    if asked > clusters:
-        raise UserError(f"--asked {asked} of --clusters {clusters}: ask for no more than there are")
     rng = np.random.default_rng(0)
-    one = _block(rng, rows, heads, head_dim)
+    one = _block(rng)
     plain_put_ms = timed(lambda: [joined([one]) for _ in range(asked)]) / asked
-    with TemporaryDirectory(dir=directory, prefix="edgevlm-bench-") as place:
+    with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         size = 2 * clusters * (one.nbytes + 128) + 1_000_000
         tiers = Store(Path(place) / "store.bin", settings=StoreSettings(size, HOST_BYTES))
         progress(f"putting {clusters:,} clusters")
@@ -54,44 +45,41 @@ def store(
         progress(f"fetching {asked} clusters in {rounds} rounds")
         turns = [_turn(tiers, rng, clusters, asked) for _ in range(rounds + 1)][1:]
         tiers.close()
-    column = {name: [turn[name] for turn in turns] for name in turns[0]}
-    medians = {name: round(float(np.median(values)), 4) for name, values in column.items()}
-    over = [one / other for one, other in zip(column["wait_ms"], column["unexpected_ms"], strict=True)]
+    over = (turn["wait_ms"] / turn["unexpected_ms"] for turn in turns)
     yield {
         "bench": "store", "bytes": one.nbytes, "clusters": clusters, "asked": asked, "put_ms": round(put_ms, 4),
-        "plain_put_ms": round(plain_put_ms, 4), **medians,
+        "plain_put_ms": round(plain_put_ms, 4),
+        **{name: round(float(np.median([turn[name] for turn in turns])), 4) for name in turns[0]},
         **spread(over, "wait_over_unexpected", "wait_low", "wait_high", digits=4),
     }  # fmt: skip
 
 
 def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
     """Milliseconds of fetching other clusters: cold, from host memory, expected, and not expected."""
-    file = store._file
-    assert file is not None
-    chosen = [rng.choice(clusters, asked, replace=False).tolist() for _ in range(3)]
-    forget_pages(file._handle)
-    disk = timed(lambda: store.get(chosen[0]))
-    host = timed(lambda: store.get(chosen[0]))
-    forget_pages(file._handle)
-    store.prefetch(chosen[1])
+    first, second, third = (rng.choice(clusters, asked, replace=False).tolist() for _ in range(3))
+    _forget_pages(store)
+    disk = timed(partial(store.get, first))
+    host = timed(partial(store.get, first))
+    _forget_pages(store)
+    store.prefetch(second)
     time.sleep(disk / 1e3)
-    expected = timed(lambda: store.get(chosen[1]))
-    forget_pages(file._handle)
+    expected = timed(partial(store.get, second))
+    _forget_pages(store)
     time.sleep(disk / 1e3)
-    unexpected = timed(lambda: store.get(chosen[2]))
-    return {"host_ms": host, "disk_ms": disk, "wait_ms": expected, "unexpected_ms": unexpected}
+    return {"host_ms": host, "disk_ms": disk, "wait_ms": expected, "unexpected_ms": timed(partial(store.get, third))}
 
 
-def forget_pages(handle: int) -> None:
-    """Drop a file's pages from the kernel's page cache."""
-    os.fdatasync(handle)
-    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+def _forget_pages(store: Store) -> None:
+    """Drop the file's pages from the kernel's page cache."""
+    assert store._file is not None
+    os.fdatasync(store._file._handle)
+    os.posix_fadvise(store._file._handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _block(rng: np.random.Generator, rows: int, heads: int, head_dim: int) -> Block:
+def _block(rng: np.random.Generator) -> Block:
     def numbers(kind: type[np.generic], *more: int) -> NDArray:
-        return rng.integers(0, 100, (heads, rows, *more)).astype(kind)
+        return rng.integers(0, 100, (HEADS, ROWS, *more)).astype(kind)
 
-    key, value = numbers(np.float16, head_dim), numbers(np.float16, head_dim)
+    key, value = numbers(np.float16, HEAD_DIM), numbers(np.float16, HEAD_DIM)
     patch = numbers(np.int16), numbers(np.int16)
     return Block(key, value, numbers(np.int64), numbers(np.int32), *patch, numbers(np.int32, 1), numbers(np.int32))

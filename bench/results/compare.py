@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edgevlm.bench.output import Line
-from edgevlm.bench.results.environment import difference
+from edgevlm.bench.output import Line, beside
 from edgevlm.bench.results.journal import Run, number
-from edgevlm.bench.schemas import SPREADS
 from edgevlm.errors import UserError
 
 OURS = "edgevlm"
+SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  # of machines whose numbers can be compared
 # strings that are results; all others, and these numbers, say what a line is about
 RESULTS = ("policy_used", "stopped", "skipped", "left_out", "error")
 SETTINGS = (
-    "threads", "frames", "context", "chunk", "held", "rows", "tokens_per_frame", "layers", "kv_heads", "head_dim", "hidden",
-    "heads", "tokens", "budget", "batch", "seconds", "turns", "streams", "st_spattn_from", "inline", "realtime",
+    "threads", "frames", "context", "chunk", "held", "tokens_per_frame", "layers", "kv_heads", "head_dim", "tokens", "budget",
+    "batch", "seconds", "streams", "inline", "realtime",
 )  # fmt: skip
 TIMED = (
     "ms_per_token", "ms_per_frame", "ratio", "ttft_ms_p50", "tpot_ms_p50", "ms_p50", "ttft_ms", "ms", "frame_ms", "hold_ms",
-    "write_ms", "dense_ms", "st_spattn_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
+    "write_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
 )  # fmt: skip
 TWICE = 2.0  # times worse: what a single measurement hardly shows by chance
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
 Subject = tuple[tuple[str, Any], ...]
+
+
+def difference(one: Line, other: Line) -> str:
+    """What two machines differ in that decides speed; empty for the same machine."""
+    if not one or not other:
+        return "a file does not say what machine it is from"
+    found = [name for name in SAME if one.get(name) != other.get(name)]
+    return ", ".join(f"{name}: {one.get(name)} and {other.get(name)}" for name in found)
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
@@ -47,18 +53,6 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
     return sorted(changes, key=lambda change: -change["times_worse"])
 
 
-def any_worse(changes: Sequence[Line]) -> bool:
-    return any(change["verdict"] == "worse" for change in changes)
-
-
-def parse_margin(text: str) -> float:
-    """``20%`` as 0.2. Raises UserError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
-    if not found:
-        raise UserError(f"--fail-over {text!r}: give percent, such as 20%")
-    return float(found[1]) / 100
-
-
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
     """Our lines by what they are about; those about the same are told apart by their order."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
@@ -76,10 +70,9 @@ def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
 def _changes(subject: Subject, new: Line, old: Line, margin: float) -> Iterator[Line]:
     for name in TIMED:
         one, other = number(new, name), number(old, name)
-        if one is None or other is None or one <= 0 or other <= 0 or (name, new.get("bench")) == ("ratio", "prefill-pattern"):
+        if one is None or other is None or one <= 0 or other <= 0:
             continue
-        ends = (name, name.replace("_p50", "_p95")) if name.endswith("_p50") else SPREADS.get(name, ())
-        now, before = ([number(line, end) for end in ends] for line in (new, old))
+        now, before = ([number(line, end) for end in _ends(name, line)] for line in (new, old))
         worse = other / one if name in MORE_IS_BETTER else one / other
         yield {
             "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
@@ -88,9 +81,13 @@ def _changes(subject: Subject, new: Line, old: Line, margin: float) -> Iterator[
         }  # fmt: skip
 
 
+def _ends(name: str, line: Line) -> list[str]:
+    return [name, name.replace("_p50", "_p95")] if name.endswith("_p50") else beside(name, line)
+
+
 def _verdict(new: list[float | None], old: list[float | None], worse: float) -> str:
     """Whether two spreads, each widened by its own width, are apart: quartiles of a few rounds are narrower than chance is."""
-    if len(new) != 2 or None in (*new, *old):
+    if len(new) != 2 or len(old) != 2 or None in (*new, *old):
         return "worse" if worse >= TWICE else "no spread"
     (low, high), (old_low, old_high) = ([value or 0.0 for value in spread] for spread in (new, old))
     reach = (high - low) + (old_high - old_low)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgevlm.bench.output import Line
 from edgevlm.errors import UserError
-from edgevlm.runtime.files import JsonLines, read_lines
+from edgevlm.runtime.files import read_lines
 
 NAME = "results.jsonl"
 
@@ -42,7 +42,6 @@ class Run:
 
     @property
     def lines(self) -> list[Line]:
-        """The lines of all commands."""
         return [line for entry in self.entries.values() for line in entry.lines]
 
     def section(self, name: str) -> Line:
@@ -55,9 +54,7 @@ class Run:
         name, event = str(line.get("entry", line.get("bench", "?"))), line.get("event")
         if event == "begin":
             self.entries.pop(name, None)
-            self.entries[name] = Entry(name, str(line.get("command", "")), str(line.get("at", "")))
-            return
-        entry = self.entries.setdefault(name, Entry(name))
+        entry = self.entries.setdefault(name, Entry(name, str(line.get("command", "")), str(line.get("at", ""))))
         if event == "end":
             entry.seconds = number(line, "seconds")
         elif event == "failed":
@@ -69,9 +66,9 @@ class Run:
 def number(line: Line, key: str) -> float | None:
     """A finite number; None for anything else."""
     value = line.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300 or math.isnan(value):
         return None
-    return float(value) if abs(value) < 1e300 else None
+    return float(value)
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -81,23 +78,12 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """
     runs = list[Run]()
     for given in map(str, paths):
-        path, _, wanted = (given, "", "") if Path(given).exists() else given.rpartition("#")
-        found = runs_of(lines_of(Path(path or wanted)), Path(path or wanted).name)
-        if path and wanted:
-            chosen = [run for run in found if run.id == wanted]
-            if not chosen:
-                raise UserError(f"{given}: has no run {wanted}; it has {', '.join(run.id for run in found) or 'none'}")
-            found = chosen
-        runs += found
+        name, _, wanted = (given, "", "") if Path(given).exists() or "#" not in given else given.rpartition("#")
+        found = runs_of(lines_of(Path(name)), Path(name).name)
+        if wanted and not any(run.id == wanted for run in found):
+            raise UserError(f"{given}: has no run {wanted}; it has {', '.join(run.id for run in found) or 'none'}")
+        runs += [run for run in found if wanted in ("", run.id)]
     return runs
-
-
-def last_run(path: str) -> Run:
-    """The newest run of a path. Raises UserError as :func:`read_runs` does, and where there is none."""
-    runs = read_runs([path])
-    if not runs:
-        raise UserError(f"{path}: has no results")
-    return runs[-1]
 
 
 def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
@@ -126,16 +112,3 @@ def lines_of(path: Path) -> list[Line]:
     if not all(isinstance(line, dict) for line in found):
         raise UserError(f"{path}: holds a line that is not an object; give files that edgevlm bench wrote")
     return found
-
-
-class ResultsWriter(JsonLines):
-    """DIR/results.jsonl open for appending, by one process at a time. Raises UserError where it cannot be written."""
-
-    path: Path
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
-        super().__init__(folder / NAME)

@@ -5,29 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from edgevlm.bench.output import Line, beside, cell, head, plain
 from edgevlm.bench.results.journal import Entry, Run
-from edgevlm.errors import UserError
 
 NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]|[\U0001fffe-\U0001ffff]")
 LONG = 24  # rows from which a table is folded
 
 
-def write(path: Path, runs: Sequence[Run], changes: Sequence[Line] = ()) -> None:
-    """Write the page of the runs, newest first. Raises UserError where ``path`` cannot be written."""
-    try:
-        path.write_text(page(runs, changes), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
-
-
 def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:
-    """HTML of the runs, and of ``changes`` from a baseline."""
+    """HTML of the runs, newest first, and of ``changes`` from a baseline."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"clean": clean, "plain": plain}
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
@@ -52,9 +42,8 @@ def tables(entry: Entry) -> list[dict[str, Any]]:
 def table_of(group: Sequence[Line]) -> dict[str, Any]:
     """``heads`` and ``rows`` of text; ``fixed``: what is the same in all lines and stands above them."""
     first = group[0]
-    names = [name for name in first if name != "bench"]
-    taken = {part for name in names for part in beside(name, first)}
-    names = [name for name in names if name not in taken]
+    taken = {"bench"} | {part for name in first for part in beside(name, first)}
+    names = [name for name in first if name not in taken]
     fixed = [name for name in names if len(group) > 1 and all(line[name] == first[name] for line in group)]
     shown = [name for name in names if name not in fixed] or names
     return {

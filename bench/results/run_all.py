@@ -3,189 +3,144 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import secrets
 import shlex
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryFile
+from typing import Any
 
-from edgevlm.apps.credentials import mask_credentials
-from edgevlm.bench.cli import COMMANDS
+import psutil
+
+from edgevlm import __version__
+from edgevlm.apps.doctor.power import clocks_of, mode_of
 from edgevlm.bench.output import Line
-from edgevlm.bench.results import environment
-from edgevlm.bench.results.journal import ResultsWriter, Run, lines_of, runs_of
+from edgevlm.bench.results.compare import difference
+from edgevlm.bench.results.journal import NAME, Run, lines_of, runs_of
+from edgevlm.engines.devices.jetson import l4t_of
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError
 from edgevlm.progress import Notify
+from edgevlm.runtime.files import JsonLines
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
 PATIENCE_S = 10.0  # for a process that was asked to end
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """``text``: what is typed after ``edgevlm bench``."""
-
-    name: str
-    text: str
-
-    @property
-    def arguments(self) -> list[str]:
-        return shlex.split(self.text)
-
-    @property
-    def command(self) -> str:
-        """As one would type it, without passwords."""
-        return mask_credentials(f"edgevlm bench {self.text} --json")
-
-
-QUICK = (
-    Planned("quick-stream", "stream --frames 16,64,256 --chunk 8 --idle 3 --threads 1"),
-    Planned("quick-compression", "compression --policy infinipot-v --rounds 3"),
-    Planned("quick-decode", "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9"),
-    Planned("quick-snapshot", "memory snapshot --threads 1"),
-    Planned("quick-camera", "camera --frames 20 --threads 1 --no-realtime"),
-    Planned(
-        "quick-accuracy",
-        "accuracy --suite streamqa --policy infinipot-v,hermes,purekv,last-seen --budget 25%,12.5%,6.25% --streams 4",
-    ),
-)
-OPENVINO = "--model seeded-0.5b --against openvino --held 784,6000 --precisions int8,int4 --kv fp32,int8 --rounds 5"
-FULL = (
-    Planned("stream-demo", "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1"),
-    Planned("stream-0.5b", "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 "
-            "--threads 2"),
-    Planned("compression", "compression --policy all --dtype all --rounds 5"),
-    Planned("compression-2", "compression --policy infinipot-v --threads 2 --rounds 5"),
-    Planned("decode-1", "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11"),
-    Planned("decode-2", "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11"),
-    Planned("decode-openvino-1", f"speed decode {OPENVINO} --threads 1"),
-    Planned("decode-openvino-2", f"speed decode {OPENVINO} --threads 2"),
-    Planned("decode-3b", "speed decode --model seeded-3b --layers 8 --against transformers --kv fp32 --held 300 "
-            "--rounds 5"),
-    Planned("decode-3b-int4", "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5"),
-    Planned("prefill", "speed prefill --model seeded-0.5b,demo --rounds 2"),
-    Planned("prefill-llama.cpp", "speed prefill --model seeded-135m --tokens-per-frame 64 --against llama.cpp --held 784,6000 "
-            "--frames 1 --precisions fp32,int8,int4 --kv fp32,fp16,int8 --rounds 5"),
-    Planned("prefill-openvino-1", f"speed prefill {OPENVINO} --frames 1 --threads 1"),
-    Planned("prefill-openvino-2", f"speed prefill {OPENVINO} --frames 1 --threads 2"),
-    Planned("vision", "speed vision --layers 2 --rounds 3"),
-    Planned("snapshot", "memory snapshot --model seeded-0.5b,demo"),
-    Planned("store", "memory store"),
-    Planned("camera", "camera --frames 40"),
-    Planned("accuracy", "accuracy --suite streamqa --policy all --streams 12 --seed test"),
+SOURCE = Path(__file__).resolve().parents[2]  # a checkout, where it has .git
+PACKAGES = (
+    "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
+    "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",
 )  # fmt: skip
+QUICK = {
+    "quick-stream": "stream --frames 16,64,256 --chunk 8 --threads 1",
+    "quick-compression": "compression --policy infinipot-v --rounds 3",
+    "quick-decode": "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9",
+    "quick-snapshot": "memory snapshot --threads 1",
+    "quick-camera": "camera --frames 20 --threads 1 --no-realtime",
+    "quick-accuracy": "accuracy --suite streamqa --policy infinipot-v,hermes,purekv,last-seen --budget 25%,12.5%,6.25% "
+    "--streams 4",
+}
+_OPENVINO = "--model seeded-0.5b --against openvino --held 784,6000 --precisions int8,int4 --kv fp32,int8 --rounds 5"
+FULL = {
+    "stream-demo": "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1",
+    "stream-0.5b": "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 --threads 2",
+    "compression": "compression --policy all --dtype all --rounds 5",
+    "compression-2": "compression --policy infinipot-v --threads 2 --rounds 5",
+    "decode-1": "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11",
+    "decode-2": "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11",
+    "decode-openvino-1": f"speed decode {_OPENVINO} --threads 1",
+    "decode-openvino-2": f"speed decode {_OPENVINO} --threads 2",
+    "decode-3b": "speed decode --model seeded-3b --layers 8 --against transformers --kv fp32 --held 300 --rounds 5",
+    "decode-3b-int4": "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5",
+    "prefill": "speed prefill --model seeded-0.5b,demo --rounds 2",
+    "prefill-llama.cpp": "speed prefill --model seeded-135m --tokens-per-frame 64 --against llama.cpp --held 784,6000 "
+    "--frames 1 --precisions fp32,int8,int4 --kv fp32,fp16,int8 --rounds 5",
+    "prefill-openvino-1": f"speed prefill {_OPENVINO} --frames 1 --threads 1",
+    "prefill-openvino-2": f"speed prefill {_OPENVINO} --frames 1 --threads 2",
+    "vision": "speed vision --layers 2 --rounds 3",
+    "snapshot": "memory snapshot --model seeded-0.5b,demo",
+    "store": "memory store",
+    "camera": "camera --frames 40",
+    "accuracy": "accuracy --suite streamqa --policy all --streams 12 --seed test",
+}
 
 
-def planned(quick: bool, only: str | None, also: Sequence[str]) -> list[Planned]:
-    """The plan; ``only``: entries or commands by name, separated by commas; ``also``: further commands.
+def planned(quick: bool, only: str | None) -> dict[str, str]:
+    """The plan, name -> what is typed after ``edgevlm bench``; ``only``: names or commands, separated by commas.
 
-    Raises UserError for a name that is not in the plan and for a command that there is not.
+    Raises UserError for a name that is not in the plan.
     """
-    plan = [*(QUICK if quick else FULL)]
-    if only is not None:
-        wanted = {name.strip() for name in only.split(",") if name.strip()}
-        known = list(dict.fromkeys(name for entry in plan for name in (entry.arguments[0], entry.name)))
-        if not wanted or wanted - {*known}:
-            unknown = min(wanted - {*known}, default="nothing")
-            raise UserError(f"--only {only}: {unknown} is not planned; there is {', '.join(known)}")
-        plan = [entry for entry in plan if {entry.arguments[0], entry.name} & wanted]
-    for text in also:
-        try:
-            words = shlex.split(text)
-        except ValueError as error:
-            raise UserError(f"--also {text!r}: {error}") from None
-        if not words:
-            raise UserError("--also: give a command as after edgevlm bench, such as 'speed decode --model CHECKPOINT'")
-        if words[0] not in COMMANDS:
-            raise UserError(f"--also {text!r}: there is no edgevlm bench {words[0]}; {nearest(words[0], list(COMMANDS))}")
-        plan.append(Planned(mask_credentials(shlex.join(words)), shlex.join(words)))
-    return plan
+    plan = QUICK if quick else FULL
+    if only is None:
+        return dict(plan)
+    wanted = {name.strip() for name in only.split(",") if name.strip()}
+    known = list(dict.fromkeys(name for entry, text in plan.items() for name in (text.split()[0], entry)))
+    if not wanted or wanted - {*known}:
+        raise UserError(f"--only {only}: there is {', '.join(known)}")
+    return {name: text for name, text in plan.items() if {text.split()[0], name} & wanted}
 
 
-def run_all(
-    folder: Path,
-    plan: Sequence[Planned],
-    notify: Notify,
-    progress: Notify,
-    *,
-    quick: bool,
-    new: bool = False,
-    machine: Machine | None = None,
-) -> Run:
+def typed(text: str) -> str:
+    """A command of the plan as one would type it."""
+    return f"edgevlm bench {text} --json"
+
+
+def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, machine: Machine | None = None) -> Run:
     """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
 
-    ``notify`` is told which command begins, ``progress`` what a command says on stderr.
-
-    Continues the last run of the same kind unless ``new``. A command that fails is a line with its error, and the rest go on.
-    Raises UserError for a run of another machine or version.
+    Continues the last run if it is of the same kind, machine and versions, else begins one. A command that fails is a line with
+    its error, and the rest go on. Raises UserError where the folder cannot be written.
     """
     machine = machine or Machine()
-    header = {"versions": environment.versions(machine), "machine": environment.describe(machine)}
-    with ResultsWriter(folder) as results:
-        earlier = [run for run in runs_of(lines_of(results.path), "") if run.header.get("quick") == quick]
-        if new or not earlier:
-            run = Run(f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
-            results.add({"event": "run", "id": run.id, "at": _now(), "quick": quick, **header})
-        else:
-            run = earlier[-1]
-            _check_same(run, header)
+    header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    path = folder / NAME
+    with JsonLines(path) as results:
+        runs = runs_of(lines_of(path), "")
+        if not runs or not _is_same(runs[-1].header, header):
+            runs.append(Run(f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"))
+            results.add({"event": "run", "id": runs[-1].id, "at": _now(), **header})
+        run = runs[-1]
         done = {entry.command for entry in run.entries.values() if entry.seconds is not None}
-        left = [entry for entry in plan if entry.command not in done]
-        notify(f"run {run.id}: {len(left)} of {len(plan)} commands to do; results in {results.path}")
-        _run_each(run.id, left, results, notify, progress)
-        return next(found for found in runs_of(lines_of(results.path), "") if found.id == run.id)
+        left = {name: text for name, text in plan.items() if typed(text) not in done}
+        notify(f"run {run.id}: {len(left)} of {len(plan)} commands to do; results in {path}")
+        for position, (name, text) in enumerate(left.items(), start=1):
+            notify(f"[{position}/{len(left)}] {typed(text)}")
+            context, began = {"run": run.id, "entry": name}, time.monotonic()
+            results.add({"event": "begin", **context, "command": typed(text), "at": _now()})
+            code, why = _process(text, context, results)
+            if code:
+                notify(f"[{position}/{len(left)}] failed: {why}")
+                results.add({"event": "failed", **context, "code": code, "error": why})
+            else:
+                results.add({"event": "end", **context, "seconds": round(time.monotonic() - began, 1)})
+        return next(found for found in runs_of(lines_of(path), "") if found.id == run.id)
 
 
-def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, notify: Notify, progress: Notify) -> None:
-    for position, entry in enumerate(left, start=1):
-        notify(f"[{position}/{len(left)}] {entry.command}")
-        context, began = {"run": run, "entry": entry.name}, time.monotonic()
-        results.add({"event": "begin", **context, "command": entry.command, "at": _now()})
-        code, error = _process(entry, lambda line, context=context: results.add({**context, **line}), progress)  # type: ignore[misc]
-        took = time.monotonic() - began
-        if code:
-            notify(f"[{position}/{len(left)}] failed: {error}")
-            results.add({"event": "failed", **context, "code": code, "error": error})
-        else:
-            results.add({"event": "end", **context, "seconds": round(took, 1)})
-
-
-def _process(entry: Planned, keep: Callable[[Line], object], progress: Notify) -> tuple[int, str]:
-    """Its exit code and the last line of its stderr; objects on its stdout are kept at once."""
-    said = [""]
-    with subprocess.Popen(
-        [*PROGRAM, *entry.arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        text=True, errors="backslashreplace",
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, said, progress), daemon=True)
-        reader.start()
-        try:
-            for text in process.stdout:
-                if (line := _object(text)) is not None:
-                    keep(line)
-            process.wait()
-        finally:
-            _end(process)
-        reader.join()
-    return process.returncode, said[-1] or f"its process ended with code {process.returncode}"
-
-
-def _pass_on(stream: IO[str], said: list[str], progress: Notify) -> None:
-    with closing(stream):
-        for text in stream:
-            if text.strip():
-                said[-1] = text.strip()
-                progress(said[-1])
+def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
+    """Run a command and keep the objects on its stdout at once; its exit code and the last line of its stderr."""
+    command = [*PROGRAM, *shlex.split(text), "--json"]
+    with TemporaryFile("w+", errors="backslashreplace") as said:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if (found := _object(line)) is not None:
+                        results.add({**context, **found})
+                process.wait()
+            finally:
+                _end(process)
+        said.seek(0)
+        last = [line.strip() for line in said if line.strip()][-1:]
+    return process.returncode, last[0] if last else f"its process ended with code {process.returncode}"
 
 
 def _object(text: str) -> Line | None:
@@ -206,14 +161,47 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.kill()
 
 
-def _check_same(run: Run, header: Line) -> None:
-    """Refuse to add to a run what another machine or version measures."""
-    before, now = run.section("versions"), header["versions"]
-    changed = [f"{name} {before.get(name)} and {now.get(name)}" for name in before | now if before.get(name) != now.get(name)]
-    apart = environment.difference(run.section("machine"), header["machine"]) or ", ".join(changed)
-    if apart:
-        raise UserError(f"run {run.id} was measured with something else ({apart}): begin another with --new")
+def _is_same(header: Line, now: Line) -> bool:
+    """Whether a run can be continued: the same plan, versions and machine."""
+    same = header.get("quick") == now["quick"] and header.get("versions") == now["versions"]
+    return same and not difference(header.get("machine", {}), now["machine"])
 
 
 def _now() -> str:
     return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def versions(machine: Machine) -> dict[str, str]:
+    """edgevlm, its commit in a checkout (``+``: with uncommitted changes), Python and the installed packages."""
+    installed, found = machine.packages(), {"edgevlm": __version__}
+    if (SOURCE / ".git").exists():
+        commit = (machine.run(["git", "-C", str(SOURCE), "rev-parse", "--short=12", "HEAD"]) or "").strip()
+        changed = machine.run(["git", "-C", str(SOURCE), "status", "--porcelain", "--untracked-files=no"])
+        found["commit"] = commit + ("+" if changed else "")
+    return found | {"python": platform.python_version()} | {name: installed[name] for name in PACKAGES if name in installed}
+
+
+def describe(machine: Machine) -> dict[str, Any]:
+    """The machine; None for what cannot be read."""
+    cpu = machine.fields("proc/cpuinfo")
+    memory = machine.fields("proc/meminfo").get("MemTotal", "").split()
+    load = re.match(r"[\d.]+", machine.read("proc/loadavg") or "")
+    driver = re.search(r"Kernel Module[^\d]*([\d.]+)", machine.read("proc/driver/nvidia/version") or "")
+    cards: Sequence[str] = machine.names("proc/driver/nvidia/gpus")
+    gpus = [machine.fields(f"proc/driver/nvidia/gpus/{card}/information").get("Model", "") for card in cards]
+    return {
+        "cpu": cpu.get("model name") or cpu.get("Model") or cpu.get("CPU part"),
+        "arch": platform.machine(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": psutil.cpu_count(),
+        "governor": machine.read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "memory_gb": round(int(memory[0]) / 1e6, 1) if memory and memory[0].isdigit() else None,
+        "kernel": machine.read("proc/sys/kernel/osrelease"),
+        "gpu": ", ".join(filter(None, gpus)) or None,
+        "driver": driver[1] if driver else None,
+        "device": machine.read("proc/device-tree/model"),
+        "l4t": l4t_of(machine),
+        "power_mode": mode_of(machine),
+        "clocks_mhz": {name: round(mhz) for name, mhz in clocks_of(machine).items()},
+        "load": float(load[0]) if load else None,
+    }

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from edgevlm.bench.seeded import TextModel, open_text_model
-from edgevlm.bench.speed.runtimes import OURS, RUNTIMES, Runtime, check_runtimes
+from edgevlm.bench.speed.runtimes import OURS, RUNTIMES, Runtime
 from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
@@ -19,6 +19,7 @@ from edgevlm.progress import Notify, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
 TOKENS_PER_FRAME = {"demo": 16}  # of others 196
+Place = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ class Timing:
     def median(self) -> float:
         return statistics.median(took.wall for took in self.took)
 
+    def about(self, place: Place) -> Place:
+        size = {"context": self.work.held}
+        if place["bench"] == "prefill":
+            size = {"held": self.work.held, "frames": self.work.frames}
+        head = {"bench": place["bench"], "runtime": self.runtime, **place}
+        return {**head, "precision": self.precision, **size, "kv": self.kv}
+
 
 def decode(
     model: Sequence[str] = ("seeded-135m",),
@@ -56,20 +64,16 @@ def decode(
     rounds: int = 15,
     *,
     progress: Notify = lambda what: None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Place]:
     """Time one token: looked up, decoded after ``held`` rows, its logits computed.
 
     A line for each precision of weights and KV cache, rows held and runtime, then ratios of ours (see :func:`pairs`). Raises
     UserError for an unknown runtime or precision, and for more rows than the model has positions for.
     """
-    _check(against, precisions, kv)
     for name in model:
         text, works = open_text_model(name, layers), [Append(rows) for rows in held]
-        limit = text.shape.model_limit - 1
-        if over := [rows for rows in held if not 1 <= rows <= limit]:
-            raise UserError(f"--held {over[0]}: {text.name} holds 1 to {limit}")
         place = {"bench": "decode", "model": name, "threads": threads} | ({} if layers is None else {"layers": layers})
-        yield from _compared(text, against, precisions, works, threads, rounds, progress, kv, place)
+        yield from _compared(text, against, precisions, works, rounds, progress, kv, place)
 
 
 def prefill(
@@ -84,54 +88,38 @@ def prefill(
     rounds: int = 3,
     *,
     progress: Notify = lambda what: None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Place]:
     """Time a frame's prefill in calls of ``frames`` frames after ``held`` tokens, without logits; lines as :func:`decode`."""
-    _check(against, precisions, kv)
     for name in model:
         p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
         works = [Append(rows, count * p, count) for rows in held for count in frames]
         place = {"bench": "prefill", "model": name, "tokens_per_frame": p, "threads": threads}
-        yield from _compared(text, against, precisions, works, threads, rounds, progress, kv, place)
+        yield from _compared(text, against, precisions, works, rounds, progress, kv, place)
 
 
 def _compared(
-    text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], threads: int, rounds: int,
-    progress: Notify, kv: Sequence[str], place: dict[str, Any],
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
+    progress: Notify, kv: Sequence[str], place: Place,
+) -> Iterator[Place]:  # fmt: skip
     """A line for each timing, then the ratios."""
-    timings = list[Timing]()
-
-    def about(timing: Timing) -> dict[str, Any]:
-        size = {"context": timing.work.held} if place["bench"] == "decode" else {"held": timing.work.held}
-        size |= {} if place["bench"] == "decode" else {"frames": timing.work.frames}
-        return {
-            "bench": place["bench"],
-            "runtime": timing.runtime,
-            **place,
-            "precision": timing.precision,
-            **size,
-            "kv": timing.kv,
-        }
-
-    for precision in precisions:
-        for timing in measure(text, against, precision, works, threads, rounds, progress, kv):
-            timings.append(timing)
-            if place["bench"] == "decode":
-                read = read_mb(text.shape, timing.precision, timing.kv, timing.work.held)
-                yield {**about(timing), **figures("token", timing.took), "read_mb": read}
-            else:
-                yield {**about(timing), **figures("frame", timing.took)}
-    for ours, theirs in pairs(timings):
-        yield {**about(ours), "against": theirs.runtime, "against_kv": theirs.kv, **ratio(ours.took, theirs.took)}
-
-
-def _check(against: Sequence[str], precisions: Sequence[str], kv: Sequence[str]) -> None:
-    """Raises UserError for a runtime or precision that is not known."""
-    check_runtimes(against)
+    known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
+    for option, typed in (("against", against), ("kv", kv)):
+        if unknown := [name for name in typed if name not in known[option]]:
+            raise UserError(f"--{option} {unknown[0]}: there is {', '.join(known[option])}")
     for precision in precisions:
         load_precision(precision)
-    if unknown := [name for name in kv if name not in RUNTIMES[OURS].kv]:
-        raise UserError(f"--kv {unknown[0]}: there is {', '.join(RUNTIMES[OURS].kv)}")
+    limit, is_decode = text.shape.model_limit - 1, place["bench"] == "decode"
+    if over := [work.held for work in works if is_decode and work.held > limit]:
+        raise UserError(f"--held {over[0]}: {text.name} holds 1 to {limit}")
+    timings = list[Timing]()
+    for precision in precisions:
+        for timing in measure(text, against, precision, works, place["threads"], rounds, progress, kv):
+            timings.append(timing)
+            line = timing.about(place) | figures("token" if is_decode else "frame", timing.took)
+            read = {"read_mb": read_mb(text.shape, precision, timing.kv, timing.work.held)} if is_decode else {}
+            yield line | read
+    for ours, theirs in pairs(timings):
+        yield {**ours.about(place), "against": theirs.runtime, "against_kv": theirs.kv, **ratio(ours.took, theirs.took)}
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
@@ -145,15 +133,9 @@ def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
 
 
 def measure(
-    model: TextModel,
-    against: Sequence[str],
-    precision: str,
-    works: Sequence[Append],
-    threads: int,
-    rounds: int,
-    progress: Notify,
-    kinds: Sequence[str] = ("fp32",),
-) -> Iterator[Timing]:
+    model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
+    progress: Notify, kinds: Sequence[str] = ("fp32",),
+) -> Iterator[Timing]:  # fmt: skip
     """Time ours and each of ``against`` that is installed and has ``precision``, with each of ``kinds`` of KV cache it has.
 
     All are loaded at once and take turns, fewest rows held first. A note says which runtimes are left out.
@@ -161,7 +143,10 @@ def measure(
     capacity = max(work.held + work.rows for work in works)
     with ExitStack() as stack:
         runtimes: dict[tuple[str, str], Runtime] = {}
-        for name in _present([OURS, *against], precision):
+        for name in (OURS, *against):
+            if why := RUNTIMES[name].lacks(precision):
+                to_stderr(f"{name} is left out: {why}")
+                continue
             for kv in (kind for kind in kinds if kind in RUNTIMES[name].kv):
                 progress(f"{name}: loading {model.name}, {precision} weights, {kv} KV cache")
                 runtimes[name, kv] = RUNTIMES[name].start(model, precision, threads, capacity, kv)
@@ -175,19 +160,6 @@ def measure(
             jobs = {key: Job(partial(one.append, ids, scores), work.frames, one.forget) for key, one in runtimes.items()}
             took = take_turns(jobs, rounds)
             yield from (Timing(name, precision, kv, work, took[name, kv]) for name, kv in runtimes)
-
-
-def _present(names: Sequence[str], precision: str) -> list[str]:
-    present = []
-    for name in names:
-        kind = RUNTIMES[name]
-        if package := kind.missing():
-            to_stderr(f"{name} is left out, because the package {package} is not installed: {kind.install}")
-        elif precision not in kind.precisions:
-            to_stderr(f"{name} is left out of {precision} weights, which it does not have here")
-        else:
-            present.append(name)
-    return present
 
 
 def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.seeded import TextModel
 from edgevlm.errors import UserError
-from edgevlm.export.backbones import DecoderShape
 
 BATCH = 512
 KV = {"fp32": Kind.F32, "fp16": Kind.F16, "int8": Kind.Q8_0}
@@ -88,18 +87,14 @@ def write_gguf(path: Path, model: TextModel, precision: str) -> None:
     """Write ``model`` without a tokenizer; its rows are rounded as ``precision`` says, blocks of 32 for integers."""
     s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
     writer.add_tokenizer_model("none")
-    writer.add_vocab_size(s.vocab)
-    writer.add_context_length(s.model_limit)
-    writer.add_embedding_length(s.hidden)
-    writer.add_block_count(s.layers)
-    writer.add_feed_forward_length(s.intermediate)
-    writer.add_head_count(s.heads)
-    writer.add_head_count_kv(s.kv_heads)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_rope_dimension_count(s.head_dim)
-    writer.add_rope_freq_base(s.rope_theta)
-    writer.add_layer_norm_rms_eps(s.norm_eps)
+    sizes = {
+        "vocab_size": s.vocab, "context_length": s.model_limit, "embedding_length": s.hidden, "block_count": s.layers,
+        "feed_forward_length": s.intermediate, "head_count": s.heads, "head_count_kv": s.kv_heads, "key_length": s.head_dim,
+        "value_length": s.head_dim, "rope_dimension_count": s.head_dim, "rope_freq_base": s.rope_theta,
+        "layer_norm_rms_eps": s.norm_eps,
+    }  # fmt: skip
+    for name, size in sizes.items():
+        getattr(writer, f"add_{name}")(size)
     matrices, table = KINDS[precision]
     for name, array in _tensors(model):
         is_table = name in ("token_embd.weight", "output.weight")
@@ -118,26 +113,19 @@ def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
     yield "output_norm.weight", tensor("text.norm.weight", (s.hidden,))
     if not s.tied:
         yield "output.weight", tensor(model.head, (s.vocab, s.hidden))
-    sizes = _sizes(s)
-    biases = ("q", "k", "v") if model.backbone == "qwen2" else s.biases
+    queries, biases = s.heads * s.head_dim, ("q", "k", "v") if model.backbone == "qwen2" else s.biases
+    attention = [(queries, s.hidden), (s.kv_size, s.hidden), (s.kv_size, s.hidden), (s.hidden, queries)]
+    sizes = [*attention, (s.intermediate, s.hidden), (s.intermediate, s.hidden), (s.hidden, s.intermediate)]
     for layer in range(s.layers):
         ours, theirs = f"text.layers.{layer}", f"blk.{layer}"
-        for part, name in PARTS.items():
-            weight = tensor(f"{ours}.{part}.weight", sizes[part])
-            yield f"{theirs}.{name}.weight", _llama_order(model, part, weight)
+        for (part, name), size in zip(PARTS.items(), sizes, strict=True):
+            yield f"{theirs}.{name}.weight", _llama_order(model, part, tensor(f"{ours}.{part}.weight", size))
             if part.rpartition(".")[2].removesuffix("_proj") in biases:
-                yield f"{theirs}.{name}.bias", _llama_order(model, part, tensor(f"{ours}.{part}.bias", sizes[part][:1]))
-        for part, name in NORMS.items():
-            yield f"{theirs}.{name}.weight", tensor(f"{ours}.{part}.weight", (s.hidden,))
-        for part, name in HEAD_NORMS.items() if s.head_norms else ():
-            yield f"{theirs}.{name}.weight", tensor(f"{ours}.{part}.weight", (s.head_dim,))
-
-
-def _sizes(s: DecoderShape) -> dict[str, tuple[int, int]]:
-    queries = s.heads * s.head_dim
-    attention = [(queries, s.hidden), (s.kv_size, s.hidden), (s.kv_size, s.hidden), (s.hidden, queries)]
-    mlp = [(s.intermediate, s.hidden), (s.intermediate, s.hidden), (s.hidden, s.intermediate)]
-    return dict(zip(PARTS, attention + mlp, strict=True))
+                yield f"{theirs}.{name}.bias", _llama_order(model, part, tensor(f"{ours}.{part}.bias", size[:1]))
+        norms = [(part, name, s.hidden) for part, name in NORMS.items()]
+        norms += [(part, name, s.head_dim) for part, name in HEAD_NORMS.items() if s.head_norms]
+        for part, name, width in norms:
+            yield f"{theirs}.{name}.weight", tensor(f"{ours}.{part}.weight", (width,))
 
 
 def _llama_order(model: TextModel, part: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -37,9 +37,17 @@ class OpenVino:
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         self._shape, self._held = model.shape, 0
-        converted = stateful(model)
-        compress(converted, precision, math.gcd(model.shape.hidden, model.shape.intermediate, LARGEST_GROUP))
-        self._request = compiled(converted, precision, threads, KV_CACHE_PRECISION=KV[kv]).create_infer_request()
+        converted, group = stateful(model), math.gcd(model.shape.hidden, model.shape.intermediate, LARGEST_GROUP)
+        nncf.set_log_level(logging.ERROR)
+        with redirect_stdout(StringIO()):  # its progress
+            if precision == "int8":
+                nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_ASYM)
+            elif precision == "int4":
+                nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT4_ASYM, ratio=1.0, group_size=group)
+        settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads)}
+        settings |= {"INFERENCE_PRECISION_HINT": "f32"} if precision == "fp32" else {}  # not bfloat16
+        compiled = ov.Core().compile_model(converted, "CPU", {**settings, "KV_CACHE_PRECISION": KV[kv]})
+        self._request = compiled.create_infer_request()
         self.hold(0)
 
     def hold(self, rows: int) -> None:
@@ -90,26 +98,20 @@ class WithCache(torch.nn.Module):
         return out.logits, *(part for layer in cache.layers for part in (layer.keys, layer.values))
 
 
-def stateless(model: TextModel) -> Any:
-    """The decoder in float32; keys and values in turn are inputs ``past0``.. and outputs ``present0``.."""
+def stateful(model: TextModel) -> Any:
+    """The decoder in float32 with a state for each layer's keys and values, which are gathered by an input ``beam_idx``."""
     s, rows, before = model.shape, 3, 5
     past = [torch.zeros(1, s.kv_heads, before, s.head_dim) for _ in range(2 * s.layers)]
     inputs = torch.zeros(1, rows, dtype=torch.long), torch.ones(1, before + rows, dtype=torch.long), torch.arange(5, 8)[None]
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # what tracing takes for constants is constant
         converted = ov.convert_model(WithCache(load(model)), example_input=(*inputs, *past))
-    for index, (taken, given) in enumerate(zip(converted.inputs[3:], converted.outputs[1:], strict=True)):
-        taken.tensor.set_names({f"past{index}"})
-        given.tensor.set_names({f"present{index}"})
-        taken.node.set_partial_shape(ov.PartialShape([-1, s.kv_heads, -1, s.head_dim]))
-    converted.validate_nodes_and_infer_types()
-    return converted
-
-
-def stateful(model: TextModel) -> Any:
-    """The same with a state for each layer's keys and values, which are gathered by an input ``beam_idx``."""
-    s, converted = model.shape, stateless(model)
     names = {f"past{index}": f"present{index}" for index in range(2 * s.layers)}
+    for (taken, given), node, output in zip(names.items(), converted.inputs[3:], converted.outputs[1:], strict=True):
+        node.tensor.set_names({taken})
+        output.tensor.set_names({given})
+        node.node.set_partial_shape(ov.PartialShape([-1, s.kv_heads, -1, s.head_dim]))
+    converted.validate_nodes_and_infer_types()
     index = opset13.parameter(name="beam_idx", dtype=ov.Type.i32, shape=ov.PartialShape([-1]))
     index.output(0).get_tensor().add_names({"beam_idx"})
     converted.add_parameters([index])
@@ -129,21 +131,3 @@ def stateful(model: TextModel) -> Any:
             node.set_arguments([opset13.broadcast(opset13.constant(np.float32(0)), shape)])
     converted.validate_nodes_and_infer_types()
     return converted
-
-
-def compress(model: Any, precision: str, group: int) -> None:
-    """Compress the weights of a converted model, in place; ``group``: numbers that share a scale, of int4."""
-    nncf.set_log_level(logging.ERROR)
-    with redirect_stdout(StringIO()):  # its progress
-        if precision == "int8":
-            nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-        elif precision == "int4":
-            nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT4_ASYM, ratio=1.0, group_size=group)
-
-
-def compiled(model: Any, precision: str, threads: int, **settings: str) -> Any:
-    """For one call at a time on the CPU; fp32 is computed in float32, not in bfloat16."""
-    asked = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), **settings}
-    if precision == "fp32":
-        asked["INFERENCE_PRECISION_HINT"] = "f32"
-    return ov.Core().compile_model(model, "CPU", asked)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.bench.timing import timed
+from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.errors import UserError
 from edgevlm.packages import needs
 from edgevlm.progress import Notify
 from edgevlm.runtime.budget import allocate
-from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.engine import Float32
 from edgevlm.runtime.model import Model
@@ -31,12 +30,12 @@ WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 
 
 class Forced:
-    """A decoder with a cache of ``rows`` rows, fed given tokens whatever it would have said next."""
+    """A decoder with a cache of ``PASSAGE`` rows, fed given tokens whatever it would have said next."""
 
-    def __init__(self, model: Model, bundle: Bundle, rows: int, variant: str = "full") -> None:
-        self.model, self.bundle, self.rows = model, bundle, rows
-        self.cache = allocate(bundle, [rows] * bundle.decoder.layers, 1)
-        self._decoder = model.engine.bind(self.cache.buffers(), variant=variant)
+    def __init__(self, model: Model) -> None:
+        self.model, self.bundle = model, model.bundle
+        self.cache = allocate(self.bundle, [PASSAGE] * self.bundle.decoder.layers, 1)
+        self._decoder = model.engine.bind(self.cache.buffers(), variant="full")
 
     def empty(self) -> None:
         self.cache.evict([np.zeros((self.cache.kv_heads, int(n)), np.bool_) for n in self.cache.lengths])
@@ -56,19 +55,16 @@ class Forced:
             self.cache.abort()
         return found
 
-    def texts(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Float32]]:
-        """The logits of texts, each by itself and chunk by chunk, with the number of tokens before the chunk."""
-        before = 0
+    def texts(self, texts: Sequence[Sequence[int]]) -> Iterator[Float32]:
+        """The logits of texts, each by itself, chunk by chunk."""
         for ids in texts:
             self.empty()
             for start in range(0, len(ids), CHUNK):
-                logits = self.logits(ids[start : start + CHUNK])
-                yield before, logits
-                before += len(logits)
+                yield self.logits(ids[start : start + CHUNK])
 
 
 def weights(
-    model: Sequence[str],
+    model: str,
     precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp", "int4+gptq"),
     tokens: int = 2000,
     threads: int | None = None,
@@ -84,78 +80,73 @@ def weights(
         from edgevlm.calib.activations import passages, sample_activations
         from edgevlm.export import export_checkpoint
         from edgevlm.export.checkpoint import ConfigOnly
+        from edgevlm.export.precisions import load_precision
         from edgevlm.export.prequantised import ADVICE, prequantised
-    checkpoint = Path(model[0])
+        from edgevlm.export.profiles import rounded_layout
+    checkpoint, config = Path(model), ConfigOnly(model)
     for name in precisions:
-        check_precision(name)
-    if packing := prequantised(ConfigOnly(checkpoint).config):
+        stored, plus, rounding = name.partition("+")
+        load_precision(stored)
+        if plus:
+            rounded_layout(stored)
+        if plus and rounding != "gptq":
+            raise UserError(f"--precisions {name!r}: the only rounding is gptq; write {stored}+gptq")
+    if packing := prequantised(config.config):
         where = checkpoint / "config.json"
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
-        folder, name_of = Path(place), ConfigOnly(checkpoint).name
-        about = {"bench": "precision", "model": name_of}
+        folder, samples = Path(place), None
         progress("exporting in fp32")
         fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
-        plain = Forced(fp32, fp32.bundle, PASSAGE)
+        plain = Forced(fp32)
         expected = np.memmap(folder / "logits", np.float32, "w+", shape=(sum(map(len, texts)), fp32.bundle.decoder.vocab))
-        for first, logits in plain.texts(texts):
+        first = 0
+        for logits in plain.texts(texts):
             expected[first : first + len(logits)] = logits
-        samples = None
+            first += len(logits)
         for name in precisions:
             path = folder / "fp32"
             if name != "fp32":
                 progress(f"exporting in {name}")
-                stored, _, rounding = name.partition("+")
+                stored, rounding, _ = name.partition("+")
                 if rounding and samples is None:
                     samples = sample_activations(fp32.bundle)
-                path = export_checkpoint(
-                    checkpoint, folder / "other", precision=stored, samples=samples if rounding else None, force=True
-                )
+                given: dict[str, Any] = {"precision": stored, "samples": samples if rounding else None, "force": True}
+                path = export_checkpoint(checkpoint, folder / "other", **given)
             other = Model.load(path, threads=threads)
             progress(f"comparing {name}")
-            yield about | {"precision": name} | compare_weights(plain, Forced(other, other.bundle, PASSAGE), texts, expected)
+            yield {
+                "bench": "precision",
+                "model": config.name,
+                "precision": name,
+                **compare(plain, Forced(other), texts, expected),
+            }
             other.close()
         fp32.close()
 
 
-def check_precision(name: str) -> None:
-    """Raise UserError unless ``name`` is a precision, or one of integers and ``+gptq``."""
-    from edgevlm.export.precisions import load_precision
-    from edgevlm.export.profiles import rounded_layout
-
-    precision, plus, rounding = name.partition("+")
-    load_precision(precision)
-    if plus:
-        rounded_layout(precision)
-        if rounding != "gptq":
-            raise UserError(f"--precisions {name!r}: the only rounding is gptq; write {precision}+gptq")
-
-
-def compare_weights(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
+def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
     """``other`` on the texts beside the logits ``expected`` of ``plain``, and single tokens of both in turn."""
-    same, nats = [], []
-    for first, found in other.texts(texts):
+    same, nats, first = [], [], 0
+    for found in other.texts(texts):
         wanted = np.asarray(expected[first : first + len(found)])
         same.append(wanted.argmax(1) == found.argmax(1))
         nats.append(divergence(wanted, found))
-    before = min(BEFORE, len(texts[-1]) - 1)
+        first += len(found)
+    before, steps = min(BEFORE, len(texts[-1]) - 1), []
     for forced in (plain, other):
         forced.empty()
         forced.logits(texts[-1][:before])
-    token = texts[-1][before : before + 1]
-    times = [[timed(lambda: forced.logits(token, keep=False)) for forced in (plain, other)] for _ in range(STEPS)]  # noqa: B023
-    fp32_ms, ms = (statistics.median(column) for column in zip(*times, strict=True))
-    size, fp32_size = (weight_bytes(forced.bundle) for forced in (other, plain))
+        steps.append(partial(forced.logits, texts[-1][before : before + 1], keep=False))
+    fp32_ms, ms = zip(*([timed(step) for step in steps] for _ in range(STEPS)), strict=True)
+    fp32_size, size = (
+        sum(record.bytes for name, record in forced.bundle.files.items() if name in WEIGHTS) for forced in (plain, other)
+    )
     engine: Any = other.model.engine
     return {
-        "tokens": sum(map(len, same)), "top1": round(float(np.concatenate(same).mean()), 4),
+        "tokens": first, "top1": round(float(np.concatenate(same).mean()), 4),
         "kl": round(float(np.concatenate(nats).mean()), 5), "decoder_mb": round(size / 1e6, 1),
-        "size_over_fp32": round(size / fp32_size, 3), "ms_per_token": round(ms, 2), "fp32_ms_per_token": round(fp32_ms, 2),
-        "threads": engine.threads,
+        "size_over_fp32": round(size / fp32_size, 3), "ms_per_token": spread(ms, "ms", digits=2)["ms"],
+        "fp32_ms_per_token": spread(fp32_ms, "ms", digits=2)["ms"], "threads": engine.threads,
     }  # fmt: skip
-
-
-def weight_bytes(bundle: Bundle) -> int:
-    """Bytes of the decoder's weights, its embedding and its head."""
-    return sum(record.bytes for name, record in bundle.files.items() if name in WEIGHTS)

@@ -12,12 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.bench.noise import noise_buffers
+from edgevlm.bench.noise import noise_cache
 from edgevlm.bench.seeded import TextModel, decoder_bundle
-from edgevlm.errors import UserError
-from edgevlm.packages import install
 from edgevlm.runtime.engine import load_engine
-from edgevlm.runtime.kv import KVType
+from edgevlm.runtime.kv import KV_TYPES, KVType
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.positions import rope_tables
 
@@ -29,15 +27,12 @@ class Runtime(Protocol):
 
     def hold(self, rows: int) -> None:
         """Let the cache hold ``rows`` rows of any content; not timed."""
-        ...
 
     def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
         """Decode ``ids`` after the rows held; the last one's logits ``[vocab]``, or None without ``scores``."""
-        ...
 
     def forget(self) -> None:
         """Return to the rows of the last :meth:`hold`."""
-        ...
 
     def close(self) -> None: ...
 
@@ -48,16 +43,16 @@ class RuntimeKind:
 
     path: str
     precisions: tuple[str, ...]
-    kv: tuple[str, ...]
-    install: str
+    kv: tuple[str, ...] = KV_TYPES
+    install: str = ""
 
-    def missing(self) -> str | None:
-        """The package that is not installed; None where all are."""
+    def lacks(self, precision: str) -> str:
+        """Why it cannot be measured: its package, or the precision; empty where it can."""
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:
-            return str(error.name)
-        return None
+            return f"the package {error.name} is not installed; {self.install}"
+        return "" if precision in self.precisions else f"it has no {precision} weights here"
 
     def start(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
         """The runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
@@ -67,29 +62,19 @@ class RuntimeKind:
 
 
 RUNTIMES = {
-    OURS: RuntimeKind(
-        "edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions")), ("fp32", "fp16", "int8"),
-        install("cpu"),
-    ),
+    OURS: RuntimeKind("edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions"))),
     "llama.cpp": RuntimeKind(
-        "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"), ("fp32", "fp16", "int8"),
-        "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
+        "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"),
+        install="CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
     ),
     "openvino": RuntimeKind(
-        "edgevlm.bench.speed.openvino_decoder:OpenVino", ("fp32", "int8", "int4"), ("fp32", "fp16", "int8"),
-        "pip install openvino nncf torch transformers",
+        "edgevlm.bench.speed.openvino_decoder:OpenVino", ("fp32", "int8", "int4"),
+        install="pip install openvino nncf torch transformers",
     ),
     "transformers": RuntimeKind(
         "edgevlm.bench.speed.torch_decoder:TorchDecoder", ("fp32",), ("fp32",), "pip install torch transformers"
     ),
 }  # fmt: skip
-
-
-def check_runtimes(names: Sequence[str]) -> None:
-    """Raises UserError for a name that is not another runtime's."""
-    for name in names:
-        if name == OURS or name not in RUNTIMES:
-            raise UserError(f"--against {name}: there is {', '.join(other for other in RUNTIMES if other != OURS)}")
 
 
 class Ours:
@@ -102,7 +87,8 @@ class Ours:
         )
         self._engine: Any = load_engine("onnxruntime-cpu", bundle, threads=threads)
         self._inv_freq, self._lengths = bundle.inv_freq, np.zeros(shape.layers, np.int32)
-        self._decoder = self._engine.bind(noise_buffers(shape.layers, shape.kv_heads, capacity, shape.head_dim, kv))
+        self._cache = noise_cache(shape.layers, shape.kv_heads, shape.head_dim, capacity, kv)
+        self._decoder = self._engine.bind(self._cache.buffers())
 
     def hold(self, rows: int) -> None:
         self._lengths[:] = rows

@@ -18,23 +18,19 @@ from numpy.typing import NDArray
 from edgevlm.bench.seeded import llava_onevision_config, write_checkpoint
 from edgevlm.bench.stream.torch_baseline import load
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
-from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.progress import Notify
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.model import Model
 
 TOWER = "siglip-so400m-384"
-
-Float32 = NDArray[np.float32]
-Encode = Callable[[Float32], Any]
 OURS, OTHER = "edgevlm", "transformers"
+Float32 = NDArray[np.float32]
 
 
 def vision(
     precisions: Sequence[str] = ("fp32", "int8"),
     frames: Sequence[int] = (1, 4),
-    against: Sequence[str] = (OTHER,),
     layers: int | None = None,
     threads: int = 1,
     rounds: int = 3,
@@ -44,58 +40,51 @@ def vision(
     """Time the tower and its projector by precision and ``frames`` in a call; then ratios, then the error of int8's features.
 
     Frames and weights are random. ``working_mb``: what the process grew by in a runtime's first call; ``max_error``: the
-    largest difference of int8's features from fp32's, over their root mean square. Raises UserError for an unknown precision or
-    runtime.
+    largest difference of int8's features from fp32's, over their root mean square. Raises UserError for an unknown precision.
     """
     for name in precisions:
         vision_precision(ONNXRUNTIME, name, name)
-    if set(against) - {OTHER}:
-        raise UserError(f"--against {', '.join(against)}: there is {OTHER}")
     torch.set_num_threads(threads)
     config = llava_onevision_config(layers)
-    text = config.text_config
+    text, side = config.text_config, config.vision_config.image_size
     config.text_config = transformers.Qwen2Config(  # a decoder that is not run
         vocab_size=512, hidden_size=text.hidden_size, intermediate_size=64, num_hidden_layers=1, tie_word_embeddings=True,
         num_attention_heads=text.num_attention_heads, num_key_value_heads=text.num_key_value_heads,
     )  # fmt: skip
     place = {"bench": "vision", "tower": TOWER, "layers": config.vision_config.num_hidden_layers, "threads": threads}
-    side = config.vision_config.image_size
     with ExitStack() as stack, torch.inference_mode():
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
-        checkpoint, encoders = write_checkpoint(folder / "checkpoint", config, progress), dict[tuple[str, str], Encode]()
+        checkpoint = write_checkpoint(folder / "checkpoint", config, progress)
+        encoders: dict[tuple[str, str], Callable[[Float32], Any]] = {}
         for precision in precisions:
             progress(f"exporting in {precision}")
             bundle = export_checkpoint(checkpoint, folder / precision, precision="fp32", vision_precision=precision)
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
             encoders[OURS, precision] = loaded.engine.encode
-        if OTHER in against:
-            features = load(checkpoint, "sdpa").model.get_video_features
-            encoders[OTHER, "fp32"] = lambda pixels: features(torch.from_numpy(pixels)[None], return_dict=True)
+        features = load(checkpoint, "sdpa").model.get_video_features
+        encoders[OTHER, "fp32"] = lambda pixels: features(torch.from_numpy(pixels)[None], return_dict=True)
         for batch in frames:
             progress(f"timing {batch} frames a call")
-            yield from _measured(encoders, noise(batch, side), rounds, {**place, "batch": batch})
+            pixels, about = noise(batch, side), {**place, "batch": batch}
+            working = {key: _grown(partial(encode, pixels)) for key, encode in encoders.items()}
+            took = take_turns({key: Job(partial(encode, pixels), batch) for key, encode in encoders.items()}, rounds)
+            for (runtime, precision), times in took.items():
+                named = {"runtime": runtime, "precision": precision}
+                yield {**about, **named, **figures("frame", times), "working_mb": working[runtime, precision]}
+            for precision in precisions:
+                named = {"runtime": OURS, "precision": precision, "against": OTHER}
+                yield {**about, **named, **ratio(took[OURS, precision], took[OTHER, "fp32"])}
         if {"fp32", "int8"} <= set(precisions):
             exact, rounded = (encoders[OURS, precision](noise(2, side)) for precision in ("fp32", "int8"))
             yield {**place, "runtime": OURS, "precision": "int8", **error(exact, rounded)}
 
 
-def _measured(
-    encoders: dict[tuple[str, str], Encode], frames: Float32, rounds: int, place: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    working = {}
-    for key, encode in encoders.items():
-        before = psutil.Process().memory_info().rss
-        encode(frames)
-        working[key] = psutil.Process().memory_info().rss - before
-    took = take_turns({key: Job(partial(encode, frames), len(frames)) for key, encode in encoders.items()}, rounds)
-    for (runtime, precision), times in took.items():
-        grown = {"working_mb": round(working[runtime, precision] / 1e6)}
-        yield {**place, "runtime": runtime, "precision": precision, **figures("frame", times), **grown}
-    for (runtime, precision), times in took.items():
-        if runtime == OURS and (OTHER, "fp32") in took:
-            compared = {"runtime": runtime, "precision": precision, "against": OTHER}
-            yield {**place, **compared, **ratio(times, took[OTHER, "fp32"])}
+def _grown(run: Callable[[], object]) -> int:
+    """MB by which a call grows the process."""
+    before = psutil.Process().memory_info().rss
+    run()
+    return round((psutil.Process().memory_info().rss - before) / 1e6)
 
 
 def noise(count: int, side: int) -> Float32:

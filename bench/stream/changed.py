@@ -14,7 +14,7 @@ import numpy as np
 
 from edgevlm.bench.clips import CLIPS, Image, open_clip
 from edgevlm.bench.models import SEEDED, open_checkpoint
-from edgevlm.bench.timing import Job, Took, figures, ratio, time_job
+from edgevlm.bench.timing import Took, figures, parts_ms, ratio, time_job, watching
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
@@ -22,9 +22,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import parse_append, parse_encode
 
-POLICY = "infinipot-v"
 BUDGET = 8  # frames, unless one is given
-PARTS = ("vision_ms", "prefill_ms", "compress_ms")
 
 
 @dataclass(slots=True)
@@ -33,43 +31,35 @@ class TimedStream:
 
     session: Session
     took: list[Took] = field(default_factory=list)
-    counters: list[tuple[float, ...]] = field(default_factory=list)
-
-    def watch(self, images: Sequence[Image]) -> None:
-        for image in images:
-            self.session.watch(image)
+    counters: list[dict[str, float]] = field(default_factory=list)
 
     def chunk(self, images: Sequence[Image]) -> None:
-        self.took.append(time_job(Job(lambda: self.watch(images), len(images))))
+        self.took.append(time_job(watching(self.session, images)))
         stats, memory = self.session.stats, self.session.stats.memory
-        times = (stats.encode_ms, memory.prefill_ms, memory.compress_ms + memory.reindex_ms)
-        counts = (memory.tokens_seen, memory.tokens_appended, stats.frames * stats.encoded)
-        self.counters.append((*times, *counts))
+        counts = {"seen": memory.tokens_seen, "appended": memory.tokens_appended, "encoded": stats.frames * stats.encoded}
+        self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Medians over the warm chunks, which hold so many ``frames``."""
-        *parts, seen, appended, encoded = (
-            last - first for first, last in zip(self.counters[0], self.counters[-1], strict=True)
-        )
-        frame = figures("frame", self.took[1:])
+        """Medians over the warm chunks, which hold ``frames`` in all."""
+        first, last = self.counters[0], self.counters[-1]
+        more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
             "fps": round(1e3 / frame["ms_per_frame"], 3), **frame,
-            **{name: round(ms / frames, 3) for name, ms in zip(PARTS, parts, strict=True)},
-            "appended": round(appended / seen, 4) if seen else 1.0, "encoded": round(encoded / frames, 4),
-            "tower_mb": round(self.session.stats.tower_bytes / 1e6, 1),
+            **{name: round(more[name] / frames, 3) for name in more if name.endswith("_ms")},
+            "appended": round(more["appended"] / more["seen"], 4) if more["seen"] else 1.0,
+            "encoded": round(more["encoded"] / frames, 4), "tower_mb": round(self.session.stats.tower_bytes / 1e6, 1),
         }  # fmt: skip
 
 
 def changed(
     model: Sequence[str] = (SEEDED,),
-    policy: Sequence[str] = (POLICY,),
+    policy: Sequence[str] = ("infinipot-v",),
     append: Sequence[str] = ("all", "changed"),
     encode: Sequence[str] = ("all", "changed"),
     clips: Sequence[str] = tuple(CLIPS),
     budget: int | None = None,
-    fps: float = 2.0,
-    frames: Sequence[int] = (40,),
-    chunk: Sequence[int] = (8,),
+    frames: int = 40,
+    chunk: int = 8,
     precisions: Sequence[str] = ("int8",),
     layers: int | None = None,
     threads: int | None = None,
@@ -83,55 +73,48 @@ def changed(
     so many ``layers`` of tower and decoder, all unless given. Raises UserError for less than three chunks, the first of which
     is not counted.
     """
-    threads, size = threads or default_threads(), chunk[0]
-    if (count := frames[-1] // size * size) < 3 * size:
-        raise UserError(f"--frames {frames[-1]}: give three chunks of {size} or more; the first is not counted")
+    threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
+    if count < 3:
+        raise UserError(f"--frames {frames}: give three chunks of {chunk} or more; the first is not counted")
     for clip in clips:
-        open_clip(clip, fps)
-    for way, look in product(append, encode):
+        open_clip(clip)
+    for way, look in ways:
         parse_append(way), parse_encode(look)
     for name, precision in product(model, precisions):
         with bundle_of(name, precision, layers, progress) as folder, closing(Model.load(folder, threads=threads)) as loaded:
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
             for text, clip in product(policy, clips):
-                place = {
-                    "bench": "stream-changed", "model": name, "precision": precision, "clip": Path(clip).name, "policy": text,
-                    "layers": loaded.bundle.decoder.layers, "budget": tokens, "chunk": size, "frames": count - size,
-                    "threads": threads,
-                }  # fmt: skip
                 with ExitStack() as stack:
-                    sides = {
-                        (way, look): TimedStream(stack.enter_context(
-                            Session.open(loaded, policy=text, budget=tokens, chunk=size, append=way, encode=look)
-                        ))
-                        for way, look in product(append, encode)
-                    }  # fmt: skip
-                    progress(f"{clip}: filling {tokens:,} tokens")
-                    for side in sides.values():
-                        fill(side.session, size)
-                    images = open_clip(clip, fps)
-                    for number in range(count // size):
-                        progress(f"{clip}: chunk {number + 1} of {count // size}")
-                        of_chunk = list(islice(images, size))
-                        for side in list(sides.values())[:: 1 if number % 2 else -1]:
+                    sides = []
+                    for way, look in ways:
+                        session = Session.open(loaded, policy=text, budget=tokens, chunk=chunk, append=way, encode=look)
+                        sides.append(TimedStream(stack.enter_context(session)))
+                        progress(f"{clip}: filling {tokens:,} tokens")
+                        fill(sides[-1].session, chunk)
+                    images = open_clip(clip)
+                    for number in range(count):
+                        progress(f"{clip}: chunk {number + 1} of {count}")
+                        of_chunk = list(islice(images, chunk))
+                        for side in sides[:: 1 if number % 2 else -1]:
                             side.chunk(of_chunk)
-                first = next(iter(sides.values()))
-                full = first.line(count - size)
-                for (way, look), side in sides.items():
-                    line = side.line(count - size)
-                    yield {**place, "append": way, "encode": look, **line, **compared(full, line, first, side)}
+                warm = (count - 1) * chunk
+                full = sides[0].line(warm)
+                for (way, look), side in zip(ways, sides, strict=True):
+                    line = side.line(warm)
+                    yield {
+                        "bench": "stream-changed", "model": name, "precision": precision, "clip": Path(clip).name,
+                        "policy": text, "layers": loaded.bundle.decoder.layers, "budget": tokens, "chunk": chunk,
+                        "frames": warm, "threads": threads, "append": way, "encode": look, **line,
+                        **ratio(sides[0].took[1:], side.took[1:], "fps_ratio"), "ceiling": ceiling(full, line, sides[0]),
+                    }  # fmt: skip
 
 
-def compared(full: dict[str, Any], line: dict[str, Any], first: TimedStream, side: TimedStream) -> dict[str, Any]:
-    """How many times the frames a second of ``full``, and the ``ceiling`` that the fractions allow."""
-    faster = ratio(first.took[1:], side.took[1:])
+def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
+    """How many times the frames a second of ``full`` the fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # not its median: the stages' times are means
-    return {
-        "fps_ratio": faster["ratio"], "low": faster["low"], "high": faster["high"], "cpu_ratio": faster["cpu_ratio"],
-        "ceiling": round(frame / (frame - saved), 3),
-    }  # fmt: skip
+    return round(frame / (frame - saved), 3)
 
 
 def fill(session: Session, chunk: int) -> None:

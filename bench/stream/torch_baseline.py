@@ -1,7 +1,7 @@
 """InfiniPot-V in plain PyTorch over transformers, as its authors' program goes: what ``bench stream against`` runs beside us.
 
 A chunk of frames is encoded and appended to a DynamicCache; before more than the budget would be held, TaR and value norms
-choose what stays (arXiv 2506.15745, Alg. 1, as ``OfficialInfiniPotV`` has it: the i-th oldest token stands for patch
+choose what stays (arXiv 2506.15745, Alg. 1, as ``tests/parity`` has it: the i-th oldest token stands for patch
 ``i % p``, keys are compared rotated), and the rest is gathered into new tensors. Batch 1, float32.
 """
 
@@ -32,7 +32,7 @@ class TorchBaseline:
         self._model, self._decoder, self._stops = model, model.model.language_model, stops
         self._budget, self._per_frame = budget, per_frame
         self._cache, self._prefix, self._position = transformers.DynamicCache(), len(prefix), 0
-        self.parts_ms, self.compressions = {"vision": 0.0, "prefill": 0.0, "compress": 0.0}, 0
+        self.parts_ms, self.compressions = {"vision_ms": 0.0, "prefill_ms": 0.0, "compress_ms": 0.0}, 0
         self._append(self._embedded(prefix))
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ class TorchBaseline:
         """Take in frames ``[F, 3, H, W]``, normalised."""
         begun = time.perf_counter()
         features = self._model.model.get_video_features(pixels[None], return_dict=True).pooler_output[0, :-1]
-        self.parts_ms["vision"] += 1e3 * (time.perf_counter() - begun)
+        self.parts_ms["vision_ms"] += 1e3 * (time.perf_counter() - begun)
         step = (self._budget - target_of(self._budget, self._per_frame)) // self._per_frame
         while len(features):
             begun = time.perf_counter()
@@ -56,8 +56,8 @@ class TorchBaseline:
                 self._compress()
             compressed = time.perf_counter()
             self._append(piece)
-            self.parts_ms["compress"] += 1e3 * (compressed - begun)
-            self.parts_ms["prefill"] += 1e3 * (time.perf_counter() - compressed)
+            self.parts_ms["compress_ms"] += 1e3 * (compressed - begun)
+            self.parts_ms["prefill_ms"] += 1e3 * (time.perf_counter() - compressed)
 
     @torch.inference_mode()
     def ask(self, ids: Sequence[int], most: int) -> tuple[list[int], float, float]:

@@ -1,5 +1,6 @@
 """Published benchmarks, by name. docs/internals/published-benchmarks.md says where to get their data."""
 
+GUIDE = "docs/internals/published-benchmarks.md"
 SUITES = ("streamingbench", "ovobench", "rvs", "coin")
 LMMS_EVAL = {  # benchmarks of whole videos, and their tasks in lmms-eval
     "videomme": "videomme",

@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
-from edgevlm.bench.suites.dataset import Dataset, Poll, SuiteQuestion
-from edgevlm.bench.suites.fields import (
+from edgevlm.bench.suites.records import (
     LETTERS,
     Clip,
     Count,
-    Malformed,
+    Dataset,
     Options,
+    Poll,
     RecordModel,
     Seconds,
+    SuiteQuestion,
     Text,
-    clip_of,
-    letter_of,
-    listed,
-)  # fmt: skip
-from edgevlm.bench.suites.scoring import Column, Suite, SuiteScores, mean
+)
+from edgevlm.bench.suites.scoring import Line, Scores, mean
 from edgevlm.errors import UserError
+
+
+def listed(options: tuple[str, ...]) -> str:
+    return "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False))
+
 
 # StreamingBench (Lin et al., 2024, arXiv:2411.03628): questions in the middle of a stream, in sequence, and proactive ones
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"
-HEADS = {
-    REAL: {
-        "Object Perception": "OP", "Causal Reasoning": "CR", "Clips Summarize": "CS", "Attribute Perception": "ATP",
-        "Event Understanding": "EU", "Text-Rich Understanding": "TR", "Prospective Reasoning": "PR",
-        "Spatial Understanding": "SU", "Action Perception": "ACP", "Counting": "CT",
-    },
-    OMNI: {
-        "Emotion Recognition": "ER", "Scene Understanding": "SCU", "Source Discrimination": "SD", "Multimodal Alignment": "MA",
-    },
-    CONTEXTUAL: {
-        "Anomaly Context Understanding": "ACU", "Misleading Context Understanding": "MCU",
-        "Sequential Question Answering": "SQA", "Proactive Output": "PO",
-    },
+STREAMING = {
+    REAL: (
+        "Object Perception", "Causal Reasoning", "Clips Summarize", "Attribute Perception", "Event Understanding",
+        "Text-Rich Understanding", "Prospective Reasoning", "Spatial Understanding", "Action Perception", "Counting",
+    ),
+    OMNI: ("Emotion Recognition", "Scene Understanding", "Source Discrimination", "Multimodal Alignment"),
+    CONTEXTUAL: (
+        "Anomaly Context Understanding", "Misleading Context Understanding", "Sequential Question Answering",
+        "Proactive Output",
+    ),
 }  # fmt: skip
-SHORT = {REAL: "real", OMNI: "omni", CONTEXTUAL: "context"}
-CATEGORIES = {task: category for category, tasks in HEADS.items() for task in tasks}
+CATEGORIES = {task: category for category, tasks in STREAMING.items() for task in tasks}
 PARTS = {"real": REAL, "omni": OMNI, "sqa": CONTEXTUAL, "proactive": CONTEXTUAL}
 CHOICE = """{before}Answer this multiple-choice question about the video. Respond with only the letter (A, B, C, or D) of the \
 correct option.
@@ -58,12 +59,8 @@ POLLED = '{question} Is it the right time to output "{output}"? You can only ans
 POLLED_ON_S = 4.0  # after the moment itself
 
 
-class StreamingVideo(RecordModel):
-    video_path: Text
-    questions: list[Any]
-
-
 class StreamingChoice(RecordModel):
+    video_path: Text
     question: Text
     options: Options
     answer: Text
@@ -72,6 +69,7 @@ class StreamingChoice(RecordModel):
 
 
 class StreamingProactive(RecordModel):
+    video_path: Text
     question: Text
     ground_truth_output: Text
     time_stamp: Seconds
@@ -86,52 +84,45 @@ def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
         name = file.rpartition("/")[2]
         chosen.setdefault(next(part for part in PARTS if name.startswith(f"questions_{part}")), file)
     for part, file in chosen.items():
-        told: dict[str, list[str]] = {}
-        values = data.read(file)
-        is_nested = isinstance(values, list) and values and all(isinstance(value, list) for value in values)  # as sqa is
-        for within, records in [(f"{index}/", value) for index, value in enumerate(values)] if is_nested else [("", values)]:
-            yield from data.each(file, records, partial(streaming_video, data, file, part, told), within)
+        make = partial(streaming_question, data, part, defaultdict(list))
+        yield from data.questions(file, data.read(file), make, "questions")
 
 
-def streaming_video(
-    data: Dataset, file: str, part: str, told: dict[str, list[str]], value: Any, place: str
+def streaming_question(
+    data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
-    record = StreamingVideo.model_validate(value)
-    video = data.video(record.video_path)
-    make = partial(_streaming_question, file, part, video, told.setdefault(video, []))
-    yield from data.each(file, record.questions, make, f"{place}/")
-
-
-def _streaming_question(file: str, part: str, video: str, told: list[str], value: Any, at: str) -> Iterator[SuiteQuestion]:
+    """told: earlier questions of each video with their answers, which a question in sequence repeats."""
     if part == "proactive":
         waits = StreamingProactive.model_validate(value)
         due, output = waits.ground_truth_time_stamp, waits.ground_truth_output
         poll = Poll(POLLED.format(question=waits.question, output=output), due + POLLED_ON_S, due)
         yield SuiteQuestion(
-            id=f"{file}:{at}", video=video, text=waits.question, prompt=waits.question, answer=output, scoring="proactive",
-            subtask="Proactive Output", category=CONTEXTUAL, time_s=waits.time_stamp + 1, poll=poll, tokens=64,
+            id=name, video=data.video(waits.video_path), text=waits.question, prompt=waits.question, answer=output,
+            scoring="proactive", subtask="Proactive Output", category=CONTEXTUAL, time_s=waits.time_stamp + 1, poll=poll,
+            tokens=64,
         )  # fmt: skip
         return
     asked = StreamingChoice.model_validate(value)
-    options, text, before = asked.options, asked.question, ""
-    answer = letter_of(asked.answer, options)
+    video, options, before = data.video(asked.video_path), asked.options, ""
+    answer = asked.answer.strip("().: ").upper()
+    if len(answer) != 1 or answer not in LETTERS[: len(options)]:
+        raise ValueError(f"answer is not a letter of its {len(options)} options")
     if part == "sqa":
-        before = "Questions so far, with their answers:\n" + "\n".join(told) + "\n\n" if told else ""
-        told.append(f"At {value['time_stamp']}: {text} {options[LETTERS.index(answer)]}")
+        before = "Questions so far, with their answers:\n" + "\n".join(told[video]) + "\n\n" if told[video] else ""
+        told[video].append(f"At {value['time_stamp']}: {asked.question} {options[LETTERS.index(answer)]}")
     yield SuiteQuestion(
-        id=f"{file}:{at}", video=video, text=text, answer=answer, scoring="first-letter", subtask=asked.task_type,
-        prompt=CHOICE.format(before=before, question=text, options=listed(options)),
+        id=name, video=video, text=asked.question, answer=answer, scoring="first-letter", subtask=asked.task_type,
+        prompt=CHOICE.format(before=before, question=asked.question, options=listed(options)),
         category=CATEGORIES.get(asked.task_type, PARTS[part]), options=options, time_s=asked.time_stamp,
     )  # fmt: skip
 
 
-def streaming_columns(scores: SuiteScores) -> Iterator[Column]:
+def streaming_columns(scores: Scores) -> Iterator[Line]:
     """Tasks, then their category's fraction of all its questions; all questions last, as Table 2 has them."""
-    for category, heads in HEADS.items():
-        if tasks := list(scores.accuracies(heads, category)):
-            yield from tasks
-            yield scores.accuracy(SHORT[category], category, category=category)
-    yield scores.accuracy("all", "Overall")
+    for category, names in STREAMING.items():
+        if tasks := list(scores.subtasks(names, category)):
+            yield from (*tasks, scores.accuracy(category, category))
+    yield scores.accuracy("Overall")
 
 
 # OVO-Bench (Li et al., 2025, arXiv:2501.05510): questions about before, about now, and ones that must wait
@@ -146,109 +137,75 @@ Options:
 {options}
 
 Respond only with the letter corresponding to your chosen option (e.g., A, B, C)."""
-COUNT = """People in this video may do the following again and again: {activity}. Count how many times it has been done so \
-far, by whomever; a complete motion counts as one.
-Respond only with a single number."""
-STEP = """The video is a tutorial. One of its steps is: {step}
+FORWARD = {  # task -> the field with its text, and the prompt
+    "REC": ("activity", """People in this video may do the following again and again: {}. Count how many times it has been \
+done so far, by whomever; a complete motion counts as one.
+Respond only with a single number."""),
+    "SSR": ("step", """The video is a tutorial. One of its steps is: {}
 Is this step being performed right now?
-Answer only with "Yes" or "No"."""
-CLUE = """{question}
+Answer only with "Yes" or "No"."""),
+    "CRR": ("question", """{}
 Does what has been seen so far, its newest frames above all, give enough information to answer this question?
-Answer only with "Yes" or "No"."""
-ABOUT = {"CRR": "question", "REC": "activity", "SSR": "tutorial"}  # the field with a forward task's text
-
-
-class OvoVideo(RecordModel):
-    task: Text
-    video: Text
+Answer only with "Yes" or "No"."""),
+}  # fmt: skip
 
 
 class OvoChoice(RecordModel):
     question: Text
     options: Options
     gt: Count
+
+
+class OvoHead(RecordModel):
+    task: Literal["OCR", "ACR", "ATR", "STU", "FPD", "OJR", "EPM", "ASI", "HLD", "REC", "SSR", "CRR"]
+    video: Text
     realtime: Seconds
-
-
-class OvoForward(RecordModel):
-    test_info: list[Any] = Field(min_length=1)
-
-
-class OvoCount(RecordModel):
-    count: Count
-    realtime: Seconds
-
-
-class OvoStep(RecordModel):
-    type: Literal[0, 1]
-    realtime: Seconds
-
-
-class OvoText(RecordModel):
-    text: Text
 
 
 def read_ovobench(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("ovo_bench_new.json", "data/ovo_bench_new.json", "ovo_bench*.json")[0]
-    yield from data.each(file, data.read(file), partial(ovo_record, data, file))
+    yield from data.questions(file, data.read(file), partial(ovo_question, data), "test_info")
 
 
-def ovo_record(data: Dataset, file: str, value: Any, place: str) -> Iterator[SuiteQuestion]:
-    head = OvoVideo.model_validate(value)
-    if head.task not in OVO_CATEGORIES:
-        raise Malformed(f"task is {head.task}, not one of {', '.join(OVO_CATEGORIES)}")
-    video, category = data.video(head.video, "src_videos", "data/src_videos"), OVO_CATEGORIES[head.task]
-    if category == "Forward":
-        text = OvoText.model_validate({"text": value.get(ABOUT[head.task])}).text
-        make = partial(_ovo_forward, file, head.task, video, text)
-        yield from data.each(file, OvoForward.model_validate(value).test_info, make, f"{place}/")
-        return
-    asked = OvoChoice.model_validate(value)
-    if asked.gt >= len(asked.options):
-        raise Malformed(f"gt is {asked.gt}, not an index of its {len(asked.options)} options")
-    yield SuiteQuestion(
-        id=f"{file}:{place}", video=video, text=asked.question, answer=LETTERS[asked.gt], scoring="letter-within",
-        prompt=OVO_CHOICE.format(question=asked.question, options=listed(asked.options)), subtask=head.task,
-        category=category, options=asked.options, time_s=asked.realtime,
-    )  # fmt: skip
-
-
-def _ovo_forward(file: str, task: str, video: str, text: str, value: Any, at: str) -> Iterator[SuiteQuestion]:
-    if task == "REC":
-        counted = OvoCount.model_validate(value)
-        prompt, answer, scoring, time_s = COUNT.format(activity=text), str(counted.count), "digits", counted.realtime
+def ovo_question(data: Dataset, value: Any, name: str) -> Iterator[SuiteQuestion]:
+    head, options = OvoHead.model_validate(value), tuple[str, ...]()
+    if head.task in FORWARD:
+        field, prompt = FORWARD[head.task]
+        text = _ovo_text.validate_python(value.get(field))
+        prompt, scoring = prompt.format(text), "digits" if head.task == "REC" else "yes-no"
+        answer = str(_ovo_count.validate_python(value.get("count"))) if head.task == "REC" else ""
+        answer = answer or ("No", "Yes")[_ovo_type.validate_python(value.get("type"))]
     else:
-        asked = OvoStep.model_validate(value)
-        text = OvoText.model_validate({"text": value.get("step")}).text if task == "SSR" else text
-        prompt = STEP.format(step=text) if task == "SSR" else CLUE.format(question=text)
-        answer, scoring, time_s = ("No", "Yes")[asked.type], "yes-no", asked.realtime
+        asked = OvoChoice.model_validate(value)
+        if asked.gt >= len(asked.options):
+            raise ValueError(f"gt is {asked.gt}, not an index of its {len(asked.options)} options")
+        text, options, answer, scoring = asked.question, asked.options, LETTERS[asked.gt], "letter-within"
+        prompt = OVO_CHOICE.format(question=text, options=listed(options))
     yield SuiteQuestion(
-        id=f"{file}:{at}", video=video, text=text, prompt=prompt, answer=answer, scoring=scoring, subtask=task,
-        category="Forward", time_s=time_s,
+        id=name, video=data.video(head.video, "src_videos", "data/src_videos"), text=text, prompt=prompt, answer=answer,
+        scoring=scoring, subtask=head.task, category=OVO_CATEGORIES[head.task], options=options, time_s=head.realtime,
     )  # fmt: skip
 
 
-def ovo_columns(scores: SuiteScores) -> Iterator[Column]:
+_ovo_text, _ovo_count, _ovo_type = TypeAdapter(Text), TypeAdapter(Count), TypeAdapter(Literal[0, 1])
+
+
+def ovo_columns(scores: Scores) -> Iterator[Line]:
     """Tasks, the mean of each category's tasks, and the mean of the three."""
     categories = []
     for category, names in TASKS.items():
-        if tasks := list(scores.accuracies({name: name for name in names}, category)):
-            categories.append(mean(category.lower(), f"{category}, mean of tasks", tasks))
+        if tasks := list(scores.subtasks(names, category)):
+            categories.append(mean(f"{category}, mean of tasks", tasks))
             yield from (*tasks, categories[-1])
-    yield mean("all", "Overall, mean of categories", categories)
+    yield mean("Overall, mean of categories", categories)
 
 
 # RVS-Ego and RVS-Movie (Flash-VStream, arXiv:2406.08085), in ReKV's files: open questions in the middle of a stream
 RVS_FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
-RVS_HEADS = {"RVS-Ego": "ego", "RVS-Movie": "movie"}
-
-
-class RvsVideo(RecordModel):
-    video_path: Text
-    conversations: list[Any]
 
 
 class RvsQuestion(RecordModel):
+    video_path: Text
     question: Text
     answer: Text
     end_time: Seconds
@@ -257,37 +214,31 @@ class RvsQuestion(RecordModel):
 def read_rvs(data: Dataset) -> Iterator[SuiteQuestion]:
     for file in data.files(*(f"{folder}{name}" for name in RVS_FILES for folder in ("", "ego/", "movie/", "rvs/*/"))):
         folder, _, name = file.rpartition("/")
-        make = partial(_rvs_video, data, file, RVS_FILES[name], f"{folder}/videos" if folder else "videos")
-        yield from data.each(file, data.read(file), make)
+        make = partial(_rvs_question, data, RVS_FILES[name], f"{folder}/videos" if folder else "videos")
+        yield from data.questions(file, data.read(file), make, "conversations")
 
 
-def _rvs_video(data: Dataset, file: str, half: str, folder: str, value: Any, place: str) -> Iterator[SuiteQuestion]:
-    record = RvsVideo.model_validate(value)
-    video = data.video(record.video_path, folder)
-
-    def make(each: Any, at: str) -> Iterator[SuiteQuestion]:
-        asked = RvsQuestion.model_validate(each)
-        yield SuiteQuestion(
-            id=f"{file}:{at}", video=video, text=asked.question, prompt=asked.question, answer=asked.answer, scoring="judge",
-            subtask=half, category=half, time_s=asked.end_time, tokens=256,
-        )  # fmt: skip
-
-    yield from data.each(file, record.conversations, make, f"{place}/")
+def _rvs_question(data: Dataset, half: str, folder: str, value: Any, name: str) -> Iterator[SuiteQuestion]:
+    asked = RvsQuestion.model_validate(value)
+    yield SuiteQuestion(
+        id=name, video=data.video(asked.video_path, folder), text=asked.question, prompt=asked.question, answer=asked.answer,
+        scoring="judge", subtask=half, category=half, time_s=asked.end_time, tokens=256,
+    )  # fmt: skip
 
 
-def rvs_columns(scores: SuiteScores) -> Iterator[Column]:
+def rvs_columns(scores: Scores) -> Iterator[Line]:
     """Return for each half the fraction judged right, and the mean rating from 0 to 5."""
-    for half, head in RVS_HEADS.items():
-        if any(result.category == half for result in scores.results):
-            yield scores.accuracy(f"{head} acc", f"{half}, accuracy", category=half)
-            yield scores.rating(f"{head} 0-5", f"{half}, judge's rating", half)
+    for half in RVS_FILES.values():
+        if scores.among(half):
+            yield scores.accuracy(f"{half}, accuracy", half)
+            yield scores.rating(f"{half}, judge's rating", half)
 
 
 # COIN (Tang et al., 2019), with the five tasks of VideoLLM-online (arXiv:2406.11816): steps of instructional videos
 AHEAD = 5  # steps asked for at most
 BRIEFLY = "Format your answer concisely. No extra text output."
 NUMBERED = "Format your answer concisely, listing each action on a new line with a number prefix. No extra text output."
-COIN_HEADS = {"step": "step", "next": "next", "task": "task", "procedure": "proc", "procedure+": "proc+"}
+COIN_TASKS = ("step", "next", "task", "procedure", "procedure+")
 
 
 class CoinStep(RecordModel):
@@ -300,8 +251,6 @@ class CoinVideo(RecordModel):
     name: Text = Field(alias="class")
     annotation: list[CoinStep]
     recipe_type: Count | None = None
-    start: Any = None
-    end: Any = None
 
     @property
     def task(self) -> str:
@@ -322,23 +271,24 @@ def read_coin(data: Dataset) -> Iterator[SuiteQuestion]:
             continue
         steps |= {step.label.lower() for step in record.annotation}
         tasks.add(record.task)
-    make = partial(_coin_video, data, file, tuple(sorted(steps)), tuple(sorted(tasks)))
-    yield from data.each(file, list(whole["database"].items()), make)
+    make = partial(_coin_questions, data, tuple(sorted(steps)), tuple(sorted(tasks)))
+    yield from data.questions(file, list(whole["database"].items()), make)
 
 
-def _coin_video(
-    data: Dataset, file: str, labels: tuple[str, ...], tasks: tuple[str, ...], named: tuple[str, Any], place: str
+def _coin_questions(
+    data: Dataset, labels: tuple[str, ...], tasks: tuple[str, ...], named: tuple[str, Any], name: str
 ) -> Iterator[SuiteQuestion]:
     uid, record = named[0], CoinVideo.model_validate(named[1])
     if record.subset == "training":
         return
-    steps, whole = [(step.segment, step.label.lower()) for step in record.annotation], clip_of((record.start, record.end))
+    steps = [(step.segment, step.label.lower()) for step in record.annotation]
+    whole = TypeAdapter(Clip).validate_python((named[1].get("start"), named[1].get("end")))
     video = data.video(uid, "videos" if record.recipe_type is None else f"videos/{record.recipe_type}")
 
     def ask(kind: str, at: str, clip: tuple[float, float], text: str, answer: str, options: tuple[str, ...]) -> SuiteQuestion:
         many = "\n" in answer
         return SuiteQuestion(
-            id=f"{file}:{place}:{uid}:{kind}{at}", video=video, text=text, prompt=text, answer=answer,
+            id=f"{name}:{uid}:{kind}{at}", video=video, text=text, prompt=text, answer=answer,
             scoring="steps" if many else "nearest", subtask=kind, options=options, clip=clip, tokens=128 if many else 32,
         )  # fmt: skip
 
@@ -353,9 +303,17 @@ def _coin_video(
                 yield ask(kind, f"/{index}", clip, text, "\n".join(coming), labels)
 
 
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A published benchmark. read: the questions of a data folder; columns: the lines of its table, from what was answered."""
+
+    read: Callable[[Dataset], Iterable[SuiteQuestion]]
+    columns: Callable[[Scores], Iterator[Line]]
+
+
 FORMATS = {
     "streamingbench": Suite(read_streamingbench, streaming_columns),
     "ovobench": Suite(read_ovobench, ovo_columns),
     "rvs": Suite(read_rvs, rvs_columns),
-    "coin": Suite(read_coin, lambda scores: scores.accuracies(COIN_HEADS)),
+    "coin": Suite(read_coin, lambda scores: scores.subtasks(COIN_TASKS)),
 }

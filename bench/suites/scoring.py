@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
-from edgevlm.calib.intervals import Estimate, fraction_right
+from edgevlm.calib.intervals import fraction_right
 
 Record = dict[str, Any]
+Line = dict[str, Any]
 Marks = tuple[bool, ...]
 
 WINDOW_S = 2.0  # how far from its moment a proactive answer may come (StreamingBench)
 
 
 def marks_of(record: Record) -> Marks | None:
-    """Marks of a saved answer; None: not scored here. Reads ``scoring``, ``response``, ``answer``, ``options`` and times.
+    """Marks of a saved answer; None: not scored here, or not answered.
 
-    A question that could not be answered, for want of room or of frames, has none either.
+    Reads ``scoring``, ``response``, ``answer``, ``options`` and times.
     """
     if record.get("error"):
         return None
@@ -52,32 +51,29 @@ SCORINGS: dict[str, Callable[[Record], Marks | bool | None]] = {
     # COIN: the label nearest by edit distance
     "nearest": lambda record: nearest(_plain(record["response"]), record["options"]) == record["answer"],
     "steps": _steps,
-    # the judge's verdict, where there is one: nothing else says whether an open answer is right
     "judge": lambda record: record.get("verdict"),
 }
 
 
 def contains(response: str, output: str) -> bool:
     """Whether ``output`` occurs in the response as whole words, but for case, punctuation and spaces."""
-    return f" {_words(output)} " in f" {_words(response)} " and bool(_words(output))
-
-
-def _words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    said, wanted = (" ".join(["", *re.findall(r"\w+", text.casefold()), ""]) for text in (response, output))
+    return bool(wanted.strip()) and wanted in said
 
 
 def _plain(text: str) -> str:
     return text.strip().lower().rstrip(".")
 
 
-def nearest(text: str, labels: tuple[str, ...] | list[str]) -> str:
+def nearest(text: str, labels: Iterable[str]) -> str:
     """The label of the smallest edit distance to ``text``; the first in the alphabet of several."""
-    best = (len(text) + max(map(len, labels)) + 1, "")
+    best: tuple[int, str] | None = None
     for label in sorted(labels, key=lambda label: abs(len(label) - len(text))):
-        if abs(len(label) - len(text)) > best[0]:  # the distance is at least the difference in length
+        if best is not None and abs(len(label) - len(text)) > best[0]:  # the distance is at least the difference in length
             break
-        best = min(best, (edit_distance(text, label), label))
-    return best[1]
+        found = (edit_distance(text, label), label)
+        best = found if best is None else min(best, found)
+    return best[1] if best else ""
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -90,72 +86,42 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredAnswer:
-    """One answer. marks: None where it is not scored; rating: a judge's, 0 to 5."""
+class Scores:
+    """Columns from the answers of one policy at one budget, records as saved; a column is a line without the policy's name."""
 
-    video: str
-    category: str
-    subtask: str
-    marks: Marks | None
-    rating: float | None = None
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = list(records)
 
+    def among(self, category: str | None = None, subtask: str | None = None) -> list[Record]:
+        def is_wanted(record: Record) -> bool:
+            return category in (None, record["category"]) and subtask in (None, record["subtask"])
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """estimate: of a fraction of marks, its unit the video; value: the same, or a mean of columns or ratings; None: no answers.
+        return [record for record in self._records if is_wanted(record)]
 
-    head: the short name at the top of a table; rating: the value is a judge's, 0 to 5, not a fraction.
-    """
-
-    head: str
-    name: str
-    value: float | None
-    estimate: Estimate | None = None
-    rating: bool = False
-
-
-class SuiteScores:
-    """The answers of one policy at one budget."""
-
-    def __init__(self, results: Iterable[ScoredAnswer]) -> None:
-        self.results = list(results)
-
-    def accuracy(self, head: str, name: str, *, category: str | None = None, subtask: str | None = None) -> Column:
-        """The fraction right of all marks of a category, a subtask, or all, each question with its weight in marks."""
+    def accuracy(self, name: str, category: str | None = None, subtask: str | None = None) -> Line:
+        """The fraction right of all marks, each question with its weight in marks; the interval's unit is the video."""
         clusters: dict[str, list[bool]] = {}
-        for result in self._among(category, subtask):
-            clusters.setdefault(result.video, []).extend(result.marks or ())
-        asked = [cluster for cluster in clusters.values() if cluster]
-        estimate = fraction_right(asked) if asked else None
-        return Column(head, name, estimate.value if estimate else None, estimate)
+        for record in self.among(category, subtask):
+            clusters.setdefault(record["video"], []).extend(marks_of(record) or ())
+        line: Line = {"column": name, "accuracy": None}
+        if asked := [cluster for cluster in clusters.values() if cluster]:
+            of = fraction_right(asked)
+            line |= {"accuracy": of.value, "ci_low": of.low, "ci_high": of.high, "questions": of.count, "videos": of.clusters}
+        return line
 
-    def accuracies(self, heads: dict[str, str], category: str | None = None) -> Iterator[Column]:
-        """A column a subtask, in the order of ``heads``, those that were asked; then subtasks that ``heads`` does not have."""
-        asked = dict.fromkeys(result.subtask for result in self._among(category, None))
-        for subtask in [*(name for name in heads if name in asked), *(name for name in asked if name not in heads)]:
-            yield self.accuracy(heads.get(subtask, subtask), subtask, category=category, subtask=subtask)
+    def subtasks(self, names: Sequence[str], category: str | None = None) -> Iterator[Line]:
+        """A column a subtask that was asked, in the order of ``names``, then others."""
+        asked = dict.fromkeys(record["subtask"] for record in self.among(category))
+        for name in [*(name for name in names if name in asked), *(name for name in asked if name not in names)]:
+            yield self.accuracy(name, category, name)
 
-    def rating(self, head: str, name: str, category: str | None = None) -> Column:
-        """The mean of the judge's ratings."""
-        ratings = [result.rating for result in self._among(category, None) if result.rating is not None]
-        return Column(head, name, sum(ratings) / len(ratings) if ratings else None, rating=True)
-
-    def _among(self, category: str | None, subtask: str | None) -> Iterator[ScoredAnswer]:
-        for result in self.results:
-            if category in (None, result.category) and subtask in (None, result.subtask):
-                yield result
+    def rating(self, name: str, category: str | None = None) -> Line:
+        """The mean of the judge's ratings, 0 to 5."""
+        ratings = [record["rating"] for record in self.among(category) if record.get("rating") is not None]
+        return {"column": name, "rating": sum(ratings) / len(ratings) if ratings else None}
 
 
-def mean(head: str, name: str, columns: Sequence[Column]) -> Column:
+def mean(name: str, columns: Sequence[Line]) -> Line:
     """The mean of the columns that have a value, each counting the same."""
-    values = [column.value for column in columns if column.value is not None]
-    return Column(head, name, sum(values) / len(values) if values else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered."""
-
-    read: Callable[[Dataset], Iterable[SuiteQuestion]]
-    columns: Callable[[SuiteScores], Iterator[Column]]
+    values = [column["accuracy"] for column in columns if column["accuracy"] is not None]
+    return {"column": name, "accuracy": sum(values) / len(values) if values else None}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,8 +13,7 @@ from typing import cast
 import numpy as np
 
 from edgevlm.apps.sources.recordings import VideoSource
-from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
-from edgevlm.bench.suites.fields import LETTERS
+from edgevlm.bench.suites.records import LETTERS, Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, marks_of
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.variants import SkippedRun, Variant, VariantRun, equal_byte_runs, reason_of
@@ -22,7 +21,6 @@ from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
@@ -32,23 +30,6 @@ from edgevlm.runtime.session import Session
 ANSWER = "answer"  # the kind of record that an answer is
 Opened = tuple[Session, Policy]
 EVERY_S = 1.0  # between two polls
-
-
-def record_of(question: SuiteQuestion, run: VariantRun, response: str, **more: object) -> Record:
-    """What the journal keeps of an answer. Times in seconds of the video; options: None for long lists."""
-    poll = question.poll
-    record: Record = {
-        "kind": ANSWER, "policy": run.label, "budget": run.budget, "record": question.id, "video": question.video,
-        "category": question.category, "subtask": question.subtask, "question": question.text, "prompt": question.prompt,
-        "options": list(question.options), "answer": question.answer, "scoring": question.scoring, "time_s": question.due_s,
-        "clip": question.clip, "due_s": poll.due_s if poll else None, "triggered_s": None, "polls": 0, "frames": 0,
-        "seen_until_s": None, "late_s": None, "error": None, "damaged": False, "response": response, **more,
-    }  # fmt: skip
-    marks = marks_of(record)
-    record["marks"] = None if marks is None else list(marks)
-    if len(question.options) > len(LETTERS):
-        record["options"] = None
-    return record
 
 
 class Viewer:
@@ -63,14 +44,12 @@ class Viewer:
     ) -> None:
         self.records: list[Record] = []
         self.over = False
-        self._run, self._open_session = run, open_session
+        self._run, self._open_session, self._questions = run, open_session, questions
         self._opened: Opened | None = None
         self._start, self._end = clip or (0.0, math.inf)
-        self._due = [(math.inf if q.due_s is None else q.due_s, place, q) for place, q in enumerate(questions)]
-        heapq.heapify(self._due)
-        self._peak = PeakBytes()
-        self._frames, self._seen_s = 0, math.nan
-        self._polls: dict[str, tuple[int, int]] = {}  # of a question: how often it was asked, and frames at the last time
+        self._due = sorted((math.inf if q.due_s is None else q.due_s, place) for place, q in enumerate(questions))
+        self._peak, self._frames, self._seen_s = PeakBytes(), 0, math.nan
+        self._polled: dict[int, list[int]] = {}  # of a question: frames watched at each time that it was polled
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
         """Take a frame of the video, if it is of this clip: first what is due before it is asked."""
@@ -80,42 +59,39 @@ class Viewer:
             self.finish(self._end)
             return
         self._ask_until(time_s)
-        if self._due:
-            session = self._session
-            try:
-                session.watch(pixels(), time_s - self._start)
-            except UserError as error:
-                self.fail(reason_of(error))
-                return
-            self._frames, self._seen_s = self._frames + 1, time_s
-            if self._frames % session.chunk == 0:
-                self._peak.measure(*self._measured)
         if not self._due:
             self.close()
+            return
+        session = self._session
+        try:
+            session.watch(pixels(), time_s - self._start)
+        except UserError as error:
+            self.fail(reason_of(error))
+            return
+        self._frames, self._seen_s = self._frames + 1, time_s
+        if self._frames % session.chunk == 0:
+            self._measure()
 
     def finish(self, end_s: float) -> None:
-        """The clip or the video ends: what was due later is asked now, and its record says how much later."""
+        """The clip or the video ends: what was due later is asked now; a poll whose moment has not come is not answered."""
         if self.over:
             return
         if self._opened is None and self._start >= end_s:
-            reason = f"its clip begins at {self._start:g} s and the video ends at {end_s:g} s"
-            self.fail(reason, late_s=round(self._start - end_s, 3))
+            self.fail(f"its clip begins at {self._start:g} s and the video ends at {end_s:g} s")
             return
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
-            due, _, question = heapq.heappop(self._due)
-            late = max(question.poll.due_s if question.poll else due, end_s) - end_s
-            late_s = round(late, 3) if 0 < late < math.inf else None
-            if question.poll is not None:
-                self._add(question, "", late_s=late_s, polls=self._polls.get(question.id, (0, 0))[0])
+            _, place = self._due.pop(0)
+            if self._questions[place].poll is None:
+                self._ask(place)
             else:
-                self._ask(question, late_s=late_s)
+                self._add(place, "")
         self.close()
 
     def fail(self, reason: str, **facts: object) -> None:
         """Record that what is left cannot be answered. facts: ``damaged``, because the video cannot be read."""
-        for _, _, question in sorted(self._due, key=lambda due: due[:2]):
-            self._add(question, "", error=reason, **facts)
+        for _, place in self._due:
+            self._add(place, "", error=reason, **facts)
         self._due = []
         self.close()
 
@@ -131,67 +107,74 @@ class Viewer:
             self._opened = self._open_session(self._run)
         return self._opened[0]
 
-    @property
-    def _measured(self) -> tuple[KVCache, Policy]:
-        assert self._opened is not None
-        return self._opened[0].cache, self._opened[1]
+    def _measure(self) -> None:
+        if self._opened is not None:
+            self._peak.measure(self._opened[0].cache, self._opened[1])
 
     def _ask_until(self, time_s: float) -> None:
         """Ask what is due before ``time_s``: it has seen every frame up to its own time and none after."""
         while self._due and self._due[0][0] < time_s:
-            due, place, question = heapq.heappop(self._due)
-            if question.poll is None:
-                self._ask(question)
-            elif not self._triggered(question, question.poll, due):
-                if due + EVERY_S <= question.poll.until_s:
-                    heapq.heappush(self._due, (due + EVERY_S, place, question))
+            due, place = self._due.pop(0)
+            poll = self._questions[place].poll
+            if poll is None:
+                self._ask(place)
+            elif not self._triggered(place, poll, due):
+                if due + EVERY_S <= poll.until_s:
+                    insort(self._due, (due + EVERY_S, place))
                 else:
-                    self._add(question, "", polls=self._polls[question.id][0])
+                    self._add(place, "")
 
-    def _triggered(self, question: SuiteQuestion, poll: Poll, due: float) -> bool:
+    def _triggered(self, place: int, poll: Poll, due: float) -> bool:
         """Whether the model says that the moment has come; without a new frame it is not asked again."""
-        asked, frames = self._polls.get(question.id, (0, 0))
-        if frames == self._frames and asked:
+        polled = self._polled.setdefault(place, [])
+        if self._frames in (0, *polled):
             return False
-        self._polls[question.id] = asked + 1, self._frames
-        if not self._frames:
-            return False
-        answer = self._answered(question, poll.prompt)
-        if answer is None:
-            return True
-        says_yes = "yes" in answer.text.lower()
+        polled.append(self._frames)
+        answer = self._answered(place, poll.prompt)
+        says_yes = answer is not None and "yes" in answer.text.lower()
         if says_yes:
-            self._ask(question, triggered_s=due, polls=asked + 1)
-        return says_yes
+            self._ask(place, triggered_s=due)
+        return says_yes or answer is None
 
-    def _ask(self, question: SuiteQuestion, **facts: object) -> None:
+    def _ask(self, place: int, **facts: object) -> None:
         if not self._frames:
-            self._add(question, "", **facts, error="no frame comes before its time; give a higher --fps")
-        elif (answer := self._answered(question, question.prompt)) is not None:
-            self._add(question, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
+            self._add(place, "", **facts, error="no frame comes before its time; give a higher --fps")
+        elif (answer := self._answered(place, self._questions[place].prompt)) is not None:
+            self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
-    def _answered(self, question: SuiteQuestion, prompt: str) -> Answer | None:
+    def _answered(self, place: int, prompt: str) -> Answer | None:
         """The answer; None, and a record that says why, where there is none. A full memory answers nothing any more."""
+        checked = False
         try:
             self._session.check(prompt)
-        except UserError as error:
-            self._add(question, "", error=reason_of(error))
-            return None
-        try:
-            answer = self._session.ask(prompt, max_tokens=min(question.tokens, self._session.text_budget.answer))
+            checked = True
+            most = min(self._questions[place].tokens, self._session.text_budget.answer)
+            answer = self._session.ask(prompt, max_tokens=most)
             answer.wait()
         except UserError as error:
-            self._add(question, "", error=reason_of(error))
-            self.fail(reason_of(error))
+            self._add(place, "", error=reason_of(error))
+            if checked:
+                self.fail(reason_of(error))
             return None
         return answer
 
-    def _add(self, question: SuiteQuestion, response: str, **facts: object) -> None:
-        seen = None if math.isnan(self._seen_s) else round(self._seen_s, 3)
-        watched = {"frames": self._frames, "seen_until_s": seen, "tokens": self._run.tokens}
-        if self._opened is not None:
-            self._peak.measure(*self._measured)
-        self.records.append(record_of(question, self._run, response, **(watched | {"bytes": self._peak.bytes} | facts)))
+    def _add(self, place: int, response: str, **facts: object) -> None:
+        """Keep an answer as the journal does. Times in seconds of the video; options: None for long lists."""
+        self._measure()
+        question = self._questions[place]
+        record: Record = {
+            "kind": ANSWER, "policy": self._run.label, "budget": self._run.budget, "record": question.id,
+            "video": question.video, "category": question.category, "subtask": question.subtask, "question": question.text,
+            "prompt": question.prompt, "options": question.options, "answer": question.answer, "scoring": question.scoring,
+            "time_s": question.due_s, "clip": question.clip, "due_s": question.poll.due_s if question.poll else None,
+            "triggered_s": None, "polls": len(self._polled.get(place, ())), "frames": self._frames,
+            "seen_until_s": None if math.isnan(self._seen_s) else round(self._seen_s, 3), "tokens": self._run.tokens,
+            "bytes": self._peak.bytes, "error": None, "damaged": False, "response": response, **facts,
+        }  # fmt: skip
+        record["marks"] = marks_of(record)
+        if len(question.options) > len(LETTERS):
+            record["options"] = None
+        self.records.append(record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from edgevlm.bench.camera import STAGES
 from edgevlm.cli import app
 
-FIELDS = ["bench", "schema", "source", "stage", "ms_p50", "ms_p95", "frames", "model", "threads", "inline", "realtime"]
+FIELDS = ["bench", "schema", "source", "stage", "ms_p50", "ms_p95", "frames", "model", "threads", "realtime"]
 
 
 def bench(*arguments):
@@ -17,9 +17,8 @@ def bench(*arguments):
     return CliRunner().invoke(app, command, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("extra", [[], ["--inline"]])
-def test_stages_of_the_demo(extra):
-    lines = [json.loads(line) for line in bench("--frames", 3, "--json", *extra).stdout.splitlines()]
+def test_stages_of_the_demo():
+    lines = [json.loads(line) for line in bench("--frames", 3, "--json").stdout.splitlines()]
     assert [line["stage"] for line in lines] == [stage for stage in STAGES if stage != "decode"]
     for line in lines:
         assert list(line) == FIELDS

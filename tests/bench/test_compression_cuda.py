@@ -11,7 +11,7 @@ from edgevlm.bench.noise import CacheShape
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
-OPTIONS = ["bench", "compression", "--device", "cuda", "--layers", "2", "--head-dim", "16", "--tokens", "96", "--rounds", "2"]
+OPTIONS = ["bench", "compression", "--device", "cuda", "--layers", "2", "--tokens", "96", "--rounds", "2"]
 
 
 @pytest.fixture

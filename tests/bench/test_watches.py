@@ -18,7 +18,8 @@ def test_openings_and_closings_are_compared_with_the_truth():
 
 
 def test_streams_are_watched_until_enough_happened(monkeypatch):
-    monkeypatch.setattr(watches, "RULES", {"default": {}})
-    found = list(watches.quality(2, 24, "4", append=["auto"], watches=4))
+    for name, value in (("RULES", {"default": {}}), ("FRAMES", 24), ("WATCHES", 4)):
+        monkeypatch.setattr(watches, name, value)
+    found = list(watches.quality(2, "4", append=["auto"]))
     assert [line["policy"] for line in found] == ["auto", "sliding-window", "still"]
     assert found[0]["events"] >= 2

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parity.official import PooledInfiniPotV
+from parity.official import OfficialInfiniPotV, PooledInfiniPotV
 from parity.recorded.infinipot_v import CASES, DIM, HEADS, SYSTEM
 from pictures import frames
 from policies.filled import Filled, rows_of, write
 
-from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.policies import StreamShape
 from edgevlm.runtime.session import Session, TextBudget

@@ -148,7 +148,6 @@ def test_every_policy_runs_at_equal_bytes_and_a_stopped_run_is_resumed(tiny, tmp
         (["--model", "demo"], "FILE.gguf"),
         (["--model", "nowhere.gguf"], "nowhere.gguf: is no file"),
         (["--model", "{tiny}", "--frames", "16"], "--frames 16: 8 visitors"),
-        (["--model", "{tiny}", "--encode", "changed"], "shows text; leave it out"),
     ],
 )
 def test_what_cannot_be_asked_is_said_in_one_line(tiny, more, said):

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.memory import longrun
-from edgevlm.bench.memory.longrun import LongRunWork, measure, plan, questions
+from edgevlm.bench.memory.longrun import measure, plan, questions
 from edgevlm.calib.demo.questions import parse
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -52,7 +52,7 @@ def test_questions_are_answered_by_what_was_shown():
 @pytest.mark.parametrize("policy", ["rekv", "last-seen"])
 def test_a_line_a_mark(policy, monkeypatch):
     monkeypatch.setattr(longrun, "REPORT_EVERY", 100)
-    lines = list(measure(LongRunWork(policy, 128, MARKS, 0, 1_000_000, 4_000_000)))
+    lines = list(measure(policy, 128, MARKS, 0, "all", "all", 1_000_000, 4_000_000))
     assert [line["frames_done"] for line in lines if "frames_done" in line] == [*range(100, 501, 100)]
     first, last = (line for line in lines if "frames" in line)
     assert first["device_bytes"] == last["device_bytes"], "flat"

@@ -108,11 +108,8 @@ def hostile():
     return runs_of(lines, "-")
 
 
-def test_names_are_hostile(tmp_path):
-    runs = hostile()
-    path = tmp_path / "page.html"
-    report.write(path, runs)
-    check(path.read_text())
+def test_names_are_hostile():
+    check(report.page(hostile()))
 
 
 def test_fields_that_never_change_stand_above_the_table():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,13 +16,13 @@ from typer.testing import CliRunner
 
 from edgevlm.apps.commands.lazy import load_command
 from edgevlm.bench.cli import COMMANDS
-from edgevlm.bench.results import environment
 from edgevlm.bench.results import run_all as module
-from edgevlm.bench.results.journal import ResultsWriter, lines_of, read_runs
-from edgevlm.bench.results.run_all import Planned, run_all
+from edgevlm.bench.results.journal import lines_of, read_runs
+from edgevlm.bench.results.run_all import run_all
 from edgevlm.cli import app
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError
+from edgevlm.runtime.files import JsonLines
 
 FAKE = """
 import json, pathlib, sys, time
@@ -39,8 +40,8 @@ for number in range(2):
 if words[0] == "slow" and not pathlib.Path("quick").exists():
     time.sleep(60)
 """
-PLANNED = (*module.QUICK, *module.FULL)
-GOOD, BAD, SLOW = Planned("good", "good --x 'a b'"), Planned("bad", "bad"), Planned("slow", "slow")
+PLANNED = [*module.QUICK.values(), *module.FULL.values()]
+GOOD, BAD, SLOW = {"good": "good --x 'a b'"}, {"bad": "bad"}, {"slow": "slow"}
 
 
 @pytest.fixture(autouse=True)
@@ -48,21 +49,21 @@ def fake(monkeypatch, tmp_path):
     (tmp_path / "fake.py").write_text(FAKE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "PROGRAM", [sys.executable, str(tmp_path / "fake.py")])
-    monkeypatch.setattr(module, "QUICK", (GOOD, BAD))
-    monkeypatch.setattr(module, "FULL", (GOOD,))
+    monkeypatch.setattr(module, "QUICK", GOOD | BAD)
+    monkeypatch.setattr(module, "FULL", GOOD)
 
 
 def asked(tmp_path):
     return (tmp_path / "asked").read_text().split()
 
 
-def go(tmp_path, entries=(GOOD, BAD), **options):
+def go(tmp_path, entries=GOOD | BAD, **options):
     said = []
-    return run_all(tmp_path / "out", entries, said.append, said.append, **{"quick": True, **options}), said
+    return run_all(tmp_path / "out", entries, said.append, **{"quick": True, **options}), said
 
 
 def test_lines_of_each_command_behind_a_header_and_a_failure_does_not_end_it(tmp_path):
-    run, said = go(tmp_path, (BAD, GOOD))
+    run, said = go(tmp_path, BAD | GOOD)
     assert [line["nth"] for line in run.entries["good"].lines] == [0, 1]
     assert run.entries["good"].command == "edgevlm bench good --x 'a b' --json"
     assert run.entries["bad"].error == "here: give another"
@@ -72,7 +73,6 @@ def test_lines_of_each_command_behind_a_header_and_a_failure_does_not_end_it(tmp
     assert header["versions"].keys() >= {"edgevlm", "python", "numpy", "onnxruntime"}
     assert header["machine"].keys() >= {"cpu", "governor", "kernel", "gpu", "device", "power_mode", "clocks_mhz", "memory_gb"}
     assert any("[2/2] edgevlm bench good" in text for text in said)
-    assert "edgevlm: no such model" in said
 
 
 def test_the_same_command_goes_on_and_overwrites_nothing(tmp_path):
@@ -89,13 +89,13 @@ def test_the_same_command_goes_on_and_overwrites_nothing(tmp_path):
 
 
 def test_a_run_of_another_version_or_machine_is_not_added_to(tmp_path, monkeypatch):
-    go(tmp_path)
-    monkeypatch.setattr(environment, "__version__", "9.9")
-    with pytest.raises(UserError, match=r"something else \(edgevlm .* and 9.9\): begin another with --new"):
-        go(tmp_path)
+    first, _ = go(tmp_path)
+    monkeypatch.setattr(module, "__version__", "9.9")
+    second, _ = go(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="Orin NX"):
-        go(tmp_path, machine=Machine(Jetson(tmp_path / "jetson").root))
+    monkeypatch.setattr(module, "PROGRAM", [sys.executable, str(tmp_path / "fake.py")])
+    third, _ = go(tmp_path, machine=Machine(Jetson(tmp_path / "jetson").root))
+    assert len({first.id, second.id, third.id}) == 3
 
 
 def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
@@ -105,7 +105,7 @@ def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
         from edgevlm.bench.results import run_all as module
         signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests' own parent ignores it
         module.PROGRAM = [sys.executable, {str(tmp_path / "fake.py")!r}]
-        module.run_all(Path("out"), [module.Planned("slow", "slow")], print, print, quick=True)
+        module.run_all(Path("out"), {{"slow": "slow"}}, print, quick=True)
     """)
     results = tmp_path / "out/results.jsonl"
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
@@ -120,7 +120,7 @@ def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
     with results.open("ab") as file:
         file.write(b'{"bench": "torn')
     (tmp_path / "quick").write_text("")
-    again, _ = go(tmp_path, (SLOW,))
+    again, _ = go(tmp_path, SLOW)
     assert again.id == run.id
     assert len(again.entries["slow"].lines) == 2
     assert again.entries["slow"].seconds is not None
@@ -129,55 +129,28 @@ def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
 
 
 def test_two_at_once_are_refused(tmp_path):
-    with ResultsWriter(tmp_path / "out"), pytest.raises(UserError, match="another process is writing there"):
+    (tmp_path / "out").mkdir()
+    with JsonLines(tmp_path / "out/results.jsonl"), pytest.raises(UserError, match="another process is writing there"):
         go(tmp_path)
 
 
 def test_the_command(tmp_path):
-    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", "vrex -x 1"])
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good"])
     assert done.exit_code == 0, done.output
-    assert asked(tmp_path) == ["good", "vrex"]
+    assert asked(tmp_path) == ["good"]
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out"])
     assert done.exit_code == 1
     assert "failed: edgevlm bench bad --json: here: give another" in done.stdout
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--plan"])
     assert done.stdout.splitlines()[0] == "edgevlm bench good --x 'a b' --json"
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--only", "best"])
+    assert "--only best: there is good, bad" in str(done.exception)
 
 
-def test_a_password_in_a_command_is_written_nowhere(tmp_path):
-    other = "vrex --camera rtsp://bob:hunter2@cam/1"
-    options = ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", other]
-    for more in (["--plan"], [], []):
-        done = CliRunner().invoke(app, [*options, *more])
-        assert done.exit_code == 0
-        assert "rtsp://***@cam/1" in done.output or "0 of 2 commands to do" in done.output
-        assert "hunter2" not in done.output
-    assert asked(tmp_path) == ["good", "vrex"]
-    assert "hunter2" not in (tmp_path / "out/results.jsonl").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--only", "best"], "--only best: best is not planned; there is good, bad"),
-        (["--only", ","], "nothing is not planned"),
-        (["--also", "'"], "--also"),
-        (["--also", " "], "give a command"),
-        (["--also", "sped decode"], "there is no edgevlm bench sped; did you mean 'speed'?"),
-    ],
-)
-def test_refusals(tmp_path, arguments, says):
-    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", *arguments])
-    assert isinstance(done.exception, UserError)
-    assert says in str(done.exception)
-    assert not (tmp_path / "asked").exists()
-
-
-def test_every_planned_command_is_one_that_there_is():
-    assert len({entry.name for entry in PLANNED}) == len(PLANNED)
-    for entry in PLANNED:
-        name, *arguments = entry.arguments
-        load_command(name, COMMANDS[name][0]).make_context(name, [*arguments, "--json"])
+@pytest.mark.parametrize("text", PLANNED)
+def test_every_planned_command_is_one_that_there_is(text):
+    name, *arguments = shlex.split(text)
+    load_command(name, COMMANDS[name][0]).make_context(name, [*arguments, "--json"])
 
 
 def test_the_document_names_every_command():

@@ -25,7 +25,7 @@ RATIO = ["ratio", *SPREAD, "cpu_ratio"]
 def tiny(monkeypatch):
     """``--model demo`` is a tiny llama; llama.cpp is not installed."""
     monkeypatch.setitem(seeded.SHAPES, "demo", ("llama", SHAPE))
-    missing = runtimes.RuntimeKind("no_llama:LlamaCpp", ("fp32", "int4"), ("fp32",), "pip install llama-cpp-python")
+    missing = runtimes.RuntimeKind("no_llama:LlamaCpp", ("fp32", "int4"), install="pip install llama-cpp-python")
     monkeypatch.setitem(runtimes.RUNTIMES, "llama.cpp", missing)
 
 
@@ -49,9 +49,9 @@ def test_decode(tiny):
         ("edgevlm", "transformers", 5), ("edgevlm", "transformers", 9),
     ]  # fmt: skip
     assert all(line["low"] <= line["ratio"] <= line["high"] for line in ratios)
-    left_out = "llama.cpp is left out, because the package no_llama is not installed: pip install llama-cpp-python"
+    left_out = "llama.cpp is left out: the package no_llama is not installed; pip install llama-cpp-python"
     assert done.stderr.count(left_out) == 2
-    assert "transformers is left out of int4 weights" in done.stderr
+    assert "transformers is left out: it has no int4 weights" in done.stderr
     table = bench("decode", "--model", "demo", "--held", "5", "--precisions", "fp32").stdout.splitlines()
     heads = [row for row in table if row.startswith("runtime")]
     assert [head.split()[:4] for head in heads] == [["runtime", "precision", "kv", "context"]] * 2
@@ -97,7 +97,7 @@ def test_prefill(tiny):
             ["prefill", "--model", "demo", "--against", "vllm"],
             "--against vllm: there is llama.cpp, openvino, transformers",
         ),
-        (["decode", "--tokens", "9"], "--tokens: is not for bench speed decode, which takes --model, --against"),
+        (["decode", "--tokens", "9"], "--tokens: is not for bench speed decode"),
         (["precision"], "--rounds: is not for bench speed precision"),
         (["vision", "--precisions", "int4"], "--vision-precision 'int4' is not known; there is fp32 and int8"),
     ],

@@ -44,7 +44,7 @@ def test_a_checkpoint_that_is_rounded_already_has_nothing_to_be_compared_with(ch
     with pytest.raises(
         UserError, match="awq has rounded it to 4 bits, and there is no fp32 to compare with; give the"
     ) as error:
-        next(bench.weights([packed], ["fp32", "int8"], 140, 1, progress=lambda what: pytest.fail(f"began {what}")))
+        next(bench.weights(packed, ["fp32", "int8"], 140, 1, progress=lambda what: pytest.fail(f"began {what}")))
     assert "--rounding" not in str(error.value)
 
 
@@ -79,4 +79,4 @@ def test_texts_for_measuring_are_not_those_for_calibrating():
 )
 def test_a_precision_that_cannot_be(checkpoint, names, says):
     with pytest.raises(UserError, match=says):
-        next(bench.weights([checkpoint], names.split(","), 10, 1))
+        next(bench.weights(checkpoint, names.split(","), 10, 1))

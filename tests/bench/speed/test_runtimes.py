@@ -36,8 +36,8 @@ def logits(name, model, precision, kv="fp32"):
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("backbone", ["llama", "qwen2", "qwen3"])
 def test_others_decode_the_same_weights(name, backbone):
-    if package := RUNTIMES[name].missing():
-        pytest.skip(package)
+    if why := RUNTIMES[name].lacks("fp32"):
+        pytest.skip(why)
     shape = replace(SHAPE, head_norms=backbone == "qwen3", tied=backbone != "llama")
     model = TextModel("tiny", backbone, shape, SeededTensors(0))
     for precision, kv in product(set(RUNTIMES[name].precisions) & {"fp32", "int8", "int4"}, RUNTIMES[name].kv):
@@ -110,8 +110,8 @@ def test_results_are_compared_by_memory_and_then_at_their_fastest():
 
 
 def test_a_shape_that_llama_cpp_does_not_take_is_refused():
-    if package := RUNTIMES["llama.cpp"].missing():
-        pytest.skip(package)
+    if why := RUNTIMES["llama.cpp"].lacks("fp32"):
+        pytest.skip(why)
     model = TextModel("tiny", "qwen2", replace(SHAPE, hidden=64), SeededTensors(0))
     with pytest.raises(UserError, match="cannot load tiny; leave it out of --against"):
         RUNTIMES["llama.cpp"].start(model, "fp32", 1, 64)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from parity.official import OfficialInfiniPotV
 from policies.filled import PREFIX, Filled
 from transformers import Qwen2Config, SiglipVisionConfig
 from typer.testing import CliRunner
@@ -12,7 +13,6 @@ from typer.testing import CliRunner
 from edgevlm.bench import seeded
 from edgevlm.bench.stream.against import OTHER, OURS, POLICY, baseline_of
 from edgevlm.bench.stream.growth import QUESTION
-from edgevlm.bench.stream.official import OfficialInfiniPotV
 from edgevlm.bench.stream.torch_baseline import chosen, load
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -130,8 +130,7 @@ def tiny(tmp_path_factory):
     return seeded.write_checkpoint(tmp_path_factory.mktemp("seeded") / "tiny", tiny_config())
 
 
-TYPED = ["stream", "against", "--frames", 13, "--chunk", 4, "--budget", 256, "--answer-tokens", 3, "--attention", "eager",
-         "--threads", 1]  # fmt: skip
+TYPED = ["stream", "against", "--frames", 13, "--chunk", 4, "--budget", 256, "--threads", 1]
 
 
 def test_the_command(tiny, tmp_path, monkeypatch):
@@ -143,15 +142,13 @@ def test_the_command(tiny, tmp_path, monkeypatch):
     ]  # fmt: skip
     for line in lines:
         assert (line["bench"], line["policy"], line["frames"], line["budget"]) == ("stream-against", POLICY, 12, 256)
-        assert (line["model"], line["attention"], line["threads"], line["chunk"]) == ("tiny", "eager", 1, 4)
+        assert (line["model"], line["threads"], line["chunk"]) == ("tiny", 1, 4)
     for line in lines[:3]:
-        assert line["compressions"] == 8
         assert line["low"] <= line["ms_per_frame"] <= line["high"]
         assert line["vision_ms"] + line["prefill_ms"] + line["compress_ms"] > 0
     for line in lines[3:]:
         assert line["low"] <= line["fps_ratio"] <= line["high"]
         assert line["tokens_low"] <= line["tokens_ratio"] <= line["tokens_high"]
-    assert (lines[3]["answers"], lines[3]["same_answers"]) == (3, 3)
 
 
 def test_without_a_checkpoint_one_is_written_and_nothing_is_left(tmp_path, monkeypatch):

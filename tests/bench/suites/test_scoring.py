@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevlm.bench.suites.scoring import (
-    ScoredAnswer,
-    SuiteScores,
-    edit_distance,
-    marks_of,
-    mean,
-    nearest,
-)
+from edgevlm.bench.suites.scoring import Scores, edit_distance, marks_of, mean, nearest
 
 LABELS = ["blow dry", "put on the cap", "spread the slurry"]
 
@@ -95,24 +88,26 @@ def test_the_nearest_label_is_nearest_of_all(text, labels):
     assert nearest(text, labels) == min((edit_distance(text, label), label) for label in labels)[1]
 
 
-def scores():
-    rows = [
-        ("v1", "x", "a", (True,)),
-        ("v1", "x", "a", (False,)),
-        ("v2", "x", "b", (True, True, False)),
-        ("v3", "y", "c", None),
-    ]
-    return SuiteScores([ScoredAnswer(*row) for row in rows] + [ScoredAnswer("v2", "y", "c", (True,), 4.0)])
+def answer(video, category, subtask, *right, **more):
+    """A record whose marks are ``right``: one a step."""
+    said = "\n".join("x" if each else "y" for each in right)
+    about = {"video": video, "category": category, "subtask": subtask}
+    return {**about, "scoring": "steps", "response": said, "answer": "\n".join("x" * len(right)), "options": ["x", "y"], **more}
 
 
 def test_shares_count_marks_and_means_count_tasks():
-    b, a = scores().accuracies({"b": "B", "a": "A"}, "x")
-    assert (b.head, a.head) == ("B", "A")
-    assert (b.value, a.value) == (2 / 3, 1 / 2)
-    assert scores().accuracy("x", "x", category="x").value == 3 / 5
-    assert mean("m", "m", [a, b]).value == (2 / 3 + 1 / 2) / 2
-    assert scores().accuracy("all", "all").estimate.clusters == 2
-    assert scores().accuracy("all", "all").estimate.count == 6
-    assert scores().accuracy("none", "none", subtask="d").value is None
-    assert mean("m", "m", [scores().accuracy("none", "none", subtask="d")]).value is None
-    assert scores().rating("r", "r", "y").value == 4.0
+    rows = [answer("v1", "x", "a", True), answer("v1", "x", "a", False), answer("v2", "x", "b", True, True, False)]
+    rows += [answer("v3", "y", "c", error="no room"), answer("v2", "y", "c", True, rating=4.0)]
+    scores = Scores(rows)
+    b, a = scores.subtasks(["b", "a"], "x")
+    assert (b["column"], a["column"]) == ("b", "a")
+    assert (b["accuracy"], a["accuracy"]) == (2 / 3, 1 / 2)
+    assert scores.accuracy("x", "x")["accuracy"] == 3 / 5
+    assert mean("m", [a, b])["accuracy"] == (2 / 3 + 1 / 2) / 2
+    assert (scores.accuracy("all")["videos"], scores.accuracy("all")["questions"]) == (2, 6)
+    assert (
+        scores.accuracy("none", subtask="d")["accuracy"]
+        is mean("m", [scores.accuracy("none", subtask="d")])["accuracy"]
+        is None
+    )
+    assert scores.rating("r", "y")["rating"] == 4.0

@@ -4,7 +4,7 @@ import pytest
 from published import make_clip
 
 from edgevlm.apps.sources.recordings import VideoSource
-from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
+from edgevlm.bench.suites.records import Poll, SuiteQuestion
 from edgevlm.bench.suites.run import is_answered
 from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker, Viewer
 from edgevlm.calib.accuracy.variants import VariantRun
@@ -34,13 +34,8 @@ def folder(tmp_path_factory):
 
 
 def asked(name, time_s=None, **more):
-    fields = {
-        "text": "what?",
-        "prompt": "how many objects are there now?",
-        "answer": "A",
-        "scoring": "letter-within",
-        "subtask": "t",
-    }
+    prompt = "how many objects are there now?"
+    fields = {"text": "what?", "prompt": prompt, "answer": "A", "scoring": "letter-within", "subtask": "t"}
     return SuiteQuestion(id=name, **{"video": "a.mp4", "options": ("no", "yes"), "time_s": time_s, **fields, **more})
 
 
@@ -60,7 +55,7 @@ def test_a_question_sees_frames_up_to_its_time_and_none_after(demo, folder):
     for run in RUNS:
         seen = {name: (record["frames"], record["seen_until_s"]) for name, record in by_name(records, run).items()}
         assert seen == {"end": (6, 5.0), "at 3": (4, 3.0), "at 0": (1, 0.0), "before 3": (3, 2.0), "after 2": (3, 2.0)}
-    assert all(record["late_s"] is None and record["error"] is None for record in records)
+    assert all(record["error"] is None for record in records)
 
 
 def test_answers_are_those_of_a_session_alone(demo, folder):
@@ -103,24 +98,21 @@ def test_frames_are_encoded_once_for_all_policies(demo, folder, monkeypatch):
     assert encoded == alone
 
 
-def test_a_time_beyond_the_end_is_said_and_asked_at_the_end(demo, folder):
-    records = by_name(perform(demo, folder, [asked("in", 5.9), asked("edge", LIMIT), asked("late", 8.5)]))
-    assert {name: record["late_s"] for name, record in records.items()} == {"in": None, "edge": None, "late": 2.5}
-    assert records["late"]["frames"] == 6
+def test_a_time_beyond_the_end_is_asked_at_the_end(demo, folder):
+    records = by_name(perform(demo, folder, [asked("edge", LIMIT), asked("late", 8.5)]))
+    assert (records["late"]["frames"], records["late"]["seen_until_s"]) == (6, 5.0)
     assert records["late"]["response"]
 
 
 def test_a_clip_is_all_that_is_seen(demo, folder):
     records = by_name(perform(demo, folder, [asked("clip", clip=(2.0, 4.0)), asked("past", clip=(4.0, 9.0))]))
-    assert (records["clip"]["frames"], records["clip"]["seen_until_s"], records["clip"]["late_s"]) == (3, 4.0, None)
-    assert (records["past"]["frames"], records["past"]["late_s"]) == (2, 3.0)
+    assert (records["clip"]["frames"], records["clip"]["seen_until_s"], records["past"]["frames"]) == (3, 4.0, 2)
 
 
 def test_a_clip_without_a_frame_or_after_the_end_is_not_answered(demo, folder):
     records = by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8)), asked("gone", clip=(7.0, 9.0))]))
     assert records["short"]["error"] == "no frame comes before its time; give a higher --fps"
     assert records["gone"]["error"] == "its clip begins at 7 s and the video ends at 6 s"
-    assert records["gone"]["late_s"] == 1.0
     assert all(record["marks"] is None for record in records.values())
     assert by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8))], fps=5.0))["short"]["error"] is None
 
@@ -161,7 +153,7 @@ class Scripted:
             def __init__(self, text):
                 self.text = text
 
-        def answered(viewer, question, prompt):
+        def answered(viewer, place, prompt):
             self.asked.append((prompt, viewer._seen_s))
             if prompt != "now?":
                 return Said("a square")
@@ -176,7 +168,7 @@ def polled(until=5.0, due=3.0):
 
 @pytest.mark.parametrize(
     ("yes_from", "triggered", "polls", "marks"),
-    [(1.0, 1.0, 1, [True]), (4.0, 4.0, 4, [True]), (5.0, 5.0, 5, [True]), (9.0, None, 5, [False])],
+    [(1.0, 1.0, 1, (True,)), (5.0, 5.0, 5, (True,)), (9.0, None, 5, (False,))],
 )
 def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, triggered, polls, marks):
     script = Scripted(monkeypatch, yes_from)
@@ -187,11 +179,11 @@ def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, trigge
     assert record["response"] == ("" if triggered is None else "a square")
 
 
-def test_no_new_frame_no_new_poll_and_a_moment_after_the_end_is_said(demo, folder, monkeypatch):
+def test_no_new_frame_no_new_poll(demo, folder, monkeypatch):
     script = Scripted(monkeypatch, 99.0)
     (record,) = by_name(perform(demo, folder, [polled(until=12.0, due=8.0)], RUNS[:1], fps=0.5)).values()
     assert [seen for _, seen in script.asked] == [0.0, 2.0, 4.0]
-    assert (record["polls"], record["late_s"], record["marks"]) == (3, 2.0, [False])
+    assert (record["polls"], record["marks"]) == (3, (False,))
 
 
 def test_no_memory_stops_the_run_and_is_not_an_answer(demo, folder, monkeypatch):

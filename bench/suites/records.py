@@ -1,0 +1,193 @@
+"""A data folder as it was downloaded: annotation files, videos, the questions they hold, and the records left out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from edgevlm.bench.output import printable
+from edgevlm.bench.suites import GUIDE
+from edgevlm.errors import UserError
+
+FOLDERS = ("", "videos", "video", "data")  # of videos, inside the data folder
+SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LATEST = 1e7  # seconds: a third of a year
+
+
+def seconds_of(value: Any) -> float:
+    """Read seconds, or a clock's ``HH:MM:SS`` or ``MM:SS``. Raises ValueError."""
+    seconds = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value
+    elif isinstance(value, str) and re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", value.strip()):
+        seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(value.strip().split(":"))))
+    if not 0 <= seconds <= LATEST:
+        raise ValueError("is not a time in seconds")
+    return float(seconds)
+
+
+def _options_of(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 2 <= len(value) <= len(LETTERS):
+        raise ValueError("is not a list of 2 to 26 options")
+    texts = [f"{each:g}" if isinstance(each, int | float) and abs(each) < LATEST else each for each in value]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("has an entry that is not text")
+    lettered = zip(LETTERS, texts, strict=False)
+    return tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", text.strip()) or text for letter, text in lettered)
+
+
+def _stripped(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    return text.strip()
+
+
+def _rising(clip: tuple[float, float]) -> tuple[float, float]:
+    if not clip[0] < clip[1]:
+        raise ValueError(f"ends at {clip[1]:g} s and begins at {clip[0]:g} s")
+    return clip
+
+
+Text = Annotated[str, Field(max_length=20_000), AfterValidator(_stripped)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Seconds = Annotated[float, BeforeValidator(seconds_of)]
+Clip = Annotated[tuple[Seconds, Seconds], AfterValidator(_rising)]
+Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
+
+
+class RecordModel(BaseModel):
+    """A record of an annotation file; other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Ask ``prompt`` each second until the answer is yes: until ``until_s``; the moment is ``due_s``, seconds of the video."""
+
+    prompt: str
+    until_s: float
+    due_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteQuestion:
+    """One question about one video.
+
+    id: file and place, unique in the suite. video: path of a file inside the data folder. prompt: what the model is asked,
+    whole. options: texts of a multiple choice, without letters, or labels of which the nearest is taken. time_s: asked when the
+    stream reaches it, and nothing later is seen; None: at the end. clip: (start, end), the part of the video that is shown.
+    scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`. tokens: the longest answer.
+    """
+
+    id: str
+    video: str
+    text: str
+    prompt: str
+    answer: str
+    scoring: str
+    subtask: str
+    category: str = ""
+    options: tuple[str, ...] = ()
+    time_s: float | None = None
+    clip: tuple[float, float] | None = None
+    poll: Poll | None = None
+    tokens: int = 16
+
+    @property
+    def due_s(self) -> float | None:
+        """When it is asked first, seconds of the video; None: at the video's end."""
+        return self.time_s if self.time_s is not None or self.clip is None else self.clip[1]
+
+
+@dataclass(slots=True)
+class Dataset:
+    """``findings``: records left out, each file, record and reason; ``missing``: videos not there, relative to ``root``."""
+
+    root: Path
+    findings: list[dict[str, str]] = field(default_factory=list)
+    missing: dict[str, None] = field(default_factory=dict)
+
+    def files(self, *patterns: str) -> list[str]:
+        """Files that match a pattern, relative to the folder, each once. Raises UserError where there is none."""
+        found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
+        if not found:
+            raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")
+        return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
+
+    def read(self, name: str) -> Any:
+        """The JSON of a file. Raises UserError."""
+        path = self.root / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:
+            why = (str(error) or type(error).__name__).splitlines()[0][:120]
+            raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
+
+    def questions(
+        self, file: str, values: Any, make: Callable[[Any, str], Iterable[SuiteQuestion]], nested: str = ""
+    ) -> Iterator[SuiteQuestion]:
+        """The questions of each record; an invalid record is noted and left out.
+
+        A record with a list ``nested`` is one record for each entry, with the other fields of both.
+        make: from a record and its id to its questions; raises ValueError.
+        """
+        for place, value in _leaves(values, nested, ""):
+            try:
+                made = list(make(value, f"{file}:{place}"))
+            except ValueError as error:
+                self.findings.append({"file": file, "record": place or "-", "reason": reason_of(error)})
+            else:
+                yield from made
+
+    def video(self, named: str, *folders: str) -> str:
+        """The video of a record, relative to ``root``, looked for in ``folders`` and FOLDERS; noted where it is missing.
+
+        Raises ValueError for a path that leads out of the data folder; links there are followed.
+        """
+        path = PurePosixPath(named.replace("\\", "/"))
+        leaves = path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", named)
+        if leaves or not path.parts or not named.isprintable():
+            raise ValueError(f"the video {named} lies outside of the data folder")
+        tried = [PurePosixPath(folder, name).as_posix() for name in (path, path.name) for folder in (*folders, *FOLDERS)]
+        found = (name + suffix for name in tried for suffix in SUFFIXES if _is_file(self.root / (name + suffix)))
+        if (video := next(found, None)) is None:
+            self.missing[video := tried[0]] = None
+        return video
+
+
+def _leaves(value: Any, nested: str, place: str) -> Iterator[tuple[str, Any]]:
+    parent: dict[str, Any] = {}
+    if isinstance(value, dict) and isinstance(value.get(nested), list) and value[nested]:
+        parent, value = value, value[nested]
+    if not isinstance(value, list) or (place and not value):
+        yield place, value
+        return
+    for index, each in enumerate(value):
+        merged = {**parent, **each} if parent and isinstance(each, dict) else each
+        if parent and isinstance(merged, dict):
+            merged.pop(nested, None)
+        yield from _leaves(merged, nested, f"{place}/{index}" if place else str(index))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def reason_of(error: ValueError) -> str:
+    """Say in a line why a record cannot be used."""
+    if not isinstance(error, ValidationError):
+        return printable(str(error))
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return printable(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": "))
