@@ -100,8 +100,7 @@ class QuestionAttention:
         logits: Float32,
         lossless: bool = False,
     ) -> None:
-        self._lossless = lossless
-        self._heads, self._grid, self._group, self._times = heads, grid, group, times.copy()
+        self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, times.copy(), lossless
         self._sure = _certainty(logits)
         self._groups = []
         for queries, parts in groups:
@@ -169,9 +168,11 @@ class QuestionAttention:
             least = LIT * max(by_frame[frame])[0]
             lit = [(patch, last) for weight, patch, last in by_frame[frame] if weight >= least]
             last = max(frame, *(last for _, last in lit))
-            box = _box([patch for patch, _ in lit], self._grid)
+            row, col = np.divmod([patch for patch, _ in lit], self._grid[1])
+            edges = np.array([col.min(), row.min(), col.max() + 1, row.max() + 1]) / (*self._grid[::-1], *self._grid[::-1])
+            left, top, right, bottom = edges.round(4).tolist()
             weight, at, until = round(seen[frame], 4), times.at(frame), times.at(last)
-            moments.append(Moment(frame * self._group, last * self._group, at, until, weight, box))
+            moments.append(Moment(frame * self._group, last * self._group, at, until, weight, (left, top, right, bottom)))
         return Evidence(tuple(moments), held)
 
 
@@ -191,13 +192,6 @@ def _certainty(logits: Float32) -> Float64:
     return np.array([best, -np.log(total), np.log(total) - weights @ shifted / total])
 
 
-def _box(patches: list[int], grid: tuple[int, int]) -> tuple[float, float, float, float]:
-    rows, columns = [patch // grid[1] for patch in patches], [patch % grid[1] for patch in patches]
-    left, top = min(columns) / grid[1], min(rows) / grid[0]
-    right, bottom = (max(columns) + 1) / grid[1], (max(rows) + 1) / grid[0]
-    return round(left, 4), round(top, 4), round(right, 4), round(bottom, 4)
-
-
 class FrameTimes:
     """When frames were seen, in seconds, by at most ``KNOTS`` of them, interpolated between two.
 
@@ -215,14 +209,14 @@ class FrameTimes:
         """Restore what :meth:`state` returned. Raises ValueError."""
         frame, seconds = state["frame"], state["seconds"]
         if frame.dtype != np.int64 or seconds.dtype != np.float64 or frame.shape != seconds.shape or len(frame) > KNOTS:
-            raise ValueError(f"times of frames are {frame.dtype} {list(frame.shape)} and {seconds.dtype} {list(seconds.shape)}")
+            raise ValueError("times of frames are none")
         self._count = len(frame)
         self._frame[: self._count], self._seconds[: self._count] = frame, seconds
 
     def copy(self) -> FrameTimes:
         """These times, unaffected by later additions."""
-        times, count = FrameTimes.__new__(FrameTimes), self._count
-        times._frame, times._seconds, times._count = self._frame[:count].copy(), self._seconds[:count].copy(), count
+        times = copy.copy(self)
+        times._frame, times._seconds = self._frame[: self._count].copy(), self._seconds[: self._count].copy()
         return times
 
     def add(self, frame: int, seconds: float) -> None:

@@ -7,20 +7,430 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgevlm.runtime import _native
+from edgevlm.runtime.cache import ROW_DTYPES
+from edgevlm.runtime.kv import codes
+from edgevlm.runtime.policies.attention import Float64
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, setting
-from edgevlm.runtime.policies.retrieval import Chosen, Retrieval, block_of, by_seq
-from edgevlm.runtime.retrieval.cosine_clusters import Partitions
-from edgevlm.runtime.retrieval.mosaic_clusters import Int64, MosaicClusters
-from edgevlm.runtime.retrieval.working_set import Phase
-from edgevlm.runtime.stateful import State
-from edgevlm.runtime.store import Block, Store
+from edgevlm.runtime.policies.retrieval import Chosen, Int32, Int64, Retrieval, block_of, by_seq
+from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
+from edgevlm.runtime.retrieval.working_set import Phase, dequantize, head_of, rotate, unrotated_keys
+from edgevlm.runtime.stateful import State, Stateful
+from edgevlm.runtime.store import Block, Store, joined
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
+Thresholds = tuple[float, float, int]
+
+RATE = 32.0  # beta of eq. 5
+MIN_SIZE = 8  # a cluster of fewer is never over its threshold
+MIN_VARIANCE = 1e-3  # the lowest threshold: members that are all one leave nothing to go by but rounding
+KMEANS_ROUNDS = 8  # of k-means
+EARLY_FRAMES = 16  # frames whose variance sets the threshold
+NEVER = 0.0, 0.0, 2**62
+"""Thresholds that no cluster exceeds."""
+At = tuple[int, int, int]  # layer, head, slot
+
+ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # of the newest member, where the representative stands
+NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
+EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
+MERGE_FRACTION = 16  # of so many slots one is freed when all are taken
+FULL, OVER = 1, 2  # why the kernel stopped
 VISUAL = 8  # the partitions of frames take at most one in so many bytes of the index
 SCENE = 2.0  # frames may vary so much more than keys: their early variance is that of one scene
+
+
+class EarlyVariance(Stateful):
+    """The variance of the first ``rows`` rows of some streams, by eqs. 3 and 4, each as one cluster.
+
+    ``mean`` float64 ``[streams, width]``, ``variance`` ``[streams]``, and ``seen`` rows of each.
+    """
+
+    state_fields = ("seen", "mean", "variance")
+
+    def __init__(self, streams: int, width: int, rows: int) -> None:
+        self.rows, self.seen = rows, np.zeros(1, np.int64)
+        self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
+
+    def add(self, rows: Float32) -> None:
+        """Add rows ``[streams, n, width]``; later ones than the first are ignored."""
+        for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
+            self.seen += 1
+            self.mean += (row - self.mean) / self.seen
+            self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
+
+    def thresholds(self, small: float, large: float) -> Thresholds:
+        """Eq. 5: the largest variance of a small and a large cluster, multiples of the mean variance, and the least size.
+
+        NEVER until all rows are there.
+        """
+        if self.seen < self.rows:
+            return NEVER
+        variance = float(self.variance.mean())
+        return max(MIN_VARIANCE, small * variance), max(MIN_VARIANCE, large * variance), MIN_SIZE
+
+
+def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Cosine of vectors ``[..., width]``, 0 with a zero vector."""
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    dots = (a * b).sum(-1)
+    return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
+
+
+def units(rows: NDArray[np.floating]) -> Float64:
+    """Rows ``[n, width]`` of length 1 in float64, zero ones as they are."""
+    wide = rows.astype(np.float64)
+    length = np.linalg.norm(wide, axis=-1, keepdims=True)
+    return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
+
+
+def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
+    """Eqs. 1 and 2 of rows ``[n, width]``: their mean, and their mean distance 1 - cos from it."""
+    mean = rows.astype(np.float64).mean(0)
+    return mean, float(np.mean(1 - units(rows) @ units(mean[None])[0]))
+
+
+def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
+    """Mean and variance of clusters ``[m, width]``, ``[m]`` of ``size`` ``[m]`` taken as one.
+
+    The mean is exact; the variance adds each cluster's distance from the new mean to its own.
+    """
+    weight = size / size.sum()
+    joint = weight @ mean
+    return joint, float(weight @ (variance + 1 - cosine(mean, joint)))
+
+
+def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """K-means for two by cosine, of rows ``[n, width]``; returns the rows of the second cluster, bool ``[n]``.
+
+    It begins with the row least like the mean and the row least like that one. Nothing is in the second if all rows are
+    parallel.
+    """
+    unit = units(rows)
+    first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
+    centre = np.stack([first, unit[np.argmin(unit @ first)]])
+    second = np.zeros(len(rows), np.bool_)
+    for _ in range(KMEANS_ROUNDS):
+        similar = unit @ centre.T
+        now = similar[:, 1] > similar[:, 0]
+        if now.all() or not now.any() or np.array_equal(now, second):
+            break
+        second = now
+        centre = units(np.stack([rows[~now].astype(np.float64).mean(0), rows[now].astype(np.float64).mean(0)]))
+    return second
+
+
+def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
+    """Return up to ``count`` disjoint pairs of rows of one label, most similar first: (lower, higher) indices."""
+    similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
+    pairs: list[tuple[int, int]] = []
+    used = np.zeros(len(unit), np.bool_)
+    for flat in np.argsort(-similar, axis=None, kind="stable"):
+        first, second = divmod(int(flat), len(unit))
+        if len(pairs) == count or similar[first, second] == -np.inf:
+            break
+        if not used[first] and not used[second]:
+            pairs.append((first, second))
+            used[[first, second]] = True
+    return pairs
+
+
+class Partitions(Stateful):
+    """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
+
+    A partition is not split, since that would fetch all rows of its frames: the frame that would exceed its threshold founds
+    another one. Without a free slot the two most similar merge. small, large: multiples of the early variance.
+    """
+
+    state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
+
+    def __init__(self, slots: int, width: int, frames: int, small: float, large: float) -> None:
+        self.slots, self._times = slots, (small, large)
+        self.mean, self.variance = np.zeros((slots, width), np.float32), np.zeros(slots)
+        self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # taken: 0, or -1
+        self._of = np.zeros(frames, np.int32)
+        self._early = EarlyVariance(1, width, EARLY_FRAMES)
+        self.merged = 0
+
+    @staticmethod
+    def slot_bytes(width: int) -> int:
+        return 4 * width + 8 + 8 + 4
+
+    def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
+        """The partition of each of ``frames``, of those last taken in."""
+        return self._of[frames % len(self._of)]
+
+    def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
+        """Add frames ``[n]`` with features ``[n, width]``; returns the merges on the way: (kept, gone)."""
+        joined: list[tuple[int, int]] = []
+        rows = np.ascontiguousarray(features, np.float32)
+        for at, frame in enumerate(frames.tolist()):
+            self._early.add(rows[None, at : at + 1])
+            self._of[frame % len(self._of)] = self._assign(rows[at : at + 1], joined)
+        return joined
+
+    def _assign(self, row: Float32, joined: list[tuple[int, int]]) -> int:
+        slot, where = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        small, large, least = self._early.thresholds(*self._times) if self.slots > 1 else NEVER
+        table = (self.mean, self.variance, self.size, self.taken)
+        if _native.mosaic_assign(row, where, 0, *table, small, large, RATE, least, slot)[0]:
+            return int(slot[0])
+        free = np.flatnonzero(self.taken < 0)
+        at = int(free[0]) if len(free) else self._merge(joined)
+        self.mean[at], self.variance[at], self.size[at], self.taken[at] = row[0], 0, 1, 0
+        return at
+
+    def _merge(self, joined: list[tuple[int, int]]) -> int:
+        """Merge the two most similar; returns the slot that this frees."""
+        into, gone = nearest_pairs(units(self.mean), np.zeros(self.slots, np.int32), 1)[0]
+        pair = [into, gone]
+        self.mean[into], self.variance[into] = pooled(self.mean[pair].astype(np.float64), self.variance[pair], self.size[pair])
+        self.size[into] += self.size[gone]
+        self._of[self._of == gone] = into
+        joined.append((into, gone))
+        self.merged += 1
+        return gone
+
+
+class MosaicClusters(Stateful):
+    """Clusters in ``slots`` slots of each layer and KV head: rows join the nearest, clusters split and merge (Alg. 1).
+
+    key, value: means of the members' keys, un-rotated, and values (eq. 1). variance: eq. 2. size: members, ever. partition: of
+    its frames, -1 for a free slot. parent: the slot of the cluster that this one waits to join. seq, frame, row, col,
+    position, confirmed: the newest member's, which place the representative. ``changed`` is set when clusters change; the
+    policy resets it. ``merged``: clusters that joined another for want of a slot. small, large: multiples of a layer's early
+    variance, for the threshold.
+    """
+
+    state_fields = ("key", "value", "variance", "size", "partition", "parent", *ROW_FIELDS, "early", "pages")
+
+    def __init__(self, cache: KVCache, store: Store, slots: int, small: float, large: float) -> None:
+        shape = (cache.layers, cache.kv_heads, slots)
+        self.slots, self._cache, self._store = slots, cache, store
+        self.key, self.value = (np.zeros((*shape, cache.head_dim), np.float32) for _ in range(2))
+        self.variance = np.zeros(shape)
+        self.size, self.seq = (np.zeros(shape, np.int64) for _ in range(2))
+        self.frame, self.confirmed = (np.zeros(shape, np.int32) for _ in range(2))
+        self.partition, self.parent = (np.full(shape, NONE, np.int32) for _ in range(2))
+        self.row, self.col = (np.zeros(shape, np.int16) for _ in range(2))
+        self.position = np.zeros((*shape, cache.axes), np.int32)
+        self.pages = ClusterPages(*shape)
+        self.early = [EarlyVariance(cache.kv_heads, cache.head_dim, EARLY_ROWS) for _ in range(cache.layers)]
+        self._times, self.changed, self.merged = (small, large), False, 0
+
+    @staticmethod
+    def slot_bytes(cache: KVCache) -> int:
+        """Of one slot in one layer and head."""
+        return 2 * 4 * cache.head_dim + 3 * 8 + 4 * 4 + 2 * 2 + 4 * cache.axes + ClusterPages.slot_bytes()
+
+    def live(self, layer: int, head: int) -> Int64:
+        """Slots that are taken."""
+        return np.flatnonzero(self.partition[layer, head] != NONE)
+
+    def _free(self, layer: int, head: int) -> int:
+        """The first free slot, or -1."""
+        slots = np.flatnonzero(self.partition[layer, head] == NONE)
+        return int(slots[0]) if len(slots) else NONE
+
+    # rows come
+
+    def take(self, layer: int, block: Block, partition: Int32) -> None:
+        """Add rows of all heads, in the order of the stream; partition: of each, ``[n]``."""
+        keys = unrotated_keys(self._cache, layer, block)
+        self.early[layer].add(keys)
+        for head, key in enumerate(keys):
+            of, slots, done = block.head(head), np.zeros(len(block), np.int32), 0
+            while done < len(block):
+                stopped, event, slot = self._assign(layer, head, key, partition, done, slots)
+                self._keep(layer, head, of, slots, done, stopped)
+                done = stopped
+                if event == FULL:
+                    self._merge(layer, head)
+                elif event == OVER:
+                    self._over((layer, head, slot), of[done : done + 1], key[done : done + 1])
+                    done += 1
+        self.changed = True
+
+    def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
+        """Without a free slot no cluster splits: the nearest takes the newcomer."""
+        free = self._free(layer, head) != NONE
+        small, large, least = self.early[layer].thresholds(*self._times) if free else NEVER
+        at = layer, head
+        table = self.key[at], self.variance[at], self.size[at], self.partition[at]
+        stopped, event, slot = _native.mosaic_assign(key, partition, start, *table, small, large, RATE, least, slots)
+        if event == OVER and self._free(layer, head) == NONE:  # the last one went to another partition on the way
+            return self._assign(layer, head, key, partition, stopped, slots)
+        return stopped, event, slot
+
+    def _keep(self, layer: int, head: int, block: Block, slots: Int32, start: int, stop: int) -> None:
+        """Store rows ``[start, stop)``, each in the block of its cluster."""
+        if start == stop:
+            return
+        order = start + np.argsort(slots[start:stop], kind="stable")
+        rows, found = block[order], slots[order]
+        firsts = np.flatnonzero(np.diff(found, prepend=NONE))
+        ends, of = np.array([*firsts[1:], len(found)]), found[firsts]
+        sums = np.add.reduceat(self._values(layer, head, rows).astype(np.float64), firsts)
+        mean, size = self.value[layer, head, of], self.size[layer, head, of]
+        self.value[layer, head, of] = mean + (sums - (ends - firsts)[:, None] * mean) / size[:, None]
+        self._place((layer, head, of), rows, ends - 1)
+        parts = zip(of.tolist(), firsts.tolist(), ends.tolist(), strict=True)
+        self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
+
+    def _over(self, at: At, row: Block, key: Float32) -> None:
+        """Split a cluster, or keep the newcomer apart until it is fetched (Alg. 1, lines 3 to 10)."""
+        layer, head, slot = at
+        blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
+        if all(map(self._store.resident, blocks)):
+            self.split(*at, row)
+        else:
+            alone = self._found(layer, head, row, key, int(self.partition[at]))
+            self.variance[alone], self.parent[alone] = 0.0, slot
+
+    def _found(self, layer: int, head: int, rows: Block, key: Float32, partition: int) -> At:
+        """Make rows a cluster in the first free slot. key: un-rotated."""
+        at = (layer, head, self._free(layer, head))
+        self.key[at], self.variance[at] = mean_and_variance(key)
+        self.value[at] = self._values(layer, head, rows).mean(0)
+        self.size[at], self.partition[at] = len(rows), partition
+        self._place(at, rows, len(rows) - 1)
+        self._update(layer, head, {at[2]: rows})
+        return at
+
+    def _place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
+        """Place the representative at row ``newest`` of a block of one head; several at a time if these are arrays."""
+        for name in ROW_FIELDS:
+            getattr(self, name)[at] = getattr(block, name)[0, newest]
+
+    def _values(self, layer: int, head: int, block: Block) -> Float32:
+        return dequantize(block.value, head_of(self._cache.value_scale(layer), head))[0]
+
+    def _update(self, layer: int, head: int, parts: dict[int, Block], into: int = NONE, gone: int = NONE) -> None:
+        """Store rows, by slot, and those of ``gone`` as rows of ``into``."""
+        home = np.where(self.pages.rows[layer, head].any(1), np.arange(self.slots), NONE).astype(np.int32)
+        if gone != NONE and home[gone] != NONE:
+            home[gone] = into
+        self.pages.update(self._store, layer, head, home, parts)
+
+    # clusters split, merge and go
+
+    def waiting(self, layer: int, head: int, slot: int) -> Int64:
+        """Return the clusters that were kept apart until this one is fetched."""
+        return np.flatnonzero(self.parent[layer, head] == slot)
+
+    def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
+        """Fetch a cluster, merge those that wait for it and the newcomer, and make two of them (Alg. 1, lines 12 to 17)."""
+        family, partition = [slot, *self.waiting(layer, head, slot).tolist()], int(self.partition[layer, head, slot])
+        found = self.pages.take_out(self._store, layer, head, family) + ([newcomer] if newcomer else [])
+        for gone in family:
+            self._clear(layer, head, gone)
+        self.changed = True
+        if not found:
+            return
+        block = joined(found)
+        block = block[np.argsort(block.seq[0], kind="stable")]
+        key = unrotated_keys(self._cache, layer, block, head)[0]
+        second = split_in_two(key)
+        for half in (~second, second):
+            if half.any():
+                self._found(layer, head, block[half], key[half], partition)
+
+    def _clear(self, layer: int, head: int, slot: int) -> None:
+        """Free a slot. Clusters that waited for it wait no more."""
+        at, waiting = (layer, head, slot), self.parent[layer, head]
+        self.partition[at] = self.parent[at] = NONE
+        self.size[at] = 0
+        waiting[waiting == slot] = NONE
+
+    def _merge(self, layer: int, head: int) -> None:
+        """Free one slot in MERGE_FRACTION: the nearest clusters of one partition become one, the smaller joins the larger."""
+        unit, partition = units(self.key[layer, head]), self.partition[layer, head]
+        pairs = nearest_pairs(unit, partition, max(1, self.slots // MERGE_FRACTION))
+        size = self.size[layer, head]
+        for first, second in pairs or nearest_pairs(unit, np.zeros_like(partition), 1):
+            self._join(layer, head, *((first, second) if size[first] >= size[second] else (second, first)))
+            self.merged += 1
+
+    def _join(self, layer: int, head: int, into: int, gone: int) -> None:
+        """Join two clusters; those that waited for either wait for the result."""
+        pair, at = [into, gone], (layer, head, into)
+        size, waiting = self.size[layer, head, pair], self.parent[layer, head]
+        self.value[at] = size / size.sum() @ self.value[layer, head, pair].astype(np.float64)
+        key = self.key[layer, head, pair].astype(np.float64)
+        self.key[at], self.variance[at] = pooled(key, self.variance[layer, head, pair], size)
+        newer = gone if self.seq[layer, head, gone] > self.seq[at] else into
+        for name in ROW_FIELDS:
+            getattr(self, name)[at] = getattr(self, name)[layer, head, newer]
+        self.size[at] = size.sum()
+        waiting[waiting == gone] = into
+        if waiting[into] in (into, gone):
+            waiting[into] = NONE
+        self._clear(layer, head, gone)
+        self._update(layer, head, {}, into, gone)
+
+    def relabel(self, into: int, gone: int) -> None:
+        """Join two partitions."""
+        self.partition[self.partition == gone] = into
+
+    def forget_lost(self) -> None:
+        """Remove clusters whose rows are all lost."""
+        if not (numbers := self._store.lost()):
+            return
+        self.pages.mark_lost(numbers)
+        for layer in range(self._cache.layers):
+            for head, slot in np.argwhere((self.partition[layer] != NONE) & (self.pages.held(layer) == 0)).tolist():
+                self._clear(layer, head, slot)
+        self.changed = True
+
+    # queries
+
+    def representatives(self, layer: int) -> list[Block]:
+        """Return a row for each cluster as the cache stores rows: a block of one for each head."""
+        return [self._representatives(layer, head) for head in range(self._cache.kv_heads)]
+
+    def _representatives(self, layer: int, head: int) -> Block:
+        cache, live = self._cache, self.live(layer, head)
+        key = rotate(self.key[layer, head, live], self.position[layer, head, live], cache.inv_freq, cache.pair_axis)
+        return Block(
+            self._stored(key, head_of(cache.key_scale(layer), head)),
+            self._stored(self.value[layer, head, live], head_of(cache.value_scale(layer), head)),
+            *[getattr(self, name)[layer, head, live][None] for name in ROW_FIELDS],
+        )
+
+    def _stored(self, rows: Float32, scale: Float32 | None) -> NDArray[np.number]:
+        return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
+
+    def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
+        """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, of a head's group.
+
+        partitions: the most that are searched, by the mean keys of their rows; of equal ones the lower number. Clusters of one
+        row are skipped: their representative is that row. Of equal ones the newer is better.
+        """
+        live = self.live(layer, head)
+        if not len(live):
+            return live
+        key, size, where = (part[layer, head, live] for part in (self.key, self.size, self.partition))
+        labels, of = np.unique(where, return_inverse=True)
+        if len(labels) > partitions:
+            weight = np.where(of[None] == np.arange(len(labels))[:, None], size, 0).astype(np.float32)
+            mean = weight / weight.sum(1, keepdims=True) @ key
+            labels = labels[np.argsort(-attention_fraction(query, mean), kind="stable")[:partitions]]
+        score = np.where(np.isin(where, labels) & (size > 1), attention_fraction(query, key), -1.0)
+        order = np.lexsort((-self.seq[layer, head, live], -score))
+        order = order[: int((score >= 0).sum())]
+        held = self.pages.held(layer)[head, live[order]]
+        return live[order[np.cumsum(held) - held < rows]]
+
+
+def attention_fraction(query: Float32, key: Float32) -> Float32:
+    """The mean attention of rows ``query`` ``[r, D]`` to representatives ``key`` ``[k, D]``, among these: float32 ``[k]``."""
+    score = query @ key.T / np.float32(np.sqrt(key.shape[1]))
+    score = np.exp(score - score.max(1, keepdims=True))
+    of_rows: Float32 = (score / score.sum(1, keepdims=True)).mean(0)
+    return of_rows
 
 
 @dataclass
