@@ -7,7 +7,6 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.export import export_checkpoint
-from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.hermes import guidance_attention
 from edgevlm.runtime.session import Session, TextBudget
@@ -76,33 +75,3 @@ def test_guidance_attention_is_what_transformers_computes(model):
     for layer, mine in found.items():
         theirs = weights[layer][0, :, -rows:, :-rows].mean((0, 1)).numpy()
         np.testing.assert_allclose(mine[order], theirs, atol=2e-6, rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("policy", "reindexing"),
-    [
-        ("hermes", "eager"), ("hermes", "lazy"),
-        ("purekv", "lazy"),
-    ],
-)  # fmt: skip
-def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
-    per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(
-        model, policy=policy, budget=8 * per_frame, chunk=3, text_budget=TEXT_BUDGET, reindexing=reindexing
-    ) as session:
-        stream = session._stream
-        cache, stream.positions.limit, highest = stream.cache, 480, 0
-        guided = sum(len(rows) for rows in stream._guidance)
-        for image in frames(180, model):
-            session.watch(image)
-            highest = max(highest, stream.positions.next)
-        assert session.stats.memory.reindexings >= 2
-        assert highest + guided <= 480
-        for layer in range(cache.layers):
-            kind, seq, position = cache.kind(layer), cache.seq(layer), cache.position(layer)[..., 0]
-            assert (position < stream.positions.next).all()
-            for head in range(cache.kv_heads):
-                assert len(np.unique(position[head])) == len(position[head])
-                assert (np.diff(position[head][np.argsort(seq[head])]) > 0).all(), "positions follow the stream"
-            if policy.startswith("hermes"):
-                assert (kind == Kind.SUMMARY).sum(1).tolist() == [int(layer >= 7)] * cache.kv_heads

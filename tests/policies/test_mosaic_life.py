@@ -6,7 +6,6 @@ from policies.filled import HEADS, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
 
 from edgevlm.runtime.engine import arrays_of
-from edgevlm.runtime.session import Session
 
 
 def attended(world, layer, head):
@@ -57,21 +56,3 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     assert set(left) == set(found) - {seqs}
     world.play(10)
     assert world.policy.working.held[1, 0] > 0
-
-
-def test_a_session_on_the_demo_answers_and_a_question_changes_no_row():
-    random = np.random.default_rng(5)
-    with Session.open("demo", policy="mosaic", budget=256) as session:
-        for _ in range(60):
-            session.watch(random.integers(0, 256, (56, 56, 3), dtype=np.uint8))
-        session.flush()
-        stream = session._stream
-        before = [{name: part.copy() for name, part in stream.cache.held(layer).items()} for layer in range(4)]
-        below = stream.policy.offloaded.copy()
-        assert "".join(session.ask("how many objects are there now?"))
-        for layer, held in enumerate(before):
-            for name, part in stream.cache.held(layer).items():
-                np.testing.assert_array_equal(part, held[name])
-        np.testing.assert_array_equal(stream.policy.offloaded, below)
-        assert (below > 0).all()
-        assert (stream.policy.working.held > stream.policy.working.always).all()

@@ -101,20 +101,6 @@ def reference_of(policy, seen, layer):
     return reference
 
 
-def test_only_a_question_asks_and_its_answer_keeps_to_that():
-    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy = opened(filled, 160)
-    query = np.zeros((HEADS * GROUP, 1, INV_FREQ.size * 2), np.float32)
-    assert policy.choose(0, query, "question") == [()] * HEADS, "nothing is below"
-    watched(filled, policy, [4] * 8)
-    chosen, _ = asked(filled, policy)
-    assert policy.choose(0, query, "prefill") == [()] * HEADS
-    assert policy.choose(0, query, "answer") == chosen[0]
-    assert len(chosen[0][0]) > 0
-    other, _ = asked(filled, policy, seed=2)
-    assert policy.choose(0, query, "answer") == other[0] != chosen[0]
-
-
 def test_a_frame_that_leaves_in_two_parts_is_one_block_and_one_mean():
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
     whole, parts = (opened(filled, 160) for _ in range(2))

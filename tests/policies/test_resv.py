@@ -198,19 +198,6 @@ def test_blocks_that_are_lost_leave_the_index():
         assert (policy.pages.held(layer) == count).all()
 
 
-@pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])
-def test_the_index_stays_within_its_bytes(budget):
-    watched = Watched(budget=budget, beside=False)
-    sizes = set()
-    for _ in range(4):
-        watched.frames(12)
-        clusters, pages, of_rows = watched.policy.clusters, watched.policy.pages, watched.policy.row_clusters
-        parts = [*clusters.state().values(), *pages.state().values(), of_rows._seq, of_rows._slot]
-        sizes.add(sum(part.nbytes for part in parts))
-    assert len(sizes) == 1
-    assert 0.9 * watched.policy.index_bytes < sizes.pop() <= watched.policy.index_bytes
-
-
 def test_an_index_without_room_is_refused():
     with pytest.raises(UserError, match="less than 4 clusters; give a larger --budget, or index="):
         Watched(",index=0.02")

@@ -5,7 +5,7 @@ import pytest
 from stored import PlainStore
 
 from edgevlm.runtime.retrieval import cluster_pages
-from edgevlm.runtime.retrieval.cluster_pages import MAX_RUNS, PAGE_ROWS, ClusterPages, PageRun, merge_runs
+from edgevlm.runtime.retrieval.cluster_pages import PAGE_ROWS, ClusterPages
 from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 
@@ -17,52 +17,23 @@ def block(seqs):
     return Block(wide, wide, np.array([seqs], np.int64), frame, rows, rows, frame[..., None], frame)
 
 
-class Counting(PlainStore):
-    """Counts the rows that a store of records would write: of an append those, and all of them for each fourth."""
-
-    def __init__(self):
-        super().__init__()
-        self.written, self.appends, self.largest = 0, {}, 0
+class Pages(PlainStore):
+    largest = 0
 
     def put(self, block):
-        self.written += len(block)
         self.largest = max(self.largest, len(block))
         return super().put(block)
-
-    def append(self, number, block):
-        there = super().append(number, block)
-        self.appends[number] = self.appends.get(number, 0) + 1
-        rows = len(self.get([number])[0]) if there else 0
-        self.written += rows if self.appends[number] % 4 == 0 else len(block)
-        self.largest = max(self.largest, rows)
-        return there
 
     @property
     def seqs(self):
         return {int(seq) for block in self._blocks.values() for seq in block.seq[0]}
 
 
-def test_rows_are_written_again_a_few_times_however_large_the_cluster():
-    store, runs, count, random = Counting(), [], 0, np.random.default_rng(0)
-    for _ in range(2000):
-        new = int(random.integers(1, 12))
-        runs.append(PageRun(new, block=block(range(count, count + new))))
-        count += new
-        merge_runs(store, runs)
-        assert len(runs) <= MAX_RUNS
-    held = [store.get(list(run.pages)) for run in runs]
-    assert sorted(joined([page for of in held for page in of]).seq[0].tolist()) == list(range(count))
-    assert [run.rows for run in runs] == [sum(map(len, of)) for of in held]
-    assert store.largest == PAGE_ROWS
-    assert len(store._blocks) <= count / PAGE_ROWS + MAX_RUNS, "what was rewritten is dropped"
-    assert store.written < 14 * count, "with the two smallest joined it would be 60 times"
-
-
 @pytest.mark.parametrize("page", [4, 64])
 @pytest.mark.parametrize("seed", range(2))
 def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch, page, seed):
     monkeypatch.setattr(cluster_pages, "PAGE_ROWS", page)
-    random, store, slots, count = np.random.default_rng(seed), Counting(), 6, 0
+    random, store, slots, count = np.random.default_rng(seed), Pages(), 6, 0
     of = ClusterPages(1, 1, slots)
     held = {slot: set() for slot in range(slots)}
     for turn in range(200):
@@ -101,7 +72,7 @@ def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch,
 
 @pytest.mark.parametrize("room", [1, 63, 64, 65, 200, 1000, 5000])
 def test_a_fetch_reads_no_more_pages_than_it_has_room_for(room):
-    store, of = Counting(), ClusterPages(1, 1, 3)
+    store, of = Pages(), ClusterPages(1, 1, 3)
     for slot, rows in ((0, 100), (1, 3000), (2, 500)):
         of.update(store, 0, 0, np.full(3, -1, np.int32), {slot: block(range(10_000 * slot, 10_000 * slot + rows))})
     numbers, left = of.blocks_of(0, 0, np.array([2, 1]), room)
