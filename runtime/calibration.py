@@ -103,7 +103,6 @@ class Calibration(JsonFile):
 
     @property
     def described(self) -> str:
-        """When and on what it was measured, for one line."""
         clips = self.clips[0] if len(self.clips) == 1 else f"{len(self.clips)} clips"
         return f"{self.date[:10]} on {clips}, {sum(self.frames)} frames"
 
@@ -141,7 +140,6 @@ class Choice:
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate that was chosen."""
         return next((candidate for candidate in self.candidates if candidate.policy == self.chosen), None)
 
 
@@ -169,7 +167,6 @@ class AppendChoice:
 
     @property
     def best(self) -> AppendTrial | None:
-        """The trial that was chosen."""
         return next((trial for trial in self.trials if trial.tau == self.tau), None)
 
 
@@ -198,7 +195,6 @@ class EncodeChoice:
 
     @property
     def best(self) -> EncodeTrial | None:
-        """The trial that was chosen."""
         return next((trial for trial in self.trials if trial.setting == self.setting), None)
 
 

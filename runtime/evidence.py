@@ -184,7 +184,6 @@ def _medians(score: Float32) -> Float32:
 
 
 def _certainty(logits: Float32) -> Float64:
-    """The best logit, its log probability, and the entropy in nats."""
     best = float(logits.max())
     shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # where a token is ruled out: zero times infinity is none
     weights = np.exp(shifted)

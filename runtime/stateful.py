@@ -103,7 +103,6 @@ def _arrays(name: str, value: object) -> Iterator[tuple[str, NDArray]]:
 
 
 def _restored(name: str, value: Any, state: State) -> object:
-    """The new value of a field, or of an entry of one, that now holds ``value``."""
     below = strip_prefix(name, state)
     if isinstance(value, Stateful):
         value.restore(below)

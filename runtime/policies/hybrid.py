@@ -52,7 +52,6 @@ class ClusterIndex(Stateful):
 
     @staticmethod
     def entry_bytes(layers: int, width: int) -> int:
-        """Bytes of one cluster in all layers."""
         return layers * (width + 2 * _scales(width)) + 40
 
     def means(self, layer: int) -> Float32:
@@ -94,7 +93,6 @@ class ClusterIndex(Stateful):
         return gone
 
     def _merge(self, unit: Float32) -> tuple[int, int, list[int]]:
-        """Merge the two most similar clusters; returns (kept, gone, blocks to drop)."""
         one = int(self.near[: self.clusters].argmax())
         self.tau, self.merged = min(self.tau, float(self.near[one])), self.merged + 1
         one, other = sorted((one, int(self.nearest[one])))
@@ -118,7 +116,6 @@ class ClusterIndex(Stateful):
         return one, other, [first + layer for first in numbers[dropped].tolist() if first >= 0 for layer in range(self._layers)]
 
     def _update_nearest(self, at: int, unit: Float32) -> None:
-        """Update ``near`` and ``nearest`` after a cluster's mean has changed."""
         cosine, near, nearest = self._find_nearest(at, unit), self.near[: self.clusters], self.nearest[: self.clusters]
         farther = np.flatnonzero((nearest == at) & (cosine < near)).tolist()
         nearer = cosine > near
@@ -129,7 +126,6 @@ class ClusterIndex(Stateful):
                 self._find_nearest(cluster, unit)
 
     def _find_nearest(self, at: int, unit: Float32) -> Float32:
-        """Find the nearest other cluster; returns the cosines with all, ``[clusters]``."""
         cosine: Float32 = unit[: self.clusters] @ unit[at]
         cosine[at] = NO_COSINE
         self.nearest[at] = cosine.argmax()
@@ -148,14 +144,12 @@ class ClusterIndex(Stateful):
         return not np.array_equal(before, unit[at])
 
     def _dequantize(self, which: tuple[slice | int, ...]) -> Float32:
-        """Means as numbers, ``[..., width]``."""
         scale = self.scale[which].astype(np.float32)
         numbers: Float32 = np.repeat(scale, self.codes.shape[2] // self.scale.shape[2], -1) * self.codes[which]
         return numbers
 
 
 def _scales(width: int) -> int:
-    """Scales of a mean of ``width`` numbers."""
     return width // CODES if width % CODES == 0 else 1
 
 
@@ -205,7 +199,6 @@ class Hybrid(QuestionRetrieval):
         self.store.drop(dropped)
 
     def _extend(self, cluster: int, parts: Sequence[Block]) -> Sequence[int]:
-        """Put tokens, no more than a block holds, one block a layer, behind the others of a cluster; returns blocks to drop."""
         runs, rows, count = self._clusters.runs[cluster], self._clusters.rows[cluster], len(parts[0])
         if runs[1] < 0 or rows[1] + count > self.rows:
             dropped = range(runs[0], runs[0] + len(parts)) if runs[0] >= 0 else range(0)

@@ -184,7 +184,6 @@ class Partitions(Stateful):
         return at
 
     def _merge(self, joined: list[tuple[int, int]]) -> int:
-        """Merge the two most similar; returns the slot that this frees."""
         into, gone = nearest_pairs(units(self.mean), np.zeros(self.slots, np.int32), 1)[0]
         pair = [into, gone]
         self.mean[into], self.variance[into] = pooled(self.mean[pair].astype(np.float64), self.variance[pair], self.size[pair])
@@ -223,15 +222,12 @@ class MosaicClusters(Stateful):
 
     @staticmethod
     def slot_bytes(cache: KVCache) -> int:
-        """Of one slot in one layer and head."""
         return 2 * 4 * cache.head_dim + 3 * 8 + 4 * 4 + 2 * 2 + 4 * cache.axes + ClusterPages.slot_bytes()
 
     def live(self, layer: int, head: int) -> Int64:
-        """Slots that are taken."""
         return np.flatnonzero(self.partition[layer, head] != NONE)
 
     def _free(self, layer: int, head: int) -> int:
-        """The first free slot, or -1."""
         slots = np.flatnonzero(self.partition[layer, head] == NONE)
         return int(slots[0]) if len(slots) else NONE
 
@@ -266,7 +262,6 @@ class MosaicClusters(Stateful):
         return stopped, event, slot
 
     def _keep(self, layer: int, head: int, block: Block, slots: Int32, start: int, stop: int) -> None:
-        """Store rows ``[start, stop)``, each in the block of its cluster."""
         if start == stop:
             return
         order = start + np.argsort(slots[start:stop], kind="stable")
@@ -291,7 +286,6 @@ class MosaicClusters(Stateful):
             self.variance[alone], self.parent[alone] = 0.0, slot
 
     def _found(self, layer: int, head: int, rows: Block, key: Float32, partition: int) -> At:
-        """Make rows a cluster in the first free slot. key: un-rotated."""
         at = (layer, head, self._free(layer, head))
         self.key[at], self.variance[at] = mean_and_variance(key)
         self.value[at] = self._values(layer, head, rows).mean(0)
@@ -301,7 +295,6 @@ class MosaicClusters(Stateful):
         return at
 
     def _place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
-        """Place the representative at row ``newest`` of a block of one head; several at a time if these are arrays."""
         for name in ROW_FIELDS:
             getattr(self, name)[at] = getattr(block, name)[0, newest]
 
@@ -309,7 +302,6 @@ class MosaicClusters(Stateful):
         return dequantize(block.value, head_of(self._cache.value_scale(layer), head))[0]
 
     def _update(self, layer: int, head: int, parts: dict[int, Block], into: int = NONE, gone: int = NONE) -> None:
-        """Store rows, by slot, and those of ``gone`` as rows of ``into``."""
         home = np.where(self.pages.rows[layer, head].any(1), np.arange(self.slots), NONE).astype(np.int32)
         if gone != NONE and home[gone] != NONE:
             home[gone] = into
@@ -318,7 +310,6 @@ class MosaicClusters(Stateful):
     # clusters split, merge and go
 
     def waiting(self, layer: int, head: int, slot: int) -> Int64:
-        """Return the clusters that were kept apart until this one is fetched."""
         return np.flatnonzero(self.parent[layer, head] == slot)
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
@@ -339,14 +330,12 @@ class MosaicClusters(Stateful):
                 self._found(layer, head, block[half], key[half], partition)
 
     def _clear(self, layer: int, head: int, slot: int) -> None:
-        """Free a slot. Clusters that waited for it wait no more."""
         at, waiting = (layer, head, slot), self.parent[layer, head]
         self.partition[at] = self.parent[at] = NONE
         self.size[at] = 0
         waiting[waiting == slot] = NONE
 
     def _merge(self, layer: int, head: int) -> None:
-        """Free one slot in MERGE_FRACTION: the nearest clusters of one partition become one, the smaller joins the larger."""
         unit, partition = units(self.key[layer, head]), self.partition[layer, head]
         pairs = nearest_pairs(unit, partition, max(1, self.slots // MERGE_FRACTION))
         size = self.size[layer, head]
@@ -355,7 +344,6 @@ class MosaicClusters(Stateful):
             self.merged += 1
 
     def _join(self, layer: int, head: int, into: int, gone: int) -> None:
-        """Join two clusters; those that waited for either wait for the result."""
         pair, at = [into, gone], (layer, head, into)
         size, waiting = self.size[layer, head, pair], self.parent[layer, head]
         self.value[at] = size / size.sum() @ self.value[layer, head, pair].astype(np.float64)
@@ -372,7 +360,6 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {}, into, gone)
 
     def relabel(self, into: int, gone: int) -> None:
-        """Join two partitions."""
         self.partition[self.partition == gone] = into
 
     def forget_lost(self) -> None:
@@ -494,7 +481,6 @@ class Mosaic(Retrieval):
         self._refresh()
 
     def _refresh(self) -> None:
-        """The working set is filled anew when the clusters are others."""
         if self.clusters.changed:
             self.working.forget()
             self.clusters.changed = False
@@ -523,18 +509,15 @@ class Mosaic(Retrieval):
             self.store.prefetch(sorted({number for of_head in blocks for number in of_head}))
 
     def _clusters(self, layer: int, query: Float32) -> list[Int64]:
-        """For each KV head the slots that a rotated query ``[heads, S, head_dim]`` of the call at hand asks for."""
         bare = self.unrotated(query).reshape(self.cache.kv_heads, -1, query.shape[2])
         return [
             self.clusters.choose(layer, head, of, self.partitions, self._free_rows(layer, head)) for head, of in enumerate(bare)
         ]
 
     def _free_rows(self, layer: int, head: int) -> int:
-        """Rows of the working set that representatives leave."""
         return self._working_rows - len(self.clusters.live(layer, head))
 
     def _blocks(self, layer: int, slots: Sequence[Int64]) -> tuple[list[list[int]], int]:
-        """For each KV head the blocks of these slots that fit in the working set, and the rows left out."""
         pages = self.clusters.pages
         found = [pages.blocks_of(layer, head, of, self._free_rows(layer, head)) for head, of in enumerate(slots)]
         return [numbers for numbers, _ in found], sum(left for _, left in found)

@@ -40,7 +40,6 @@ class FrameIndex(Stateful):
 
     @staticmethod
     def entry_bytes(width: int) -> int:
-        """Of one entry of one layer."""
         return 4 * width + 4 * 4
 
     def add(self, layer: int, mean: Float32) -> None:
@@ -83,7 +82,6 @@ class FrameIndex(Stateful):
         return np.concatenate([*taken, np.zeros(0, np.int64)])[:frames]
 
     def _merge(self, layer: int, at: int) -> None:
-        """Entry ``at`` takes in the one after it."""
         ours, theirs = self.held[layer, at], self.held[layer, at + 1]
         self.mean[layer, at] += np.float32(theirs / (ours + theirs)) * (self.mean[layer, at + 1] - self.mean[layer, at])
         self.end[layer, at] = self.end[layer, at + 1]
@@ -101,7 +99,6 @@ class FrameIndex(Stateful):
             entries[at:last] = entries[at + 1 : last + 1]
 
     def _update_cost(self, layer: int, at: int) -> None:
-        """Of merging ``at`` with its neighbour, where both are there."""
         if 0 <= at < self.entries[layer] - 1:
             ours, theirs = self.held[layer, at : at + 2].tolist()  # their product may be too large for 32 bits
             apart = self.mean[layer, at] - self.mean[layer, at + 1]
@@ -146,7 +143,6 @@ class ReKV(QuestionRetrieval):
                 self.store.put(part)
 
     def _add(self, layer: int, block: Block) -> list[Block]:
-        """Bring rows of a layer into the index; returns those of frames that the store does not have yet, frame by frame."""
         means, fresh, layers = unrotated_keys(self.cache, layer, block), [], self.shape.layers
         starts = np.flatnonzero(np.diff(block.frame[0], prepend=-2)).tolist()
         for start, end in zip(starts, [*starts[1:], len(block)], strict=True):

@@ -55,7 +55,6 @@ class HashClusters(Stateful):
 
     @staticmethod
     def slot_bytes(head_dim: int, axes: int) -> int:
-        """Of one cluster."""
         return 4 * head_dim + 4 + 4 + 1 + 4 * axes
 
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
@@ -116,7 +115,6 @@ class RowClusters(Stateful):
 
     @property
     def seq(self) -> Int64:
-        """Rising, ``[n]``: a view."""
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
@@ -215,7 +213,6 @@ class ReSV(Retrieval):
         self._join(self.cache)
 
     def _join(self, cache: KVCache) -> None:
-        """Rows of the memory that have no cluster join one, or found it, oldest first."""
         newest = self.row_clusters.seq[-1] if len(self.row_clusters.seq) else -1
         slots = []
         for layer in range(cache.layers):
@@ -258,7 +255,6 @@ class ReSV(Retrieval):
                 self._account(layer)
 
     def _account(self, layer: int) -> None:
-        """Sealed clusters of a layer count the rows that the store still has of them."""
         held, count, sealed = self.pages.held(layer), self.clusters.count[layer], ~self.clusters.open[layer]
         self.lost += int((count - held)[sealed].sum())
         count[sealed] = held[sealed]

@@ -171,7 +171,6 @@ def _join(store: Store, small: PageRun, large: PageRun) -> None:
 
 
 def _rest(store: Store, run: PageRun) -> list[Block]:
-    """What fills no page of a run, or all that is not in the store yet; the store has it no more then."""
     if run.block is not None:
         return [run.block]
     pages = run.pages[run.rows // PAGE_ROWS :]

@@ -112,7 +112,6 @@ class WorkingSet(Stateful):
         return len(rows)
 
     def _rotated(self, layer: int, head: int, rows: Block) -> NDArray[np.number]:
-        """Keys ``[n, head_dim]`` at contiguous positions, as the cache stores them."""
         cache, scale = self._cache, head_of(self._cache.key_scale(layer), head)
         by = contiguous(rows, self._prefix) - rows.position[0]
         key = rotate(dequantize(rows.key, scale)[0], by, cache.inv_freq, cache.pair_axis)

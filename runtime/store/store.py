@@ -182,12 +182,10 @@ class Store:
 
     @property
     def file_bytes(self) -> int:
-        """The file's size now, room allocated ahead included."""
         return self._file.nbytes if self._file is not None else 0
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the table, which grows with the blocks."""
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
@@ -208,9 +206,9 @@ class Store:
                 return False
             record = BlockRecord.of(joined([held, block]))
             with self._changed:
-                self._forget(number)
                 self._make_room(record.buffer.nbytes)
                 if number in self._table:
+                    self._forget(number)
                     self._table.place(number, None)
                     self._hold(number, record)
         self._send_messages()
@@ -350,7 +348,6 @@ class Store:
         self._changed.notify_all()
 
     def _use(self, number: int) -> Block | None:
-        """A block that is in host memory, which it has now been used in."""
         if number in self._clean:
             self._clean.move_to_end(number)
             return self._clean[number]
@@ -386,13 +383,11 @@ class Store:
         self.stats.lost += 1
 
     def _say(self, what: str, message: str) -> None:
-        """Keep a message for the user until the lock is free; once of a kind."""
         if what not in self._noted:
             self._noted.add(what)
             self._messages.append(message)
 
     def _send_messages(self) -> None:
-        """Send the messages. Without the lock."""
         while self._messages:
             with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is no reason to stop
                 self.notify(self._messages.pop(0))
@@ -418,7 +413,6 @@ class Store:
         return found | {number: future.result() for number, future in ahead.items()}
 
     def _read(self, number: int) -> Block | None:
-        """A block, from host memory or the file; None for a lost one. One whose record is damaged is lost."""
         while True:
             with self._changed:
                 if (held := self._use(number)) is not None or self._file is None or number not in self._table:
@@ -474,7 +468,6 @@ class Store:
         return bool(self._dirty and hurry)
 
     def _write_all(self) -> None:
-        """Write blocks, the least recently used first, and try again every ``retry_s`` while that fails."""
         assert self._file is not None
         while True:
             with self._changed:
