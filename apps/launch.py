@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.apps.bundles.choice import ExportChoice
-from edgevlm.apps.bundles.resolve import resolve_model
+from edgevlm.apps.bundles.resolve import ExportChoice, resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.frame_preparation import FramePreparation

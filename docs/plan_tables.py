@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from edgevlm.apps.planning.catalogue import CAMERA, checkpoints, size
 from edgevlm.apps.planning.formulas import Roofline
 from edgevlm.apps.planning.model import PlannedModel, planned, published_facts
-from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
+from edgevlm.apps.planning.plan import CAMERA, DevicePlan, PlanRequest, checkpoints, choose, figure, size
 from edgevlm.engines.devices import load_device
 
 ROOT = Path(__file__).parents[1]

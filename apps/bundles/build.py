@@ -25,25 +25,14 @@ ROUND = 64  # rows that a memory's capacity is a multiple of: a longer system pr
 
 
 def build(
-    name: str, device: str | None, budget: int | None, workspace: int, probes: bool, force: bool, progress: Notify
+    name: str, budget: int | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Build the missing engines; yield a line and the fields of each. device: what this machine must be; workspace: MB.
-
-    Raises UserError.
-    """
+    """Build the missing engines; yield a line and the fields of each. workspace: MB. Raises UserError."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
     settings = BuildSettings(capacity_for(name, budget), workspace << 20, probes=probes, force=force)
-    driver = open_driver()
-    if device is not None:
-        wanted, here = load_device(device)["compute_capability"], ".".join(map(str, driver.device.compute_capability))
-        if load_device(device)["cuda_cores"] is None or wanted != here:
-            raise UserError(
-                f"this machine's {driver.device.name} has compute capability {here} and {device} {wanted or 'no GPU'}: engines "
-                "are built on the device that runs them; leave --device out to build for this one"
-            )
-    for made in builder.build_engines(bundle, settings, driver, to_stderr, progress):
+    for made in builder.build_engines(bundle, settings, open_driver(), to_stderr, progress):
         line = f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
         yield line, asdict(made) | {"capacity": settings.capacity}
 

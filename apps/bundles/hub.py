@@ -6,14 +6,13 @@ run to the next, and checks no hash.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edgevlm.apps.bundles.cache import locked
 from edgevlm.errors import UserError
@@ -40,8 +39,7 @@ class HubError(UserError):
         self.what = what
 
 
-@dataclass(frozen=True, slots=True)
-class HubId:
+class HubId(NamedTuple):
     """A repository's name, and a branch, tag or commit of it."""
 
     repo: str
@@ -51,8 +49,7 @@ class HubId:
         return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
+class HubFile(NamedTuple):
     """A file of a repository. digest: SHA-256 of large files, git's SHA-1 of others; the cache names its blob by it."""
 
     name: str
@@ -250,27 +247,21 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     if isinstance(error, HubError):
         return error
     host = re.sub(r".*@|/.*", "", constants.ENDPOINT.partition("://")[2])
-    page = f"{constants.ENDPOINT}/{name.repo}"
+    page, again = f"{constants.ENDPOINT}/{name.repo}", "run the same command again"
     status = int(getattr(getattr(error, "response", None), "status_code", 0))
     why = " ".join(str(error).split())[:200] or type(error).__name__  # a server may have written it
-    again = "run the same command again"
     if isinstance(error, errors.OfflineModeIsEnabled):
-        found = f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        found = f"{name.repo} has no branch, tag or commit {name.revision!r}", f"see {page}/tree/main for those it has"
-    elif isinstance(error, errors.GatedRepoError):
-        found = f"{name.repo} is gated", f"accept its terms at {page}, set HF_TOKEN to a token of that account, and {again}"
-    elif status in (401, 403, 404):
-        found = f"{name.repo} is no folder here, and {host} shows no such model", "check its name; if it is private, HF_TOKEN"
-    elif status:
-        found = f"{host} answers {status} for {name.repo}", f"{again} later"
-    elif isinstance(error, errors.HTTPError):
-        found = f"{host} cannot be reached ({why})", f"check the network and {again}"
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        found = f"{name}: the disk of {folder} is full", "make room, and the same command goes on where this one stopped"
-    elif isinstance(error, OSError):
+        return HubError(f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder")
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(f"{name.repo} is gated", f"accept its terms at {page}, set HF_TOKEN to your token, and {again}")
+    if status in (401, 403, 404):
+        what = f"{name} is no folder here, and {host} shows no such model or revision"
+        return HubError(what, f"check its name at {page}; if it is private, set HF_TOKEN")
+    if status:
+        return HubError(f"{host} answers {status} for {name.repo}", f"{again} later")
+    if isinstance(error, errors.HTTPError):
+        return HubError(f"{host} cannot be reached ({why})", f"check the network and {again}")
+    if isinstance(error, OSError):
         where = f"{error.filename or folder}: cannot be written ({error.strerror or error})"
-        found = where, "name another folder in HF_HOME or EDGEVLM_CACHE"
-    else:
-        found = f"{host} does not answer as the hub does ({why!a})", "check HF_ENDPOINT"
-    return HubError(*found)
+        return HubError(where, "make room, or name another folder in HF_HOME or EDGEVLM_CACHE; what has arrived is kept")
+    return HubError(f"{host} does not answer as the hub does ({why!a})", "check HF_ENDPOINT")

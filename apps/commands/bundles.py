@@ -73,7 +73,6 @@ def export(
 
 def build(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, of edgevlm export --device.")],
-    device: Annotated[str | None, option("NAME", "Refuse to build on any other device.", "any")] = None,
     budget: Annotated[str | None, option("N|6k", "Allow budgets up to this.", "as run")] = None,
     workspace: Annotated[int, option("MB", "Allow each layer this much workspace.", min=1)] = 1024,
     probes: Annotated[bool, flag("--probes/--no-probes", "Support policies that look at attention.")] = True,
@@ -95,7 +94,7 @@ def build(
 
         wanted = None if budget is None else parse_budget(budget)
         path = resolve_model(bundle, step, to_stderr, "tensorrt")
-        for line, fields in command.build(path, device, wanted, workspace, probes, force, step):
+        for line, fields in command.build(path, wanted, workspace, probes, force, step):
             print(json_line("engine", fields) if json else line, flush=True)  # click would write past the progress line
 
 

@@ -68,8 +68,8 @@ def models(
     from edgevlm.progress import progress
 
     with progress("planning"):
-        from edgevlm.apps.planning.catalogue import show
+        from edgevlm.apps.planning.plan import show_models
 
-        lines = list(show(device, fps, json))
+        lines = list(show_models(device, fps, json))
     for line in lines:
         typer.echo(line)

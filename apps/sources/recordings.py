@@ -19,7 +19,6 @@ from edgevlm.runtime.preprocess import MOST_PIXELS
 LEAST_S = 1e-3  # between two mended times
 JUMP_S = 60.0  # between two pictures of a recording: more is not believed, either way
 FALLBACK_FPS = 25.0  # of what declares no rate, as ffmpeg takes it
-COMPLETE = 0.9  # of the frames, or of the time, a container declares: below this the file was cut short
 SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 Y4M, JPEG, END, SCAN = b"YUV4MPEG2", b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
 LOOK = 4096  # bytes in which the first picture of Motion JPEG begins
@@ -42,10 +41,6 @@ class Recording(Source):
     def _picture(self) -> Image | None:
         """Decode the picture, uint8 RGB ``[H, W, 3]``; None where it is damaged."""
 
-    @abstractmethod
-    def _check_end(self) -> None:
-        """Raise SourceError unless the recording was whole."""
-
     def read(self) -> Frame | None:
         timer = StageTimer()
         try:
@@ -62,7 +57,8 @@ class Recording(Source):
                 self.drops["corrupt"] += 1
             if self.state not in (State.ENDED, State.FAILED):
                 self.close()
-                self._check_end()
+                if not self.given:
+                    raise SourceError(f"{self.name}: ended before there was a picture that can be read; it is damaged")
         except SourceError:
             self.state = State.FAILED
             raise
@@ -81,7 +77,7 @@ class VideoSource(Recording):
         self._capture = Capture(str(self.path), cv2.CAP_FFMPEG if with_ffmpeg else cv2.CAP_ANY)
         if not self._capture.is_open:
             raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)")
-        self._declared, rate = int(self._capture.property("FRAME_COUNT")), self._capture.property("FPS")
+        rate = self._capture.property("FPS")
         self._period = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
         self._clock = RecordedClock(self._period)
         self._decoded = 0
@@ -94,14 +90,6 @@ class VideoSource(Recording):
 
     def _picture(self) -> Image | None:
         return self._capture.retrieve()
-
-    def _check_end(self) -> None:
-        """By the count of pictures or by their times: a container may count pictures that only repeat the one before."""
-        reached = max((self._clock.time_s or 0.0) / self._period + 1, self._decoded)
-        if self._decoded == 0 or reached < COMPLETE * self._declared:
-            raise SourceError(
-                f"{self.path}: ended after {self._decoded} of {self._declared} frames; the file is damaged or cut short"
-            )
 
     @property
     def end_s(self) -> float:
@@ -180,10 +168,6 @@ class FolderSource(Recording):
         except OSError:
             return None
 
-    def _check_end(self) -> None:
-        if not self.given:
-            raise SourceError(f"{self._folder}: none of its {self._next} pictures can be read; they are damaged")
-
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key: digits compare as the number they are, other characters without regard to case."""
@@ -254,10 +238,6 @@ class StdinSource(Recording):
         except (self._av.error.FFmpegError, IndexError):
             return None
         return image
-
-    def _check_end(self) -> None:
-        if not self.given:
-            raise SourceError("stdin: ended before there was a frame that can be read")
 
     def skip(self, time_s: float) -> bool:
         return False  # whoever writes to the pipe decides where it begins

@@ -6,7 +6,7 @@ import pytest
 from more_checkpoints import make_more
 from planned import with_figures
 
-from edgevlm.apps.bundles.choice import ExportChoice
+from edgevlm.apps.bundles.resolve import ExportChoice
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import PixelBudget

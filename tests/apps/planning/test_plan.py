@@ -9,8 +9,7 @@ import pytest
 from planned import SMALL, make_line, roofline, with_figures
 from typer.testing import CliRunner
 
-from edgevlm.apps.planning.catalogue import checkpoints
-from edgevlm.apps.planning.plan import PlanRequest, choose
+from edgevlm.apps.planning.plan import PlanRequest, checkpoints, choose
 from edgevlm.cli import app
 from edgevlm.engines.devices import device_names, load_device
 from edgevlm.errors import UserError

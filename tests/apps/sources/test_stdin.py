@@ -95,8 +95,8 @@ def test_a_frame_that_was_cut_short_is_left_out(data, drops):
     ("data", "frames", "says"),
     [
         (Y4M.replace(b"FRAME", b"FRAMX"), 0, "does not begin where it should"),
-        (Y4M[: Y4M.index(b"FRAME")], 0, "before there was a frame"),
-        (jpeg(60).replace(b"\xff\xc0", b"\xff\xc3"), 0, "before there was a frame"),
+        (Y4M[: Y4M.index(b"FRAME")], 0, "before there was a picture"),
+        (jpeg(60).replace(b"\xff\xc0", b"\xff\xc3"), 0, "before there was a picture"),
     ],
 )
 def test_a_damaged_stream_gives_its_frames_and_one_line(data, frames, says):
