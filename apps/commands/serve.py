@@ -52,19 +52,20 @@ def serve(
     from edgevlm.progress import progress
 
     with progress("starting"):
-        server_of = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
-    key = None if state_key_file is None else f"file:{state_key_file}"
-    shared = {**settings, "state": state, "snapshots": snapshots, "state_key": key}
-    server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
-    given = assigned or lines("EDGEVLM_SERVE_SET")
+        server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
+        configuration = needed("edgevlm.apps.serve.config", "edgevlm serve", "serve")
     if config is None and not camera and Path("edgevlm.toml").is_file():
         to_stderr("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
+    given = {
+        **settings, "state": state, "snapshots": snapshots, "state_key": state_key_file and f"file:{state_key_file}",
+        "server": {"host": host, "port": port, "key": key_file and f"file:{key_file}"}, "cluster": {"join": cluster},
+    }  # fmt: skip
 
     def load() -> Any:
-        return server_of.settings_of(config, camera or [], shared, server, given, cluster)
+        return configuration.settings_of(config, camera, given, assigned or lines("EDGEVLM_SERVE_SET"))
 
     join = needed("edgevlm.apps.cluster.member", "--cluster", "cluster").join if load().cluster.join else None
-    server_of.serve(load, json, quiet, join)
+    server.serve(load, json, quiet, join)
 
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")
@@ -86,7 +87,7 @@ def check(
 
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
     sinks = needed("edgevlm.apps.watches.sinks", "edgevlm config check", "serve")
-    settings = needed("edgevlm.apps.serve.run", "edgevlm config check", "serve").settings_of(path, [], {}, {})
+    settings = config.settings_of(path)
     for each in settings.cameras.values():
         secret(each.source)
     config.server_key(settings.server)

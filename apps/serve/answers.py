@@ -15,16 +15,17 @@ class Health(Record):
     status: str = field("ok.")
 
 
-class Model(Record):
-    id: str = field("The stream's name.")
-    object: str = field("model.")
+class Named(Record):
+    id: str = field("Its name.")
+    object: str = field("Its kind.")
+
+
+class Model(Named):
     created: int = field("0.")
     owned_by: str = field("The model that watches.")
 
 
-class Stream(Record):
-    id: str = field("Its name.")
-    object: str = field("stream.")
+class Stream(Named):
     source: str = field("What is watched, without credentials.")
     model: str = field("The model that watches.")
     policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
@@ -43,9 +44,7 @@ class Stream(Record):
     lost_s: float | None = maybe("In a cluster: seconds that its last move lost.")
 
 
-class Policy(Record):
-    id: str = field("Its name.")
-    object: str = field("policy.")
+class Policy(Named):
     idea: str = field("What it keeps.")
 
 
@@ -78,18 +77,8 @@ class WatchOnCamera(Record):
     paused: bool = field("Whether it is asked no more for now.")
 
 
-class WatchState(WatchSettings):
-    id: str = field("Its name.")
-    object: str = field("watch.")
+class WatchState(WatchSettings, Named):
     cameras: list[WatchOnCamera] = field("How it stands on each camera.")
-
-
-class Node(Record):
-    id: str = field("Its name.")
-    object: str = field("node.")
-    cameras: int = field("How many it watches.")
-    heard_s: float | None = field("Seconds since the head last heard of it; null while it, or the head, is away.")
-    leaving: bool = field("Whether it ends, and its cameras move to others.")
 
 
 class Forgotten(Record):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -17,8 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from edgevlm.apps.run.clock import Asked
-from edgevlm.apps.serve import grammar, media
+from edgevlm.apps.serve import media
 from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.serve.grammar import Grammar
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.answer import Answer, LogitsProcessor
@@ -28,7 +28,6 @@ from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 from edgevlm.runtime.time_window import NothingHeld
 
-MAX_TEXT = 65_536  # characters of one message
 MAX_MESSAGES = 256
 
 
@@ -44,14 +43,25 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
+Text = Annotated[str, Field(max_length=65_536)]
+Moment = Annotated[str, Field(min_length=1, max_length=40)]
+Role = Literal["system", "developer", "user", "assistant"]
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None
+TopP = Annotated[float, Field(gt=0, le=1)] | None
+Count = Annotated[int, Field(ge=1, le=1 << 31)] | None
+Tokens = Annotated[Count, BeforeValidator(lambda value: None if value == -1 else value)]  # llama.cpp's -1: any number
+ASKED_STREAM = "The stream: its name, or what ends in `/NAME`. A video part may name it instead; unless given, the only one."
+AskedModel = Annotated[str, Field(max_length=512, description=ASKED_STREAM)]
+ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
+
+
 class TextPart(Lenient):
     type: Literal["text"]
-    text: Annotated[str, Field(max_length=MAX_TEXT)]
+    text: Text
 
 
 class ImageUrl(Lenient):
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
 
 
 class ImagePart(Lenient):
@@ -74,21 +84,15 @@ class VideoPart(Lenient):
 
     @property
     def url(self) -> str:
-        media = self.video_url or self.input_video
-        return "" if media is None else media.url
-
-    @property
-    def is_stream(self) -> bool:
-        return self.url.lower().startswith("edgevlm:")
-
-
-Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+        given = self.video_url or self.input_video
+        return "" if given is None else given.url
 
 
 class ChatMessage(Lenient):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[Part], Field(max_length=64)]
-    name: Annotated[str, Field(max_length=256)] | None = None
+    role: Role
+    content: (
+        Text | Annotated[list[Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]], Field(max_length=64)]
+    )
 
     @property
     def text(self) -> str:
@@ -101,66 +105,37 @@ class StreamOptions(Lenient):
     include_usage: bool = False
 
 
-Schema = dict[str, Any] | bool
-ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
-Pattern = Annotated[str, Field(min_length=1, max_length=grammar.MAX_GRAMMAR)]
-
-
-Count = Annotated[int, Field(ge=1, le=1 << 31)] | None
-Tokens = Annotated[Count, BeforeValidator(lambda value: None if value == -1 else value)]  # llama.cpp's -1: any number
-Moment = Annotated[str, Field(min_length=1, max_length=40)]
-ASKED_STREAM = "The stream: its name, or what ends in `/NAME`. A video part may name it instead; unless given, the only one."
-
-
-class VideoSampling(Lenient):
-    """Of a file: as many frames, at most so many a second."""
-
-    num_frames: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
-    fps: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-
-
-class MediaSampling(Lenient):
-    video: VideoSampling = VideoSampling()
-
-
 class NamedSchema(Lenient):
-    json_schema: Schema = Field(default=True, alias="schema")
+    json_schema: dict[str, Any] | bool = Field(default=True, alias="schema")
 
 
 class ResponseFormat(Lenient):
-    """OpenAI's; ``schema`` beside ``json_object`` is llama.cpp's."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    object_schema: Schema | None = Field(default=None, alias="schema")
 
 
 class StructuredOutputs(Strict):
     """vLLM's."""
 
     choice: ChoiceTexts | None = None
-    json_schema: Schema | str | None = Field(default=None, alias="json")
-    json_object: bool = False
-    regex: Pattern | None = None
 
 
 class ChatRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
-    model: Annotated[str, Field(max_length=512, description=ASKED_STREAM)] = ""
+    model: AskedModel = ""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Tokens = None
     max_completion_tokens: Tokens = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
     stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
     n: Literal[1] | None = 1
-    media_io_kwargs: MediaSampling = MediaSampling()
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     since: Moment | None = Field(None, description="Look at what was seen from then on: `10m`, `14:03` or RFC 3339.")
@@ -177,37 +152,26 @@ class ChatRequest(Lenient):
             "seed": None if self.seed == -1 else self.seed,
         }
 
-    def constraint(self) -> tuple[str, Literal["choice", "json", "regex"], Any] | None:
-        """The field that says what the answer must be, what kind it is of, and its value. Raises FieldError for two of them."""
-        wanted, form = self.structured_outputs or StructuredOutputs(), self.response_format or ResponseFormat(type="text")
-        found: list[tuple[str, Literal["choice", "json", "regex"], Any]] = []
-        if form.type == "json_schema":
-            if form.json_schema is None:
-                raise FieldError("response_format.json_schema", "give the schema")
-            found.append(("response_format.json_schema", "json", form.json_schema.json_schema))
-        if form.type == "json_object":
-            found.append(("response_format", "json", form.object_schema or grammar.ANY_OBJECT))
-        if wanted.choice is not None:
-            found.append(("structured_outputs.choice", "choice", wanted.choice))
-        if wanted.json_schema is not None or wanted.json_object:
-            schema = grammar.ANY_OBJECT if wanted.json_schema is None else wanted.json_schema
-            found.append(("structured_outputs.json", "json", schema))
-        if wanted.regex is not None:
-            found.append(("structured_outputs.regex", "regex", wanted.regex))
-        if len(found) > 1:
-            raise FieldError(found[1][0], f"the answer cannot follow {found[0][0]} too")
-        return found[0] if found else None
+    @property
+    def is_free(self) -> bool:
+        """Whether the answer may be any text."""
+        choices = None if self.structured_outputs is None else self.structured_outputs.choice
+        return choices is None and (self.response_format is None or self.response_format.type == "text")
 
-    def logits_processor(self, model: Model) -> LogitsProcessor | None:
-        """What holds the answer to what was asked for; None where it is free. Raises FieldError."""
-        constraint = self.constraint()
-        if constraint is None:
-            return None
-        field, kind, value = constraint
+    def logits_processor(self, model: Model) -> LogitsProcessor:
+        """What holds the answer to its form, where it is not free. Raises FieldError."""
+        form, choices = self.response_format, (self.structured_outputs or StructuredOutputs()).choice
+        field: str = "response_format"
+        schema: Any = {"type": "object"}
+        if form is not None and form.type == "json_schema":
+            field, schema = "response_format.json_schema", form.json_schema and form.json_schema.json_schema
         try:
-            if kind == "choice":
-                return OneOf(model, value)
-            return grammar.regex(model, value) if kind == "regex" else grammar.json_schema(model, value)
+            if choices is not None:
+                field = "structured_outputs.choice"
+                return OneOf(model, choices)
+            if schema is None:
+                raise UserError("give the schema")
+            return Grammar(model, schema)
         except UserError as error:
             raise FieldError(field, str(error)) from None
 
@@ -216,38 +180,33 @@ class ChatRequest(Lenient):
         return [self.stop] if isinstance(self.stop, str) else [each for each in self.stop or [] if each]
 
     @property
+    def _asked(self) -> tuple[str, dict[str, str]]:
+        """Name and window of the last video part that is a stream. Raises FieldError."""
+        urls = [part.url for _, part in self._parts() if isinstance(part, VideoPart) and is_stream(part)]
+        return stream_of(urls[-1]) if urls else ("", {})
+
+    @property
     def stream_name(self) -> str | None:
-        """The stream asked about: of the last video part, else behind the model's last ``/``; None for the only one."""
-        url = self._stream_url
-        return stream_of(url)[0] if url else self.model.rpartition("/")[2] or None
+        """The stream asked about: of the last video part, else after the model's last ``/``; None for the only one."""
+        return self._asked[0] or self.model.rpartition("/")[2] or None
 
     @property
     def window(self) -> dict[str, str]:
-        """``since`` and ``until`` as they were given, in fields or in the stream's URL. Raises FieldError."""
-        given = {name: text for name, text in (("since", self.since), ("until", self.until)) if text is not None}
-        in_url = stream_of(self._stream_url)[1] if self._stream_url else {}
-        if twice := given.keys() & in_url.keys():
-            raise FieldError(min(twice), "the stream's URL has it too; give it once")
-        return {**given, **in_url}
-
-    @property
-    def _stream_url(self) -> str:
-        """Of the last video part that is a stream; empty where there is none."""
-        urls = [part.url for _, part in self._media() if isinstance(part, VideoPart) and part.is_stream]
-        return urls[-1] if urls else ""
+        """``since`` and ``until`` as they were given, in fields or in the stream's URL, which wins. Raises FieldError."""
+        return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     @property
     def has_pictures(self) -> bool:
-        return any(isinstance(part, ImagePart) or not part.is_stream for _, part in self._media())
+        return any(not is_stream(part) for _, part in self._parts())
 
     def pictures(self, settings: ServerSettings, prepare: Callable[[NDArray[np.uint8]], Pixels]) -> list[Pixels]:
         """What the messages show, prepared for the model. Where that is too much, what was shown first is left out.
 
-        Raises FieldError for what is not allowed or no picture, and where the last message alone shows too much.
+        Raises FieldError for what is not allowed or not an image, and where the last message alone shows too much.
         """
-        last, remaining, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[list[Pixels]]()
-        for field, part in reversed(self._media()):
-            if isinstance(part, VideoPart) and part.is_stream:
+        last, remaining, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[Pixels]()
+        for field, part in reversed(self._parts()):
+            if is_stream(part):
                 continue
             if remaining == 0 and field.startswith(last):
                 raise FieldError(field, f"a question shows {settings.max_pictures} pictures at most (server.max_pictures)")
@@ -257,16 +216,15 @@ class ChatRequest(Lenient):
                 if isinstance(part, ImagePart):
                     images = [media.read_picture(part.image_url.url, settings)]
                 else:
-                    wanted = self.media_io_kwargs.video
-                    images = media.read_video(part.url, settings, min(remaining, wanted.num_frames or remaining), wanted.fps)
+                    images = media.read_video(part.url, settings, remaining)
             except UserError as error:
                 raise FieldError(field, str(error)) from None
-            shown.append([prepare(image) for image in images])
+            shown = [*(prepare(image) for image in images), *shown]
             remaining -= len(images)
-        return [picture for part in reversed(shown) for picture in part]
+        return shown
 
-    def _media(self) -> list[tuple[str, ImagePart | VideoPart]]:
-        """The parts that are no text, each with the name of its field."""
+    def _parts(self) -> list[tuple[str, ImagePart | VideoPart]]:
+        """The parts that are not text, each with the name of its field."""
         return [
             (f"messages.{index}.content.{place}.{part.type}", part)
             for index, message in enumerate(self.messages)
@@ -275,13 +233,10 @@ class ChatRequest(Lenient):
         ]
 
     def question(self) -> tuple[str, list[Turn]]:
-        """The last user message, and the turns before it. A system message stands before the question.
-
-        Raises FieldError.
-        """
-        if self.messages[-1].role != "user":
-            raise FieldError("messages", "the last message is the user's")
-        system = "\n".join(each.text for each in self.messages if each.role in ("system", "developer"))
+        """The last user message, and the turns before it. A system message precedes the question. Raises FieldError."""
+        question = self.messages[-1].text.strip()
+        if self.messages[-1].role != "user" or not question:
+            raise FieldError("messages", "the last message is the user's, and has a text")
         turns: list[Turn] = []
         asked: str | None = None
         for each in self.messages[:-1]:
@@ -290,26 +245,21 @@ class ChatRequest(Lenient):
             elif each.role == "assistant" and asked is not None:
                 turns.append((asked, each.text))
                 asked = None
-        question = self.messages[-1].text.strip()
-        if not question:
-            raise FieldError("messages", "the last message has no text")
+        system = "\n".join(each.text for each in self.messages if each.role in ("system", "developer"))
         return f"{system}\n{question}".strip(), turns
+
+
+def is_stream(part: ImagePart | VideoPart) -> bool:
+    return isinstance(part, VideoPart) and part.url.lower().startswith("edgevlm:")
 
 
 def stream_of(url: str) -> tuple[str, dict[str, str]]:
     """``front-door`` and ``{"since": "10m"}`` of ``edgevlm://front-door?since=10m``. Raises FieldError."""
     match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
-    if match is None:
-        raise FieldError("video_url.url", "give a stream of this server, edgevlm://NAME")
-    pairs = parse_qsl(match[2] or "", keep_blank_values=True)
-    names = [name for name, _ in pairs]
-    if {*names} - {"since", "until"} or len(names) > len({*names}) or not all(0 < len(text) <= 40 for _, text in pairs):
-        raise FieldError("video_url.url", "behind ? there are since and until, each once: edgevlm://NAME?since=10m")
-    return match[1], dict(pairs)
-
-
-class TooLate(UserError):
-    """A question waited for as long as the server lets one wait."""
+    window = dict(parse_qsl(match[2] or "", keep_blank_values=True)) if match else {}
+    if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):
+        raise FieldError("video_url.url", "give a stream of this server: edgevlm://NAME, or edgevlm://NAME?since=10m&until=5m")
+    return match[1], window
 
 
 class Completion:
@@ -321,17 +271,6 @@ class Completion:
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
-        self._too_late: asyncio.TimerHandle | None = None
-        self._waited_s = 0.0  # where it was given up for that
-
-    def give_up_after(self, seconds: float) -> None:
-        """Take the question back where it still waits then: its answer raises TooLate."""
-
-        def late() -> None:
-            if not isinstance(self.answer, str) and self.answer.take_back():
-                self._waited_s = seconds
-
-        self._too_late = asyncio.get_running_loop().call_later(seconds, late)
 
     async def complete(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
@@ -371,8 +310,6 @@ class Completion:
                     given = len(text) - held
             else:
                 self.finish_reason = "stop" if self.answer.finish_reason == "stop" else "length"
-            if self._waited_s:
-                raise TooLate(f"the question waited {self._waited_s:g} s for others and was given up; ask again later")
             if text[given:]:
                 yield text[given:]
         except NothingHeld as error:
@@ -384,8 +321,6 @@ class Completion:
 
     def cancel(self) -> None:
         """Give the answer up, where it is not finished."""
-        if self._too_late is not None:
-            self._too_late.cancel()
         if not isinstance(self.answer, str) and not self.answer.finished:
             self.answer.cancel()
 
@@ -395,13 +330,8 @@ class Completion:
             return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
         prompt = held + self.answer.prompt_tokens
-        details = {"cached_tokens": held}
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": said,
-            "total_tokens": prompt + said,
-            "prompt_tokens_details": details,
-        }
+        counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+        return counts | {"prompt_tokens_details": {"cached_tokens": held}}
 
     def extension(self) -> dict[str, Any]:
         """What OpenAI's shape has no place for."""

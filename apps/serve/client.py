@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.run.clock import NOW_S, clock_time, moment
 from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import json_line
@@ -43,12 +43,13 @@ def ask_server(
     window: ``since`` and ``until`` as typed.
     """
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
-    text, extension, done = "", dict[str, Any](), False
+    text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
         for line in response.iter_lines():
             data = line.removeprefix("data:").strip()
-            done = done or data == "[DONE]"
-            if done or not line.startswith("data:"):
+            if data == "[DONE]":
+                break
+            if not line.startswith("data:"):
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
@@ -59,36 +60,30 @@ def ask_server(
                 text += piece
                 if not as_json:
                     print(piece, end="", flush=True)
-        if not done:
+        else:
             raise UserError(f"{mask_credentials(url)}: the server went away in the middle of an answer; ask again")
         if as_json:
-            told = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence", "evidence_held")}
-            told["evidence"] = told["evidence"] or []
-            print(json_line("completion", {"time": wall_clock(), "question": question, "text": text, **told}), flush=True)
+            fields = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence_held")}
+            fields |= {"question": question, "text": text, "evidence": extension.get("evidence") or []}
+            print(json_line("completion", {"time": wall_clock(), **fields}), flush=True)
             return
         print(flush=True)
-        if line := seen(extension):
-            to_stderr(line)
-
-
-def seen(extension: Mapping[str, Any]) -> str:
-    """When what an answer was read from was seen, in words; empty where that is now, or unknown."""
-    held, moments, now = extension.get("evidence_held"), extension.get("evidence"), time.time()
-    if held is False:
-        return "what would answer this is no longer in memory"
-    if held is None or not moments or moments[0]["time"] is None:
-        return ""
-    at = moment(moments[0]["time"]) + moments[0]["until_s"] - moments[0]["time_s"]
-    return f"seen {clock_time(at, now)}" if now - at >= NOW_S else ""
+        held, moments, now = extension.get("evidence_held"), extension.get("evidence"), time.time()
+        if held is False:
+            to_stderr("what would answer this is no longer in memory")
+        elif held and moments and moments[0]["time"] is not None:
+            at = moment(moments[0]["time"]) + moments[0]["until_s"] - moments[0]["time_s"]
+            if now - at >= NOW_S:
+                to_stderr(f"seen {clock_time(at, now)}")
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
     """What a server has deleted, by camera. Raises UserError, one line."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
-        told = json.loads(response.read())
-        if waiting := told.get("waiting"):
+        done = json.loads(response.read())
+        if waiting := done.get("waiting"):
             to_stderr(f"still to be forgotten, once they are back: {', '.join(waiting)}")
-        return dict(told["streams"])
+        return dict(done["streams"])
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
@@ -99,21 +94,18 @@ def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_j
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:
-            print(json_line(each["event"], each) if as_json else told(each, url))
+            if as_json:
+                print(json_line(each["event"], each))
+                continue
+            at, what = each.get("time") or each["opened"], each.get("text")
+            if what is None:
+                how_long = "still open" if each["seconds"] is None else f"for {ago(each['seconds'])}"
+                what = f"{each['question'] or each['watch']}  {how_long} ({each['probability']:.2f})"
+            print(f"{clock_time(moment(at))}  {each['camera']}  {what}")
+            for seen in [seen for seen in each["evidence"] if seen.get("jpeg_url")][:1]:
+                print(f"  {mask_credentials(url).rstrip('/')}{seen['jpeg_url']}")
         if not found["data"]:
             to_stderr(f"nothing happened since {clock_time(moment(found['since']))}: no watch was open, no line was written")
-
-
-def told(each: Mapping[str, Any], url: str) -> str:
-    """An entry of a digest for people."""
-    at = clock_time(moment(each["time" if each["event"] == "line" else "opened"]))
-    if each["event"] == "line":
-        what = each["text"]
-    else:
-        how_long = "still open" if each["seconds"] is None else f"for {ago(each['seconds'])}"
-        what = f"{each['question'] or each['watch']}  {how_long} ({each['probability']:.2f})"
-    pictures = [seen["jpeg_url"] for seen in each["evidence"] if seen.get("jpeg_url")]
-    return f"{at}  {each['camera']}  {what}" + (f"\n  {mask_credentials(url).rstrip('/')}{pictures[0]}" if pictures else "")
 
 
 def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> list[dict[str, Any]]:
@@ -127,34 +119,25 @@ def replied(
     url: str, key_file: Path | None, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Response]:
     """The answer to a POST, to a GET where there is no body. Raises UserError, one line, also for what is read of it inside."""
-    shown, headers = mask_credentials(url), {}
+    shown, method, headers = mask_credentials(url), "GET" if body is None else "POST", {}
     if key_file is not None:
-        try:
-            headers["authorization"] = f"Bearer {key_file.read_text(encoding='utf-8').strip()}"
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--key-file {key_file}: cannot be read ({error})") from None
-        if not headers["authorization"].isascii() or not headers["authorization"].isprintable():
-            raise UserError(f"--key-file {key_file}: is no key; it has more than one line of ASCII")
+        key = secret(f"file:{key_file}")
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"--key-file {key_file}: give one line of ASCII")
+        headers["authorization"] = f"Bearer {key}"
     try:
         address = (url if "://" in url else f"http://{url}").rstrip("/") + path
         with (
             httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client,
-            client.stream("GET" if body is None else "POST", address, json=body, params=query, headers=headers) as response,
+            client.stream(method, address, json=body, params=query, headers=headers) as response,
         ):
-            if response.status_code != 200:
-                raise UserError(f"{shown}: {problem(response.status_code, response.read())}")
-            yield response
+            if response.status_code == 200:
+                yield response
+            else:
+                raise UserError(f"{shown}: {json.loads(response.read())['error']['message']}")
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000") from None
     except (OSError, httpx.HTTPError) as error:
         raise UserError(f"{shown}: no answer ({error}); is `edgevlm serve` running there?") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{shown}: this is no edgevlm server") from None
-
-
-def problem(status: int, body: bytes) -> str:
-    """A refusal's own words."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return f"it answers {status}"

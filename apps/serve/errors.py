@@ -18,7 +18,7 @@ CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_ex
 
 
 class ApiError(HTTPException):
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's shape. soon: seconds after which to ask again, of 429 and 503."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None, soon: int = 1) -> None:
         again = {"Retry-After": str(soon)} if status in (429, 503) else None
@@ -65,7 +65,7 @@ STATUSES = {
     421: "The Host header does not match this server.",
     429: "There are too many requests; ask again after `Retry-After` seconds.",
     500: "The server has a fault.",
-    503: "It is not ready, has too many connections, or a question waited too long; ask again after `Retry-After` seconds.",
+    503: "It is not ready, or has too many connections; ask again after `Retry-After` seconds.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     f"{hundreds}XX": {
@@ -85,23 +85,16 @@ def add_errors(app: FastAPI) -> None:
         if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
             return answer(400, str(cause), "invalid_value", cause.field)
         where, *path = found["loc"]
-        shapes = ("text", "constrained-str")
-        named = [*path[:1], *(part for part in path[1:] if part not in shapes and "[" not in str(part))]
-        param = ".".join(map(str, named)) or str(where)
-        if param == "body" and "json" not in request.headers.get("content-type", ""):
-            return answer(400, "body: send JSON, with content-type: application/json", "invalid_json", "body")
-        if found["type"] == "json_invalid":
-            return answer(400, "body: it is not JSON", "invalid_json", "body")
+        named = [part for part in path if part not in ("text", "constrained-str") and "[" not in str(part)]
+        if found["type"] == "json_invalid" or (not named and where == "body"):
+            return answer(400, f"body: send JSON, with content-type: application/json ({found['msg']})", "invalid_json", "body")
+        param = ".".join(map(str, named))[:200]
         what = "there is no such field" if found["type"] == "extra_forbidden" else reason(found["msg"])
-        return answer(400, f"{param}: {what}"[:500], "invalid_value", param[:200] or None)
-
-    @app.exception_handler(FieldError)
-    async def field(request: Request, error: FieldError) -> JSONResponse:
-        return answer(400, str(error), "invalid_value", error.field)
+        return answer(400, f"{param}: {what}"[:500], "invalid_value", param)
 
     @app.exception_handler(UserError)
     async def user(request: Request, error: UserError) -> JSONResponse:
-        return answer(400, mask_credentials(str(error)), "invalid_value")
+        return answer(400, mask_credentials(str(error)), "invalid_value", getattr(error, "field", None))
 
     @app.exception_handler(StarletteHTTPException)
     async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:

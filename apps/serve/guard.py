@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgevlm.apps.serve.config import LOOPBACK
+from edgevlm.apps.serve.config import LOOPBACK, ServerSettings
 from edgevlm.apps.serve.errors import ApiError, error_response
 from edgevlm.apps.serve.service import Service
 
@@ -21,7 +21,7 @@ BURST_S = 10.0  # of requests at the highest rate that an address may send at on
 MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 SMALL = 64 << 10  # bytes of a body that is read however many others are
-OPEN_PATHS = ("/static/", "/health/")  # need no key: they tell nothing of what is watched
+OPEN_PATHS = ("/static/", "/health/")  # need no key: they show nothing of what is watched
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -61,8 +61,8 @@ class Guard:
                 raise HTTPException(408, f"the body did not come within {BODY_S:g} s", {"connection": "close"}) from None
             if not message.get("more_body"):
                 deadline = None
-            taken += len(message.get("body", b""))
-            self._held += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            taken, self._held = taken + size, self._held + size
             if taken > limit:
                 raise ApiError(413, f"the request has more than {limit} bytes", "too_large")
             if taken > SMALL and self._held > 4 * limit:
@@ -85,13 +85,12 @@ class Guard:
         """Raises ApiError for a request that may not pass."""
         headers, path, server = request.headers, request.url.path, self._service.config.server
         if (early := self._early(request.client.host if request.client else "", server.max_rate)) > 0:
-            soon = math.ceil(early)
-            raise ApiError(429, "too many requests a second; ask again later", "rate_limit_exceeded", soon=soon)
-        host = host_of(headers.get("host", ""))
-        if host not in (*LOOPBACK, server.host, *server.hosts) and not is_address(host):
+            why = "too many requests a second; ask again later"
+            raise ApiError(429, why, "rate_limit_exceeded", soon=math.ceil(early))
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
-        origin = headers.get("origin")
-        if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
+        if origin is not None and origin.lower().partition("://")[2] != host.lower():
             raise ApiError(403, "requests from pages of other sites are refused", "wrong_origin")
         key, given = self._service.key, headers.get("authorization", "").removeprefix("Bearer ")
         is_open = key is None or path == "/" or path.startswith(OPEN_PATHS)
@@ -113,20 +112,15 @@ class Guard:
         return 0.0
 
 
-def host_of(header: str) -> str:
-    """Return the name of a ``Host`` header, without the port; empty where it is none."""
+def is_ours(header: str, server: ServerSettings) -> bool:
+    """Whether a ``Host`` header has a name of this server, or an address, to which no site's name can be pointed."""
     try:
         parts = urlsplit(f"//{header}")
         _ = parts.port
-    except ValueError:
-        return ""
-    return parts.hostname or "" if parts.netloc == header and "@" not in header else ""
-
-
-def is_address(host: str) -> bool:
-    """Whether it is an address: no name that another site's page could have pointed here."""
-    try:
-        ip_address(host)
+        if parts.netloc != header or "@" in header:
+            return False
+        if parts.hostname not in (*LOOPBACK, server.host, *server.hosts):
+            ip_address(parts.hostname or "")
     except ValueError:
         return False
     return True

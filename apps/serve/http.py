@@ -25,18 +25,18 @@ from starlette.concurrency import run_in_threadpool
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
-from edgevlm.apps.run.clock import Asked, moment
-from edgevlm.apps.run.output import wall_clock
+from edgevlm.apps.run.clock import Asked
+from edgevlm.apps.run.output import finite, wall_clock
 from edgevlm.apps.schemas import field as described
 from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import answer_of, list_of
-from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
+from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict
 from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, Name, ServeConfig
 from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors, error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
 from edgevlm.apps.serve.service import Service, field
-from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
+from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.plugins import names
@@ -50,17 +50,19 @@ POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG_FPS = 5.0  # of one that is asked for none
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
-When = Annotated[str, Field(min_length=1, max_length=40)]
+ShortName = Annotated[str, Field(max_length=64)]
+Words = Annotated[str, Field(max_length=256)]
+Limit = Annotated[int, Field(ge=1, le=MAX_EVENTS)]
+SourceText = Annotated[str, Field(min_length=1, max_length=4096)]
 StreamName = Annotated[str, Path(max_length=64)]
-PolicyName = Annotated[str, Field(max_length=256)]
 
 
 class NewStream(Strict):
     """A camera to watch."""
 
     id: Name
-    source: Annotated[str, Field(min_length=1, max_length=4096)]
-    policy: PolicyName | None = None
+    source: SourceText
+    policy: Words | None = None
     budget: Budget = None
     fps: Fps | None = None
 
@@ -69,14 +71,14 @@ class StreamChange(Strict):
     """What is left out stays."""
 
     state: Literal["running", "paused"] | None = None
-    policy: PolicyName | None = None
+    policy: Words | None = None
     budget: Budget = None
 
 
 class Forget(Strict):
     """What to delete: of one stream, or of all streams. since and until are as in questions. confirm: that it is meant."""
 
-    stream: Annotated[str, Field(max_length=64)] | None = None
+    stream: ShortName | None = None
     since: Moment | None = None
     until: Moment | None = None
     all: bool = False
@@ -86,43 +88,47 @@ class Forget(Strict):
         """Raises FieldError."""
         if self.all == bool(self.since or self.until):
             raise FieldError("all", "give since or until, or all")
-        since, until = moments(self.since, self.until)
-        span = Span(-math.inf if since is None else since, math.inf if until is None else until)
-        if span.until < span.since:
-            raise FieldError("until", "is before since")
-        return span
+        return Span(**window(self.since, self.until))
 
 
 class WatchChange(Strict):
     state: Literal["running", "paused"]
-    camera: Annotated[str, Field(max_length=64)] | None = None
+    camera: ShortName | None = None
 
 
 class WindowQuery(BaseModel):
-    since: When | None = Field(None, description="From then on: `10m`, `14:03` or RFC 3339.")
-    until: When | None = Field(None, description="Up to then.")
-    camera: Annotated[str, Field(max_length=64)] | None = None
-    limit: Annotated[int, Field(ge=1, le=MAX_EVENTS)] = 100
+    since: Moment | None = Field(None, description="From then on: `10m`, `14:03` or RFC 3339.")
+    until: Moment | None = Field(None, description="Up to then.")
+    camera: ShortName | None = None
+    limit: Limit = 100
+
+    def found(self) -> dict[str, Any]:
+        """The query, its times in seconds since 1970. Raises FieldError."""
+        return {**self.model_dump(), **window(self.since, self.until)}
 
 
 class JournalQuery(WindowQuery):
-    search: Annotated[str, Field(max_length=256)] | None = Field(None, description="Words that all occur.")
+    search: Words | None = Field(None, description="Words that all occur.")
 
 
 class DigestQuery(JournalQuery):
-    since: When = "8h"
-    limit: Annotated[int, Field(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
+    since: Moment = "8h"
+    limit: Limit = MAX_EVENTS
 
 
 class EventQuery(WindowQuery):
-    watch: Annotated[str, Field(max_length=64)] | None = None
-    text: Annotated[str, Field(max_length=256)] | None = Field(
-        None, description="Part of the question, or of the name of watch or camera."
-    )
+    watch: ShortName | None = None
+    text: Words | None = Field(None, description="Part of the question, or of the name of watch or camera.")
 
 
 class TestedSource(Strict):
-    source: Annotated[str, Field(min_length=1, max_length=4096)]
+    source: SourceText
+
+
+def window(since: str | None, until: str | None) -> dict[str, float]:
+    """The seconds since 1970 of those that are given. Raises FieldError."""
+    with field("since" if since else "until"):
+        return Asked(since or "", until or "").seconds()
 
 
 class Server:
@@ -148,11 +154,10 @@ class Server:
         if not stream.session.stats.frames:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= limit:
-            self.metrics.refused.labels("queue_full").inc()
+            self.metrics.refused.inc()
             soon = max(1, math.ceil(self.metrics.answer_s))  # one place is free then
-            raise ApiError(
-                429, f"{limit} questions are being answered or wait; ask again in {soon} s", "rate_limit_exceeded", soon=soon
-            )
+            why = f"{limit} questions are being answered or wait; ask again in {soon} s"
+            raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
         try:
             wanted = asked.max_completion_tokens or asked.max_tokens
@@ -160,7 +165,7 @@ class Server:
             window = Asked(**asked.window, offset=stream.observer.offset)
             with field("since" if window.since else "until"):
                 sampling = {"max_tokens": tokens, **asked.sampling, **window.seconds()}
-            if asked.constraint() is not None:
+            if not asked.is_free:
                 sampling["logits_processor"] = await self._prepared(asked.logits_processor, stream.model)
             if asked.has_pictures:
                 settings = self.service.config.server
@@ -172,9 +177,7 @@ class Server:
         except BaseException:
             self.metrics.unfinished -= 1
             raise
-        completion = Completion(asked, stream, question, answer, window)
-        completion.give_up_after(self.service.config.server.max_wait)
-        return completion
+        return Completion(asked, stream, question, answer, window)
 
     async def _prepared(self, work: Callable[..., T], *arguments: Any) -> T:
         """What a question needs before it is asked, on one of a few threads: others are left for the rest."""
@@ -233,7 +236,6 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
     add_streams(app, server)
     add_events(app, server)
     add_watches(app, server)
-    add_nodes(app)
     add_rest(app, server, load)
     return app
 
@@ -268,9 +270,6 @@ def add_openai(app: FastAPI, server: Server) -> None:
         if not streamed:
             try:
                 return JSONResponse(await unless_gone(request, answer))
-            except TooLate as error:
-                server.metrics.refused.labels("waited_too_long").inc()
-                raise ApiError(503, str(error), "overloaded", soon=10) from None
             finally:
                 server.finished(completion)
 
@@ -280,8 +279,6 @@ def add_openai(app: FastAPI, server: Server) -> None:
                 async for event in told:
                     yield event
             except UserError as error:
-                if isinstance(error, TooLate):
-                    server.metrics.refused.labels("waited_too_long").inc()
                 yield {"data": json.dumps(error_body(mask_credentials(str(error)), None, kind="server_error"))}
             finally:
                 await told.aclose()
@@ -308,11 +305,8 @@ def add_streams(app: FastAPI, server: Server) -> None:
     async def streams() -> dict[str, Any]:
         """Every camera and its status. watts: of the machine, where it has a meter."""
         watts = await run_in_threadpool(server.service.power.watts)
-        return {
-            "object": "list",
-            "data": [stream.describe() for stream in server.service.streams.values()],
-            "watts": finite(watts),
-        }
+        data = [stream.describe() for stream in server.service.streams.values()]
+        return {"object": "list", "data": data, "watts": finite(watts)}
 
     @app.get("/v1/policies", tags=["streams"], responses=list_of(answers.Policy))
     async def policies() -> dict[str, Any]:
@@ -401,34 +395,39 @@ def add_streams(app: FastAPI, server: Server) -> None:
     async def events(name: StreamName) -> EventSourceResponse:
         """Server-sent events: answer, state, stats, notice, watch, journal. A listener that does not keep up is dropped."""
         stream = server.stream(name)
-        return EventSourceResponse(listen(stream.events, stream), ping=15)
+
+        async def listen() -> AsyncIterator[dict[str, str]]:
+            queue = stream.events.listen()
+            try:
+                yield {"event": "state", "data": json.dumps({"state": stream.state, "problem": stream.problem})}
+                while (event := await queue.get()) is not None:
+                    yield {"event": event[0], "data": json.dumps(event[1])}
+            finally:
+                stream.events.leave(queue)
+
+        return EventSourceResponse(listen(), ping=15)
 
 
 def add_events(app: FastAPI, server: Server) -> None:
     @app.get("/v1/journal", tags=["events"], responses=list_of(answers.Line))
     async def journal(asked: Annotated[JournalQuery, Query()]) -> dict[str, Any]:
         """What cameras have written in words, newest first."""
-        since, until = moments(asked.since, asked.until)
-        query = {**asked.model_dump(), "since": since, "until": until}
-        found = await run_in_threadpool(lambda: server.service.lines(**query))
+        found = await run_in_threadpool(lambda query: server.service.lines(**query), asked.found())
         return {"object": "list", "data": [line.json() for line in found]}
 
     @app.get("/v1/events", tags=["events"], responses=list_of(answers.Event))
     async def events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
         """Watches that opened and closed, newest first."""
-        since, until = moments(asked.since, asked.until)
-        query = {**asked.model_dump(), "since": since, "until": until}
-        found = await run_in_threadpool(lambda: server.service.delivery.store.query(**query))
+        found = await run_in_threadpool(lambda query: server.service.delivery.store.query(**query), asked.found())
         return {"object": "list", "data": [each.json() for each in found]}
 
     @app.get("/v1/digest", tags=["events"], responses=list_of(answers.Opening, answers.Line, since=SINCE, until=UNTIL))
     async def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
         """What happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with what it was
         read from. limit: the newest."""
-        since, until = moments(asked.since, asked.until)
-        start, end = since or 0.0, time.time() if until is None else until
-        found = await run_in_threadpool(server.service.digest, start, end, asked.camera, asked.search)
-        return {"object": "digest", "since": wall_clock(start), "until": wall_clock(end), "data": found[-asked.limit :]}
+        span = {"until": time.time(), **window(asked.since, asked.until)}
+        found = await run_in_threadpool(server.service.digest, **span, camera=asked.camera, search=asked.search)
+        return {"object": "digest", **{name: wall_clock(at) for name, at in span.items()}, "data": found[-asked.limit :]}
 
     @app.get("/v1/events/{event}/{place}.jpg", tags=["events"], response_class=Response, responses=JPEG)
     async def picture(
@@ -476,41 +475,6 @@ def add_watches(app: FastAPI, server: Server) -> None:
     async def remove(name: StreamName) -> None:
         """Delete a watch. Where it is open it closes."""
         await run_in_threadpool(watches.remove, known(name))
-
-
-def add_nodes(app: FastAPI) -> None:
-    """Of a server in no cluster; a node's own are :class:`edgevlm.apps.cluster.routes.ClusterRoutes`."""
-
-    @app.get("/v1/nodes", tags=["nodes"], responses=list_of(answers.Node))
-    async def nodes() -> dict[str, Any]:
-        """A cluster's nodes, those that are away too. Empty where the server is in no cluster."""
-        return {"object": "list", "data": []}
-
-    @app.delete("/v1/nodes/{name}", tags=["nodes"], status_code=204)
-    async def remove(name: StreamName) -> None:
-        """Say that a node which is away does not come back: what is to be forgotten waits for it no longer.
-
-        A node of that name is not taken again."""
-        raise ApiError(404, f"there is no node {name!r}: this server is in no cluster", "not_found", "name")
-
-
-def moments(since: str | None, until: str | None) -> tuple[float | None, float | None]:
-    """Seconds since 1970 of what a query names. Raises FieldError."""
-    span = []
-    for name, given in (("since", since), ("until", until)):
-        with field(name):
-            span.append(None if given is None else moment(given))
-    return span[0], span[1]
-
-
-async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[dict[str, str]]:
-    queue = broadcast.listen()
-    try:
-        yield {"event": "state", "data": json.dumps({"state": stream.state, "problem": stream.problem})}
-        while (event := await queue.get()) is not None:
-            yield {"event": event[0], "data": json.dumps(event[1])}
-    finally:
-        broadcast.leave(queue)
 
 
 def add_health(app: FastAPI, server: Server) -> None:

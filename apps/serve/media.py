@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
-import os
-import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import av
@@ -34,22 +31,37 @@ _ONE_AT_A_TIME = threading.Lock()  # over decoding: a picture may take 50 MB bef
 
 def read_picture(url: str, settings: ServerSettings) -> NDArray[np.uint8]:
     """The picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError for what is not allowed."""
-    scheme = url.partition(":")[0].lower()
-    if scheme == "data":
-        return decode_picture(_inline(url))
-    if scheme in ("http", "https"):
+    if url.lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
-    raise UserError("give a picture as data:image/...;base64,... or at an http address")
+    head, _, data = url.partition(",")
+    if not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
+        raise UserError("give a picture as data:image/...;base64,... or at an http address")
+    try:
+        return decode_picture(base64.b64decode(data, validate=True))
+    except ValueError:
+        raise UserError("the picture's base64 is broken") from None
 
 
-def read_video(url: str, settings: ServerSettings, count: int, fps: float | None) -> list[NDArray[np.uint8]]:
-    """``count`` frames at most of the file at a ``file:`` address, evenly over it, RGB ``[H, W, 3]``. Raises UserError."""
-    if not url.lower().startswith("file:"):
-        raise UserError("give a stream of this server, edgevlm://NAME, or a video in a folder the server allows, file:///...")
-    with _open_allowed(url, settings.media_folders) as file, _ONE_AT_A_TIME:
+def read_video(url: str, settings: ServerSettings, count: int) -> list[NDArray[np.uint8]]:
+    """``count`` frames at most of the file at a ``file:`` address, evenly over it, RGB ``[H, W, 3]``. Raises UserError.
+
+    The file is within an allowed folder, also after links are followed; the refusal is the same whether it is there or not.
+    """
+    refused = UserError("give a stream, edgevlm://NAME, or file:///.. of a video in one of server.media_folders")
+    try:
+        parts = urlsplit(url)
+        path = Path(unquote(parts.path, errors="strict"))
+        real, roots = path.resolve(strict=True), [Path(folder).resolve() for folder in settings.media_folders]
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or ".." in path.parts or not real.is_file():
+            raise refused
+        if not any(real.is_relative_to(root) for root in roots):
+            raise refused
+    except (OSError, ValueError, RuntimeError):
+        raise refused from None
+    with _ONE_AT_A_TIME:
         try:
-            return _decode_video(file, count, fps)
-        except (av.error.FFmpegError, ValueError, IndexError, ZeroDivisionError):
+            return _decode_video(real, count)
+        except (av.error.FFmpegError, ValueError, IndexError, ZeroDivisionError, OSError):
             raise UserError("this is no video that can be read") from None
 
 
@@ -74,16 +86,6 @@ def _check_size(width: int, height: int) -> None:
         raise UserError(f"{width} x {height} pixels are too many; {MAX_PIXELS:,} are allowed, and {MAX_SIDE:,} a side")
 
 
-def _inline(url: str) -> bytes:
-    head, comma, data = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise UserError("give a picture as data:image/...;base64,...")
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise UserError("the picture's base64 is broken") from None
-
-
 def _fetch(url: str, settings: ServerSettings) -> bytes:
     """GET from an allowed host, at the address that was checked; redirects are not followed."""
     try:
@@ -105,8 +107,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         named: dict[str, Any] = {"headers": {"host": parts.netloc}, "extensions": {"sni_hostname": host}}
         with httpx.Client(timeout=FETCH_S, trust_env=False) as client, client.stream("GET", address, **named) as response:
             if response.status_code != 200:
-                follows = "; redirects are not followed" if response.has_redirect_location else ""
-                raise UserError(f"the picture's host answered {response.status_code}{follows}")
+                raise UserError(f"the picture's host answered {response.status_code}; redirects are not followed")
             for piece in response.iter_raw():
                 data += piece
                 if len(data) > settings.max_body:
@@ -114,52 +115,25 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
                 if time.monotonic() > end:
                     raise late
     except SourceRefused:
-        raise UserError(
-            f"{host} is a private address; the server fetches nothing there unless server.media_private is set"
-        ) from None
+        raise UserError(f"{host} is a private address; the operator can allow it with server.media_private") from None
     except (OSError, SourceError, httpx.HTTPError, httpx.InvalidURL):
         raise late from None
     return data
 
 
-def _open_allowed(url: str, folders: list[str]) -> BinaryIO:
-    """A regular file within the folders, also after links are followed. The same refusal whether it is there or not."""
-    refused = UserError("there is no such video in a folder the server allows (server.media_folders)")
-    try:
-        parts = urlsplit(url)
-        path = Path(unquote(parts.path, errors="strict"))
-        if parts.netloc not in ("", "localhost") or not path.is_absolute() or ".." in path.parts:
-            raise refused
-        real, roots = path.resolve(strict=True), [Path(folder).resolve() for folder in folders]
-        if not any(real.is_relative_to(root) for root in roots) or not real.is_file():
-            raise refused
-        opened = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError, RuntimeError):
-        raise refused from None
-    file = os.fdopen(opened, "rb")
-    now = Path(os.readlink(f"/proc/self/fd/{opened}"))  # what was opened, whatever was swapped meanwhile
-    if stat.S_ISREG(os.fstat(opened).st_mode) and any(now.is_relative_to(root) for root in roots):
-        return file
-    file.close()
-    raise refused
-
-
-def _decode_video(file: BinaryIO, count: int, fps: float | None) -> list[NDArray[np.uint8]]:
-    until = time.monotonic() + DECODE_S
-    with av.open(file, options={"format_whitelist": VIDEOS, "protocol_whitelist": ""}) as container:
+def _decode_video(path: Path, count: int) -> list[NDArray[np.uint8]]:
+    until, frames = time.monotonic() + DECODE_S, list[NDArray[np.uint8]]()
+    with av.open(str(path), options={"format_whitelist": VIDEOS, "protocol_whitelist": "file"}) as container:
         video = container.streams.video[0]
         _check_size(video.codec_context.width, video.codec_context.height)
         video.thread_type = "NONE"
         length = float(video.duration * video.time_base) if video.duration else (container.duration or 0) / av.time_base
         if length <= 0:
-            raise UserError("this video does not say how long it is")
-        count = count if fps is None else min(count, max(1, int(length * fps)))
+            raise UserError("this video does not give its duration")
         start = float((video.start_time or 0) * video.time_base)
-        frames: list[NDArray[np.uint8]] = []
         for index in range(count):
-            wanted = start + (index + 0.5) * length / count
+            wanted, last = start + (index + 0.5) * length / count, None
             container.seek(int(wanted / video.time_base), stream=video)
-            last: av.VideoFrame | None = None
             for frame in container.decode(video):
                 if time.monotonic() > until:
                     raise UserError(f"this video takes more than {DECODE_S:g} s to decode")
@@ -169,4 +143,4 @@ def _decode_video(file: BinaryIO, count: int, fps: float | None) -> list[NDArray
                     break
             if last is not None:
                 frames.append(last.to_ndarray(format="rgb24").astype(np.uint8, copy=False))
-        return frames
+    return frames

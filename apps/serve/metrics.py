@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psutil
@@ -11,32 +11,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from edgevlm.apps.serve.service import Service
-from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.runtime.answer import Answer
 
-TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-
-
-OF_STREAMS: tuple[tuple[Any, str, str, Callable[[Any], float]], ...] = (
-    (GaugeMetricFamily, "edgevlm_camera_up", "1 while frames come.", lambda stream: float(stream.state == "running")),
-    (
-        GaugeMetricFamily,
-        "edgevlm_kv_cache_usage_ratio",
-        "Tokens held over the budget.",
-        lambda stream: stream.stats.cache_tokens / max(1, stream.session.budget),
-    ),
-    (GaugeMetricFamily, "edgevlm_camera_fps", "Frames watched per second.", lambda stream: stream.rates()[0]),
-    (
-        GaugeMetricFamily,
-        "edgevlm_camera_skipped_fps",
-        "Frames skipped per second while the model is busy.",
-        lambda stream: stream.rates()[1],
-    ),
-    (CounterMetricFamily, "edgevlm_camera_frames", "Frames watched.", lambda stream: stream.stats.frames),
-    (CounterMetricFamily, "edgevlm_camera_dropped_frames", "Frames dropped.", lambda stream: stream.stats.dropped),
-    (CounterMetricFamily, "edgevlm_camera_reconnects", "Connections that came back.", lambda stream: stream.stats.reconnects),
-    (CounterMetricFamily, "edgevlm_kv_cache_compressions", "Compressions.", lambda stream: stream.stats.compressions),
-)
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
+    "kv_cache_usage_ratio": (GAUGE, "Tokens held / budget.", lambda each: each.last.cache_tokens / max(1, each.session.budget)),
+    "camera_fps": (GAUGE, "Frames watched per second.", lambda each: each.rates()[0]),
+    "camera_skipped_fps": (GAUGE, "Frames skipped per second while the model is busy.", lambda each: each.rates()[1]),
+    "camera_frames": (COUNTER, "Frames watched.", lambda each: each.last.frames),
+    "camera_dropped_frames": (COUNTER, "Frames dropped.", lambda each: each.last.dropped),
+    "camera_reconnects": (COUNTER, "Connections that came back.", lambda each: each.last.reconnects),
+    "kv_cache_compressions": (COUNTER, "Compressions.", lambda each: each.last.compressions),
+}
 
 
 class Metrics(Collector):
@@ -45,19 +32,12 @@ class Metrics(Collector):
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self.unfinished, self.answer_s = 0, 0.0
-        labels = ("stream",)
-        self._queued = Histogram(
-            "edgevlm_request_queue_time_seconds", "From a question until the model begins with it.", labels,
-            buckets=TTFT_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self._ttft = Histogram(
-            "edgevlm_time_to_first_token_seconds", "From a question to its first token.", labels,
-            buckets=TTFT_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
-        self.refused = Counter("edgevlm_requests_refused", "Questions that were refused.", ("reason",), registry=self.registry)
-        for reason in ("queue_full", "waited_too_long"):
-            self.refused.labels(reason)
+        of: dict[str, Any] = {"labelnames": ("stream",), "registry": self.registry}
+        queued, first = "From a question until the model begins with it.", "From a question to its first token."
+        self._queued = Histogram("edgevlm_request_queue_time_seconds", queued, buckets=BUCKETS, **of)
+        self._ttft = Histogram("edgevlm_time_to_first_token_seconds", first, buckets=BUCKETS, **of)
+        self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", **of)
+        self.refused = Counter("edgevlm_requests_refused", "Questions that found no place.", registry=self.registry)
         self._asked: set[str] = set()  # streams that have figures of answers
         self._service, self._process = service, psutil.Process()
         self.registry.register(self)
@@ -70,51 +50,47 @@ class Metrics(Collector):
         self._tokens.labels(stream).inc(len(answer.token_ids))
 
     def collect(self) -> Iterator[Metric]:
-        for name in self._asked - self._service.streams.keys():  # those that were removed
+        service, streams = self._service, dict(self._service.streams)
+        for name in self._asked - streams.keys():  # those that were removed
             self._asked.discard(name)
-            for family in (self._queued, self._ttft, self._tokens):
-                family.remove(name)
-        models = {stream.model for stream in self._service.streams.values()}  # each answers one question at a time
-        running = min(len(models), self.unfinished)
-        yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=running)
-        yield GaugeMetricFamily("edgevlm_num_requests_waiting", "Questions that wait.", value=self.unfinished - running)
-        yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=self._process.memory_info().rss)
-        if (watts := self._service.power.watts()) is not None:
-            yield GaugeMetricFamily("edgevlm_power_watts", "What the machine's meter measures.", value=watts)
-        for kind, title, text, value in OF_STREAMS:
-            metric = kind(title, text, labels=("stream",))
-            for name, stream in self._service.streams.items():
-                if stream.stats is not None or title == "edgevlm_camera_up":
-                    metric.add_metric([name], value(stream))
-            yield metric
-        yield from self._of_watches()
-        if self._service.has_events:
-            yield from self._of_events(self._service.delivery)
-
-    def _of_watches(self) -> Iterator[Metric]:
+            for histogram in (self._queued, self._ttft, self._tokens):
+                histogram.remove(name)
+        running = min(len({stream.model for stream in streams.values()}), self.unfinished)  # a model answers one at a time
+        yield family("num_requests_running", "Answers being generated.", [((), running)])
+        yield family("num_requests_waiting", "Questions that wait.", [((), self.unfinished - running)])
+        yield family("process_resident_bytes", "Resident memory.", [((), self._process.memory_info().rss)])
+        if (watts := service.power.watts()) is not None:
+            yield family("power_watts", "What the machine's meter measures.", [((), watts)])
+        up = [((name,), float(each.state == "running")) for name, each in streams.items()]
+        yield family("camera_up", "1 while frames come.", up, "stream")
+        for title, (kind, text, value) in OF_STREAMS.items():
+            found = [((name,), value(each)) for name, each in streams.items() if each.last is not None]
+            yield family(title, text, found, "stream", kind=kind)
+        states = {(name, watch): each for name, one in streams.items() for watch, each in one.watcher.states().items()}
         labels = ("stream", "watch")
-        is_open = GaugeMetricFamily("edgevlm_watch_open", "1 while a watch is open.", labels=labels)
-        probability = GaugeMetricFamily("edgevlm_watch_probability", "That the answer of a watch is yes.", labels=labels)
-        for name, stream in self._service.streams.items() if self._service.watches.watches else ():
-            for watch, each in stream.watcher.states().items():
-                is_open.add_metric((name, watch), float(each["state"] == "open"))
-                if each["probability"] is not None:
-                    probability.add_metric((name, watch), each["probability"])
-        if is_open.samples:
-            yield from (is_open, probability)
+        if states:
+            yield family(
+                "watch_open",
+                "1 while a watch is open.",
+                [(of, each["state"] == "open") for of, each in states.items()],
+                *labels,
+            )
+            known = [(of, each["probability"]) for of, each in states.items() if each["probability"] is not None]
+            yield family("watch_probability", "That the answer of a watch is yes.", known, *labels)
+        if service.has_events:
+            delivery = service.delivery
+            depths, recorded = delivery.store.waiting(), delivery.recorded.copy().items()
+            yield family("watch_events", "Watches that opened and closed.", recorded, *labels, "state", kind=COUNTER)
+            for title, text, counts, kind in (
+                ("sink_waiting_events", "Events still to be sent.", depths, GAUGE),
+                ("sink_sent_events", "Events that were sent.", delivery.delivered, COUNTER),
+                ("sink_failures", "Attempts that failed.", delivery.failures, COUNTER),
+            ):
+                yield family(title, text, [((sink,), counts.get(sink, 0)) for sink in delivery.sinks], "sink", kind=kind)
 
-    def _of_events(self, delivery: Delivery) -> Iterator[Metric]:
-        labels = ("stream", "watch", "state")
-        events = CounterMetricFamily("edgevlm_watch_events", "Watches that opened and closed.", labels=labels)
-        for about, count in delivery.recorded.copy().items():
-            events.add_metric(about, count)
-        yield events
-        waiting = GaugeMetricFamily("edgevlm_sink_waiting_events", "Events still to be sent.", labels=("sink",))
-        sent = CounterMetricFamily("edgevlm_sink_sent_events", "Events that were sent.", labels=("sink",))
-        failures = CounterMetricFamily("edgevlm_sink_failures", "Attempts that failed.", labels=("sink",))
-        depths = delivery.store.waiting()
-        for sink in delivery.sinks:
-            waiting.add_metric([sink], depths.get(sink, 0))
-            sent.add_metric([sink], delivery.delivered[sink])
-            failures.add_metric([sink], delivery.failures[sink])
-        yield from (waiting, sent, failures)
+
+def family(title: str, text: str, found: Iterable[tuple[Any, float]], *labels: str, kind: Any = GAUGE) -> Metric:
+    metric: Metric = kind(f"edgevlm_{title}", text, labels=labels)
+    for of, value in found:
+        metric.add_metric(of, value)  # type: ignore[attr-defined]
+    return metric

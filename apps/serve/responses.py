@@ -8,10 +8,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from edgevlm.apps.serve.chat import MAX_MESSAGES, MAX_TEXT, ChatRequest, Completion, Lenient, NamedSchema
+from edgevlm.apps.serve.chat import (
+    MAX_MESSAGES,
+    AskedModel,
+    ChatRequest,
+    Completion,
+    Count,
+    Lenient,
+    NamedSchema,
+    Role,
+    Temperature,
+    Text,
+    TopP,
+)  # fmt: skip
 from edgevlm.errors import FieldError
-
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class InputText(Lenient):
@@ -22,27 +32,20 @@ class InputText(Lenient):
 class InputImage(Lenient):
     type: Literal["input_image"]
     image_url: str
-    detail: Literal["auto", "low", "high"] = "auto"
-
-
-InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 
 
 class InputMessage(Lenient):
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputPart], Field(max_length=64)]
+    role: Role
+    content: Text | Annotated[list[Annotated[InputText | InputImage, Field(discriminator="type")]], Field(max_length=64)]
 
     def as_chat(self) -> dict[str, Any]:
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
         parts = [
             {"type": "text", "text": part.text}
             if isinstance(part, InputText)
-            else {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-            for part in self.content
+            else {"type": "image_url", "image_url": {"url": part.image_url}}
+            for part in (self.content if isinstance(self.content, list) else ())
         ]
-        return {"role": self.role, "content": parts}
+        return {"role": self.role, "content": self.content if isinstance(self.content, str) else parts}
 
 
 class TextFormat(NamedSchema):
@@ -56,36 +59,31 @@ class TextSettings(Lenient):
 class ResponsesRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
-    model: Annotated[
-        str, Field(max_length=512, description="The stream: its name, or what ends in `/NAME`; unless given, the only one.")
-    ] = ""
+    model: AskedModel = ""
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     stream: bool | None = False
-    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_output_tokens: Count = None
+    temperature: Temperature = None
+    top_p: TopP = None
     text: TextSettings | None = None
 
     def as_chat(self) -> ChatRequest:
         """The same question as a chat completion. Raises FieldError."""
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.as_chat() for m in self.input]
         form = self.text.format if self.text is not None else None
-        schema = {} if form is None or form.type != "json_schema" else {"json_schema": {"schema": form.json_schema}}
         if self.instructions:
             said.insert(0, {"role": "system", "content": self.instructions})
         try:
             chat = ChatRequest.model_validate({
                 "model": self.model, "messages": said, "max_completion_tokens": self.max_output_tokens,
                 "temperature": self.temperature, "top_p": self.top_p,
-                "response_format": None if form is None else {"type": form.type, **schema},
+                "response_format": form and {"type": form.type, "json_schema": {"schema": form.json_schema}},
             })  # fmt: skip
-        except ValidationError as error:
-            raise FieldError("input", error.errors()[0]["msg"]) from None
-        try:
             chat.question()
-        except FieldError as error:
-            raise FieldError("input", str(error).removeprefix("messages: ")) from None
+        except (ValidationError, FieldError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).removeprefix("messages: ")
+            raise FieldError("input", why) from None
         return chat
 
 
@@ -96,21 +94,17 @@ class ModelResponse:
         self._request, self._completion = request, completion
         self._text, self._number = "", 0
         self._message_id = completion.id.replace("chatcmpl-", "msg_")
+        self.cancel = completion.cancel
 
     async def complete(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
         self._text = "".join([piece async for piece in self._completion.pieces()])
         return self._response(finished=True)
 
-    def cancel(self) -> None:
-        """Give the answer up."""
-        self._completion.cancel()
-
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
         """The answer as it comes, as server-sent events."""
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         yield self._event("created", response=self._response())
-        yield self._event("in_progress", response=self._response())
         yield self._event("output_item.added", output_index=0, item=self._message(finished=False))
         yield self._event("content_part.added", **place, part=self._part())
         async for piece in self._completion.pieces():

@@ -1,4 +1,4 @@
-"""From options to a running server, and to its end."""
+"""From a configuration to a running server, and to its end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import logging
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-import psutil
 import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
@@ -24,7 +21,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.run.process import START_S, Notifier
 from edgevlm.apps.schemas import json_line
-from edgevlm.apps.serve.config import ServeConfig, assign, check_config, named_cameras, read_config
+from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.guard import Guard
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
@@ -34,37 +31,7 @@ from edgevlm.progress import Notify, progress, to_stderr
 HEAD_S = 20.0  # that a request may take to come, without its body
 MAX_HEADERS = 64 << 10  # bytes
 READ_S = 20.0  # that a client may leave unread what was sent to it
-IDLE_S = 0.01  # processor time between two signs that is no work
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
-
-
-def settings_of(
-    path: Path | None,
-    cameras: list[str],
-    shared: dict[str, Any],
-    server: dict[str, Any],
-    assigned: Sequence[str] = (),
-    cluster: str | None = None,
-) -> ServeConfig:
-    """The file's settings, and over them those of the command line: ``assigned``, KEY=VALUE each, then options.
-
-    Raises UserError.
-    """
-    values = read_config(path).model_dump(exclude_unset=True) if path is not None else {}
-    for each in assigned:
-        assign(values, each)
-    for table in ("server", "cluster", "cameras"):
-        if not isinstance(values.get(table, {}), dict):
-            raise UserError(f"--set {table}: is a table; give {table}.KEY=VALUE")
-    values |= {name: value for name, value in shared.items() if value is not None}
-    values["server"] = {**values.get("server", {}), **{name: value for name, value in server.items() if value is not None}}
-    if cluster is not None:
-        values["cluster"] = {**values.get("cluster", {}), "join": cluster}
-    if cameras:
-        values["cameras"] = {**values.get("cameras", {}), **{k: v.model_dump() for k, v in named_cameras(cameras).items()}}
-    if not values.get("cameras") and values.get("cluster", {}).get("join") is None:
-        values["cameras"] = {"demo": {"source": "demo"}}
-    return check_config(values, str(path) if path is not None else "serve")
 
 
 class Membership(Protocol):
@@ -78,7 +45,7 @@ class Membership(Protocol):
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
     """Serve until a signal. SIGHUP reads the configuration again with ``load``. Raises UserError before anything is served.
 
-    join: makes a service a node of a cluster; is given it, its port, and what is told of it.
+    join: makes a service a node of a cluster; is given it, its port, and what notifies.
     """
     config, notify = load(), (lambda line: None) if quiet else to_stderr
     service = Service(config, notify)
@@ -91,19 +58,16 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         with progress("opening the cameras"):
             (service if member is None else member).open()
         host, port = listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{port}"
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
-            """Says where it serves once it does, and lets streaming responses end when it is told to stop."""
+            """Prints its address once it serves, and lets streaming responses end when it is told to stop."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
-                if as_json:
-                    print(json_line("serving", {"time": wall_clock(), "url": url}), flush=True)
-                else:
-                    print(f"edgevlm is serving at {url}", flush=True)
+                line = json_line("serving", {"time": wall_clock(), "url": url})
+                print(line if as_json else f"edgevlm is serving at {url}", flush=True)
                 serving.set()
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,19 +77,11 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses, and does not break them off
         server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
-        threading.Thread(
-            target=reload_when_told, args=(hangups, service, load, notify), name="edgevlm-reload", daemon=True
-        ).start()
-        before = None
+        threading.Thread(target=reload, args=(hangups, service, load, notify), name="edgevlm-reload", daemon=True).start()
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGHUP, lambda number, _: hangups.put(number))
-        try:
+            signal.signal(signal.SIGHUP, lambda number, _: hangups.put(number))
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended for
             server.run(sockets=[listening])
-        except KeyboardInterrupt:
-            pass  # uvicorn raises the signal again that it ended for
-        finally:
-            if before is not None:
-                signal.signal(signal.SIGHUP, before)
     finally:
         done.set()
         serving.set()  # nobody waits for it any more
@@ -169,8 +125,8 @@ class TimedProtocol(H11Protocol):
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 
-def reload_when_told(hangups: SimpleQueue[int], service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Apply the configuration as it is, once for all signals so far; one that is wrong changes nothing and is told of."""
+def reload(hangups: SimpleQueue[int], service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
+    """Apply the configuration as it is, once for all signals so far; a wrong one changes nothing and is reported."""
     while hangups.get():
         with suppress(Empty):
             while True:
@@ -183,51 +139,33 @@ def reload_when_told(hangups: SimpleQueue[int], service: Service, load: Callable
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Tell of overload, reopen cameras with a torn memory; all that a service manager hears, in order.
-
-    Before it serves, a sign of life is that this process and its helpers work: models are downloaded, exported and loaded. Then
-    it is that all watched streams have got on since the last.
-    """
-    notifier, watched, worked = Notifier(), dict[str, tuple[int, int]](), 0.0
-    while not serving.is_set() and not done.is_set():
-        if (now := worked_s()) > worked:
-            notifier.starting(START_S)
-            worked = now + IDLE_S
-        serving.wait(ALIVE_S)
+    """Reopen cameras with a torn memory, and tell a service manager that the server starts, and that all its streams get on."""
+    notifier, before = Notifier(), dict[str, tuple[int, int]]()
+    while not serving.wait(ALIVE_S):
+        notifier.starting(START_S)
     if not done.is_set():
         notifier.ready()
     while not done.is_set():
-        frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
-        service.report_load()
         service.reopen_torn()
+        frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
         notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
         signs = service.signs_of_life()
-        if all(sign != watched.get(name) for name, sign in signs.items()):
+        if all(sign != before.get(name) for name, sign in signs.items()):
             notifier.alive()
-            watched = signs
+            before = signs
         done.wait(ALIVE_S)
 
 
-def worked_s() -> float:
-    """Processor seconds of this process, but for the thread that asks, and of its helpers."""
-    helpers = 0.0
-    for helper in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            helpers += sum(helper.cpu_times()[:2])
-    return time.process_time() - time.thread_time() + helpers
-
-
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises UserError."""
+    """A socket that listens, so that no other server gets the port while models are loaded. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)  # asyncio sends small pieces at once only on sockets that say TCP
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen()  # so that no other server gets the port while models are loaded
+        listening.listen()
     except OSError as error:
-        what = error.strerror or str(error)
         raise UserError(
-            f"--host {host} --port {port}: cannot be listened at ({what}); choose another, or 0 for a free one"
+            f"--host {host} --port {port}: {error.strerror or error}; choose another, or 0 for a free one"
         ) from None
     return listening

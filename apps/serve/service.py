@@ -22,7 +22,6 @@ from edgevlm.apps.forget import Forgotten, Span, cameras, forget_camera
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
-from edgevlm.apps.serve.journal import JournalWriter
 from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
@@ -47,10 +46,7 @@ TEST_S = 10.0  # that a source which is tested may take to give its first pictur
 LOOK_S = 2.0  # that it is looked at then
 TEST_FPS = 100  # frames a second, and in all, that are looked at
 CLOSING_S = 30.0  # that the last snapshots may take
-TOLD_BYTES = 16 << 20  # of snapshots that take long enough to be told of
-REOPENED = 5  # times in an hour that a camera with a torn memory is opened again
-REOPEN_S = 15.0  # from the first time to the second; twice as long from each to the next
-OVERLOADED, RELIEVED = 0.1, 0.02  # skipped of the frames that cameras give: said above the one, taken back below the other
+REOPEN_S = 60.0  # from one opening of a camera with a torn memory to the next
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
 
 
@@ -70,35 +66,32 @@ def check_client_policy(policy: str | None) -> None:
 
 
 class Hooks:
-    """What a service asks, and what stands in for it, where it is part of something larger: a node of a cluster."""
+    """What a service asks; a node of a cluster answers otherwise.
+
+    Where a camera's pictures are, and its snapshots unless they have an address; whether its next frame may be watched, and an
+    event recorded; the cameras that others watch; how another configuration is applied, with a line for each thing done.
+    """
 
     def camera_folder(self, service: Service, name: str) -> Path:
-        """Return the folder of a camera's pictures, and of its snapshots unless they have an address."""
         return service.state / name
 
     def camera_address(self, service: Service, name: str) -> str | None:
-        """Return where a camera's snapshots go, if not to its folder."""
         snapshots = service.config.snapshots
         return None if snapshots is None else f"{snapshots.rstrip('/')}/{name}"
 
     def may_watch(self, name: str) -> bool:
-        """Whether a camera's next frame may be watched."""
         return True
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Whether an event may be recorded."""
         return True
 
     def cameras_elsewhere(self) -> Collection[str]:
-        """Return the cameras that others watch."""
         return ()
 
     def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Watch what another configuration names; returns what was done, a line each."""
         return service.replace_cameras(before, config)
 
     def replace_watches(self, service: Service, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Ask another configuration's watches; returns what was done, a line each."""
         return service.watches.replace(before, after)
 
 
@@ -116,17 +109,17 @@ class Service:
         options: SourceOptions | None = None,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
-        """Raises UserError for keys that are none."""
+        """Raises UserError for invalid keys."""
         self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
-        self._overloaded: set[str] = set()  # models
-        self._reopened: dict[str, list[float]] = {}  # when cameras with a torn memory were opened again
+        self._reopen_at: dict[str, float] = {}  # when a camera with a torn memory may be opened again
         self._notify, self._lock = notify, threading.RLock()
         self.power = Power()
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
-        self.state = Path(config.state) if config.state else state_folder()
+        states = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        self.state = Path(config.state) if config.state else states / "edgevlm" / "serve"
         self._state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.hooks = Hooks()  # replaced before the service is opened
@@ -150,9 +143,7 @@ class Service:
 
         by_client: a client names source and policy. Raises FieldError for what clients may not name.
         """
-        hosts = None
-        if by_client:
-            hosts = self.check_client(settings)
+        hosts = self.check_client(settings) if by_client else None
         with self._lock:
             if name in self.streams:
                 raise FieldError("id", f"there is a stream {name} already; remove it first, or choose another name")
@@ -169,27 +160,20 @@ class Service:
             return self._open(name, wanted, self.hooks.camera_folder(self, name), hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
-        """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
+        """Continue with another policy or budget, None for what it has, and an empty memory, until the server restarts.
 
-        That memory is not on the disk; the snapshots of before stay for the restart. Raises UserError, and the stream goes on
-        from those, or is removed where its camera cannot be opened again; FieldError for a policy that clients may not name.
+        That memory is not on the disk; the snapshots of before stay for the restart. Raises UserError, and the stream continues
+        from those; FieldError for a policy that clients may not name.
         """
         check_client_policy(policy)
-        with self._lock:
+        with self._lock, field("policy" if policy else "budget"):
             before = self.stream(name)
             change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
-            wanted = before.settings.model_copy(update=change)
-            with field("policy"):
-                check_policy(wanted.policy or "auto")
-            before.close()
+            check_policy(change.get("policy", AUTO))
             try:
-                return self._open(name, wanted, None, before.hosts, before.paused)
-            except BaseException as error:
-                try:
-                    self._open(name, before.settings, before.folder, before.hosts, before.paused)
-                except UserError as again:
-                    self.remove(name)
-                    raise UserError(f"{error}; nor could {name} be opened again as it was ({again}): add it again") from None
+                return self._open_again(before, before.settings.model_copy(update=change), None)
+            except BaseException:
+                self._open_again(before, before.settings, before.folder)
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
@@ -198,8 +182,7 @@ class Service:
         All of it begins an empty memory. Raises UserError, and what was deleted until then stays deleted.
         """
         with self._lock:
-            removed = {each: path for each, path in self.removed().items() if name in (None, each)}
-            watched = list(self.streams) if name is None else [] if removed else [self.stream(name).name]
+            watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
             done = {each: self._forget_all(each) if span.everything else self.stream(each).forget(span) for each in watched}
             for each, counts in self.forget_kept(name, span).items():
                 done[each] = {**done.get(each, {}), **counts}
@@ -211,9 +194,8 @@ class Service:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
                 if name in (None, each):
-                    done[each] = self.forget_at(path, span)
-                    if (address := self.hooks.camera_address(self, each)) is not None:
-                        done[each] |= self.forget_at(address, span)
+                    address = self.hooks.camera_address(self, each)
+                    done[each] = self.forget_at(path, span) | ({} if address is None else self.forget_at(address, span))
             if self.has_events or (self.state / EventStore.FILE).exists():
                 done.setdefault(name or "", {})["events"] = self.delivery.store.delete(name, span.since, span.until)
             if self.journal is not None:
@@ -221,7 +203,7 @@ class Service:
             return done
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
-        """Of a camera's folder, or address, that nothing uses. Raises UserError."""
+        """Forget in a camera's folder, or at its address, that nothing uses. Raises UserError."""
         return forget_camera(where, span, self._state_key)
 
     def removed(self) -> dict[str, Path]:
@@ -237,22 +219,16 @@ class Service:
         if folder.exists():
             raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
         if (address := self.hooks.camera_address(self, name)) is not None:
-            forget_camera(address, Span(), self._state_key)
-        self._open(name, before.settings, before.folder, before.hosts, before.paused)
+            self.forget_at(address, Span())
+        self._open_again(before, before.settings, before.folder)
         return {"thumbnails": count}
 
     def check_client(self, settings: CameraSettings) -> AllowedHosts | None:
         """The hosts that a client's camera may reach; None for any. Raises FieldError for what clients may not name."""
         check_client_policy(settings.policy)
-        return self._client_hosts(settings.source)
-
-    def _client_hosts(self, source: str) -> AllowedHosts | None:
-        """The hosts that the source may reach; None for any. Raises FieldError."""
-        server = self.config.server
-        if source.startswith(("env:", "file:")) or is_file(source):
-            raise FieldError("source", "secrets and programs are named in the configuration alone")
-        if source == "-":
-            raise FieldError("source", "a server does not watch its own standard input")
+        source, server = settings.source, self.config.server
+        if source.startswith(("env:", "file:")) or is_file(source) or source == "-":
+            raise FieldError("source", "secrets, programs and standard input are named in the configuration only")
         if server.any_source:
             return None
         if not re.fullmatch(CLIENTS_ADD, source):
@@ -266,7 +242,7 @@ class Service:
         return hosts
 
     def remove(self, name: str) -> None:
-        """Stop watching a camera; its snapshots stay. Raises UserError for a stream that there is not."""
+        """Stop watching a camera; its snapshots stay. Raises UserError for an unknown stream."""
         with self._lock:
             self._remove(name)
             self._close_unused_models()
@@ -280,13 +256,12 @@ class Service:
         used = {stream.model for stream in self.streams.values()}
         for key in [key for key, model in self._models.items() if model not in used]:
             self._models.pop(key).close()
-            self._overloaded.discard(key)
 
     def reload(self, config: ServeConfig) -> list[str]:
         """Apply a configuration: cameras that changed are opened again, others, switched ones too, are not touched.
 
-        What was done, a line each, and what waits for a restart; a camera that cannot be opened is one of them and holds up no
-        other. Raises UserError for an invalid key, and changes nothing.
+        Returns a line for each thing done, for what waits for a restart, and for each camera that cannot be opened. Raises
+        UserError for an invalid key, and changes nothing.
         """
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
@@ -304,20 +279,18 @@ class Service:
     def replace_cameras(self, before: ServeConfig, config: ServeConfig) -> list[str]:
         """Watch what another configuration names; what was done, a line each."""
         done = []
-        for name in list(self.streams):
-            if name in before.cameras and name not in config.cameras:
-                self._remove(name)
-                done.append(f"{name}: removed")
-        for name, settings in config.cameras.items():
-            running, wanted = self.streams.get(name), config.camera(settings)
-            configured = before.camera(before.cameras[name]) if name in before.cameras else None
-            if running is not None and wanted == (configured if running.folder is None else running.settings):
-                continue
+        for name in {**before.cameras, **config.cameras}:
+            running, settings = self.streams.get(name), config.cameras.get(name)
+            if running is not None and settings is not None:
+                configured = before.camera(before.cameras[name]) if name in before.cameras else None
+                if config.camera(settings) == (configured if running.folder is None else running.settings):
+                    continue
             try:
                 if running is not None:
                     self._remove(name)
-                self.add(name, settings)
-                done.append(f"{name}: {'opened again' if running else 'added'}")
+                if settings is not None:
+                    self.add(name, settings)
+                done.append(f"{name}: {'removed' if settings is None else 'opened again' if running else 'added'}")
             except UserError as error:
                 done.append(f"{name}: {mask_credentials(str(error))}")
         return done
@@ -333,8 +306,10 @@ class Service:
                     self._delivery = Delivery(store, sinks, self._notify, self.watches.control)
         return self._delivery
 
-    def _watchers(self) -> dict[str, Watcher]:
-        return {name: stream.watcher for name, stream in self.streams.items()}
+    @property
+    def has_events(self) -> bool:
+        """Whether :attr:`delivery` is open."""
+        return self._delivery is not None
 
     @property
     def journal(self) -> Journal | None:
@@ -349,25 +324,20 @@ class Service:
     def lines(self, **query: Any) -> list[Line]:
         """Lines that :meth:`Journal.query` finds; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
 
-        def pictured(camera: str, seen: Mapping[str, Any]) -> dict[str, Any]:
-            kept = camera in self.streams and self.streams[camera].has_picture(seen["frame"], seen["time"])
-            return {**seen, "jpeg_url": seen["jpeg_url"] if kept else None}
+        def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
+            stream = self.streams.get(line.camera)
+            return {**seen, "jpeg_url": stream and stream.picture_url(seen["frame"], seen["time"])}
 
         found = [] if self.journal is None else self.journal.query(**query)
-        return [replace(line, evidence=[pictured(line.camera, seen) for seen in line.evidence]) for line in found]
+        return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """What happened then, by time, as ``GET /v1/digest`` tells: when watches were open, and lines of the journal."""
+        """What happened then, by time, as ``GET /v1/digest`` answers: when watches were open, and lines of the journal."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
-        told = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
-        told += [(line.time, {"event": "line", **line.json()}) for line in written]
-        return [fields for _, fields in sorted(told, key=itemgetter(0))]
-
-    @property
-    def has_events(self) -> bool:
-        """Whether :attr:`delivery` is open."""
-        return self._delivery is not None
+        found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]
+        found += [(line.time, {"event": "line", **line.json()}) for line in written]
+        return [fields for _, fields in sorted(found, key=itemgetter(0))]
 
     def stream(self, name: str | None) -> CameraStream:
         """A stream by name; the only one where no name is given. Raises UserError."""
@@ -380,67 +350,34 @@ class Service:
         return self.streams[name]
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Of each watched stream, its own signs and its model's work: while it gets on or waits for others, one changes."""
+        """Of each watched stream, its own signs and its model's work: while it works or waits for others, one changes."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces
-        return {name: (each.signs.count, steps[each.model]) for name, each in streams.items() if each.is_watched}
-
-    def report_load(self) -> None:
-        """Say on stderr and to the listeners of its streams when a model falls behind its cameras, and when no longer."""
-        for name, model in list(self._models.items()):
-            streams = [stream for stream in self.streams.values() if stream.model is model]
-            rates = [stream.rates() for stream in streams]
-            watched, skipped = sum(rate[0] for rate in rates), sum(rate[1] for rate in rates)
-            given = watched + skipped
-            if not given:  # no camera is there: nobody knows
-                continue
-            if skipped > OVERLOADED * given and name not in self._overloaded:
-                self._overloaded.add(name)
-                line = (
-                    f"overloaded: of {given:.1f} frames a second {watched:.1f} are watched; each camera skips the same "
-                    "fraction. Lower fps, watch fewer cameras or take a smaller model"
-                )
-            elif skipped <= RELIEVED * given and name in self._overloaded:
-                self._overloaded.discard(name)
-                line = "no longer overloaded: all frames are watched"
-            else:
-                continue
-            self._notify(f"{mask_credentials(name)}: {line}")
-            for stream in streams:
-                stream.events.send("notice", {"text": line})
+        watched = {name: each for name, each in streams.items() if not (each.paused or each.problem)}
+        return {name: (each.signs.count, steps[each.model]) for name, each in watched.items()}
 
     def reopen_torn(self) -> None:
-        """Open cameras again whose memory an error has torn, from their last snapshots, ever more rarely. Returns at once."""
-        now = time.monotonic()
+        """Open cameras again whose memory an error has torn, from their last snapshots. Returns at once."""
         for stream in self.streams.values():
-            if not stream.session.is_torn:
-                continue
-            before = [each for each in self._reopened.get(stream.name, ()) if each > now - 3600]
-            if len(before) < REOPENED and (not before or now > before[-1] + REOPEN_S * 2 ** len(before) / 2):
-                self._reopened[stream.name] = [*before, now]
+            if stream.session.is_torn and time.monotonic() >= self._reopen_at.get(stream.name, 0.0):
+                self._reopen_at[stream.name] = time.monotonic() + REOPEN_S
                 threading.Thread(target=self._reopen, args=(stream,), name="edgevlm-reopen", daemon=True).start()
 
     def _reopen(self, torn: CameraStream) -> None:
         with self._lock:
-            if self.streams.get(torn.name) is not torn:
-                return
-            torn.notice("an error has left the memory half changed; going on from the last snapshot")
-            torn.close()
-            torn.problem = torn.problem or "its memory is opened again"
-            try:
-                self._open(torn.name, torn.settings, torn.folder, torn.hosts, torn.paused)
-            except Exception as error:
-                torn.problem = mask_credentials(str(error) or type(error).__name__)
-                torn.notice(f"cannot go on: {torn.problem}")
+            if self.streams.get(torn.name) is torn:
+                torn.notice("an error has left the memory half changed; going on from the last snapshot")
+                try:
+                    self._open_again(torn, torn.settings, torn.folder)
+                except Exception as error:
+                    torn.problem = mask_credentials(str(error) or type(error).__name__)
+                    torn.notice(f"cannot go on: {torn.problem}")
 
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""
         with self._lock:
             streams, self.streams = self.streams, {}
-            size = sum(stream.session.stats.state_bytes for stream in streams.values())
-            if size > TOLD_BYTES:
-                self._notify(f"writing the last snapshots, {size / 1e6:,.0f} MB, for {CLOSING_S:g} s at most")
             threads = {
                 name: threading.Thread(target=stream.close, name="edgevlm-closing", daemon=True)
                 for name, stream in streams.items()
@@ -467,46 +404,52 @@ class Service:
 
         Raises UserError, with the reason where it gives no picture; FieldError for a source that clients may not add.
         """
-        options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=self._client_hosts(source))
+        hosts = self.check_client(CameraSettings(source=source))
+        options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()
         with field("source"):
             opened = open_source(source, None, options)
         giving_up = threading.Timer(TEST_S, opened.interrupt)
         giving_up.start()
         try:
-            first = opened.read()
-            if first is None:
+            frame = first = opened.read()
+            frames, first_s = 1, time.monotonic() - began
+            if frame is None or first is None:
                 raise UserError(f"it was opened, but no picture came within {TEST_S:g} s")
-            frame, first_s, frames = first, time.monotonic() - began, 1
             while frames < TEST_FPS and time.monotonic() - began < first_s + LOOK_S and (more := opened.read()) is not None:
                 frame, frames = more, frames + 1
         finally:
             giving_up.cancel()
             opened.close()
-        span = frame.time_s - first.time_s
-        height, width = frame.image.shape[:2]
+        span, (height, width) = frame.time_s - first.time_s, frame.image.shape[:2]
         return {
             "object": "stream.test", "width": width, "height": height, "first_frame_ms": round(1e3 * first_s, 1),
             "fps": round((frames - 1) / span, 2) if span > 0 else None, "jpeg": b64encode(as_jpeg(frame.image)).decode(),
         }  # fmt: skip
 
+    def _watchers(self) -> dict[str, Watcher]:
+        return {name: stream.watcher for name, stream in self.streams.items()}
+
     def _open(
-        self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool = False
+        self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool
     ) -> CameraStream:
         """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
         options = stream_options(replace(self._options, hosts=hosts), settings)
-        model, config = self._model(settings.model or "demo"), self.config
+        where = None if folder is None else self.hooks.camera_address(self, name)
         stream = CameraStream(
-            name, settings, model, options, folder, config, self._notify, self.watches,
-            None if folder is None else self.hooks.camera_address(self, name), self._state_key,
+            name, settings, self._model(settings.model or "demo"), options, self.config, self._notify, self.watches,
+            folder=folder, snapshots=where, key=self._state_key, journal=self.journal, paused=paused,
+            may_watch=lambda: self.hooks.may_watch(name),
         )  # fmt: skip
-        if self.journal is not None:
-            stream.journal = JournalWriter(stream, self.journal, config.journal)
-        stream.paused, stream.may_watch = paused, lambda: self.hooks.may_watch(name)
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)
         stream.start()
         return stream
+
+    def _open_again(self, stream: CameraStream, settings: CameraSettings, folder: Path | None) -> CameraStream:
+        stream.close()
+        stream.problem = stream.problem or "its memory is opened again"
+        return self._open(stream.name, settings, folder, stream.hosts, stream.paused)
 
     def _model(self, name: str) -> Model:
         if name not in self._models:
@@ -522,25 +465,17 @@ class Power:
 
     def __init__(self) -> None:
         self._meter, _ = find_meter()
-        self._lock, self._energy = threading.Lock(), self._begun()
+        self._lock, self._since = threading.Lock(), -1.0
+        self._energy: Energy | None = None
         self._watts: float | None = None
 
     def watts(self) -> float | None:
         """The mean since they were asked for before, a second at least; None where nothing is measured."""
         with self._lock:
-            if self._energy is not None and time.monotonic() - self._since >= 1.0:
+            if self._meter is not None and time.monotonic() - self._since >= 1.0:
+                if self._energy is not None:
+                    self._energy.sample()
+                    self._watts = self._energy.watts
+                self._energy, self._since = Energy(self._meter), time.monotonic()
                 self._energy.sample()
-                self._watts, self._energy = self._energy.watts, self._begun()
             return self._watts
-
-    def _begun(self) -> Energy | None:
-        if self._meter is None:
-            return None
-        energy, self._since = Energy(self._meter), time.monotonic()
-        energy.sample()
-        return energy
-
-
-def state_folder() -> Path:
-    """Where snapshots go unless told otherwise: ``edgevlm/serve`` in the user's state folder (XDG)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgevlm" / "serve"

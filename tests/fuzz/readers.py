@@ -398,7 +398,7 @@ def multipart_seeds() -> list[bytes]:
 
 def toml_seeds() -> list[bytes]:
     return [path.read_bytes() for path in HERE.parents[2].glob("docs/**/*.toml")] + [
-        b'[server]\nport = 0\nmax_wait = 3.0\n[cameras.a]\nsource = "demo"\nbudget = "6k"\n[[watches]]\n'
+        b'[server]\nport = 0\nmax_rate = 3.0\n[cameras.a]\nsource = "demo"\nbudget = "6k"\n[[watches]]\n'
         b'cameras = ["a"]\nquestion = "is it?"\n'
         b'schedule = ["mon-fri 08:00-18:00"]\n[[sinks]]\nkind = "stdout"\n[journal]\n[thumbnails]\n'
     ]

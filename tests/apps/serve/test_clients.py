@@ -1,7 +1,6 @@
 """Clients that go away or send nothing: their places are free at once."""
 
 import asyncio
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
@@ -12,10 +11,9 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from edgevlm.apps.serve import chat, guard, http, run
+from edgevlm.apps.serve import guard, http, run
 from edgevlm.apps.serve.config import ServeConfig, ServerSettings
 from edgevlm.apps.serve.service import Service
-from edgevlm.runtime.answer import Answer
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
 
@@ -210,28 +208,3 @@ def test_an_address_that_asks_too_often_waits_and_others_do_not(monkeypatch):
     assert ask("b") == 200
     now[0] = 1.0
     assert [ask("a") for _ in range(3)] == [200, 200, 429]
-
-
-async def whole(completion):
-    return "".join([piece async for piece in completion.pieces()])
-
-
-def test_a_question_that_waits_too_long_is_given_up_and_one_that_began_is_not():
-    async def ask(begun):
-        answer = Answer("?", 0.0)
-        answer._follow(future := Future())
-        if begun:
-            future.set_running_or_notify_cancel()
-        request = SimpleNamespace(stops=[])
-        completion = chat.Completion(request, SimpleNamespace(answered=lambda *_: {}, pieces=0), "?", answer, None)
-        completion.give_up_after(0.01)
-        reading = asyncio.create_task(whole(completion))
-        await asyncio.sleep(0.05)
-        if begun:
-            answer._push("2")
-            future.set_result("stop")
-        return await reading
-
-    with pytest.raises(chat.TooLate, match=r"waited 0\.01 s"):
-        asyncio.run(ask(begun=False))
-    assert asyncio.run(ask(begun=True)) == "2"

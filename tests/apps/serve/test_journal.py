@@ -19,7 +19,7 @@ from edgevlm.runtime.session import Session, TextBudget
 
 pytest.importorskip("fastapi")
 from edgevlm.apps.serve.config import JournalSettings
-from edgevlm.apps.serve.journal import JournalWriter
+from edgevlm.apps.serve.stream import JournalWriter
 
 __all__ = ["checkpoint", "family", "model"]
 WORDS = ["red", "blue", "square", "circle", "door", "yard", "two", "three", "people", "parcel", "van"]

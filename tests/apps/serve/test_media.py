@@ -154,9 +154,6 @@ def test_a_picture_of_an_allowed_host_and_a_video_of_an_allowed_folder(server, h
     for kind in ("video_url", "input_video"):
         answer = ask(server, shows(f"file://{videos[0]}/seen.mp4", kind))
         assert answer.choices[0].message.content.strip() == videos[1]
-    once = {"media_io_kwargs": {"video": {"num_frames": 1}}}
-    one = ask(server, shows(f"file://{videos[0]}/seen.mp4", "video_url"), extra_body=once)
-    assert one.usage.prompt_tokens == answer.usage.prompt_tokens - 3 * 16
 
 
 @pytest.mark.parametrize(
@@ -172,15 +169,15 @@ def test_a_picture_of_an_allowed_host_and_a_video_of_an_allowed_folder(server, h
         (shows("http://[::1/"), "address"), (shows("http://HOST:99999999/"), "address"),
         (shows("http://localhost:PORT/picture.png"), "private"), (shows("http://HOST/moved"), "redirects"),
         (shows("http://HOST/endless"), "bytes"), (shows("http://HOST/a b"), "spaces"),
-        (shows("http://HOST/picture.png", "video_url"), "file:"), (shows("file:///etc/passwd", "video_url"), "no such video"),
-        (shows("file://FOLDER/../videos0/seen.mp4", "video_url"), "no such video"),
-        (shows("file://FOLDER/%2e%2e/x.mp4", "video_url"), "no such video"),
-        (shows("file://FOLDER", "video_url"), "no such video"),
-        (shows("file://FOLDER/link.mp4", "video_url"), "no such video"),
-        (shows("file://FOLDER/out/passwd", "video_url"), "no such"),
-        (shows("file://FOLDER/fifo.mp4", "video_url"), "no such video"),
-        (shows("file://FOLDER/%00", "video_url"), "no such video"),
-        (shows("file://example.org/seen.mp4", "video_url"), "no such video"),
+        (shows("http://HOST/picture.png", "video_url"), "file:"), (shows("file:///etc/passwd", "video_url"), "media_folders"),
+        (shows("file://FOLDER/../videos0/seen.mp4", "video_url"), "media_folders"),
+        (shows("file://FOLDER/%2e%2e/x.mp4", "video_url"), "media_folders"),
+        (shows("file://FOLDER", "video_url"), "media_folders"),
+        (shows("file://FOLDER/link.mp4", "video_url"), "media_folders"),
+        (shows("file://FOLDER/out/passwd", "video_url"), "media_folders"),
+        (shows("file://FOLDER/fifo.mp4", "video_url"), "media_folders"),
+        (shows("file://FOLDER/%00", "video_url"), "media_folders"),
+        (shows("file://example.org/seen.mp4", "video_url"), "media_folders"),
         (shows("file://FOLDER/text.mp4", "video_url"), "no video"), (shows("file://FOLDER/list.m3u8", "video_url"), "no video"),
     ],
 )  # fmt: skip
