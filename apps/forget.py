@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgevlm.apps.journal import Journal
-from edgevlm.apps.run.clock import clock_time, moment
+from edgevlm.apps.run.clock import Asked, clock_time
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
@@ -23,7 +22,6 @@ from edgevlm.runtime.snapshots.storage import LOCK, is_address
 from edgevlm.runtime.time_window import TimeWindow
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
-SWITCHED = "switched-"  # begins folders that earlier releases left beside a camera's snapshots
 SLACK_S = 1.0  # frames wait to be watched
 Forgotten = dict[str, int]  # how many of what
 
@@ -40,10 +38,7 @@ class Span:
         """Parse ``10m`` or ``14:03``. Raises UserError where neither is given nor all is meant, and where both are."""
         if everything == bool(since or until):
             raise UserError("say what to forget: --last 1h, --since and --until, or --all")
-        span = cls(*(default if text is None else moment(text) for text, default in ((since, -math.inf), (until, math.inf))))
-        if span.until < span.since:
-            raise UserError(f"until {until} is before since {since}")
-        return span
+        return cls(**Asked(since or "", until or "").seconds())
 
     def __str__(self) -> str:
         """``what was seen since 13:03:22 (60 min ago)``."""
@@ -129,8 +124,6 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
 
 def forget_pictures(folder: Path, span: Span) -> Forgotten:
     """Delete what is beside a camera's snapshots: thumbnails, and all else where all is meant. Raises UserError."""
-    for path in folder.glob(f"{SWITCHED}*"):
-        shutil.rmtree(path, ignore_errors=True)
     count = 0
     if (folder / Thumbnails.FILE).exists():
         with closing(Thumbnails(folder)) as thumbnails:

@@ -71,31 +71,23 @@ class Journal(TimedDatabase):
         until: float | None = None,
         camera: str | None = None,
         limit: int = 100,
+        *,
+        any_word: bool = False,
     ) -> list[Line]:
-        """Lines, newest first; those that hold all words of ``search``. since, until: seconds since 1970, both included."""
-        match = None if search is None else _words(search, " ")
-        return self._lines(match, since, until, camera, limit, "time DESC")
+        """Lines, newest first; those that hold all words of ``search``. since, until: seconds since 1970, both included.
 
-    def relevant(self, question: str, since: float | None, until: float | None, camera: str, limit: int = 32) -> list[Line]:
-        """Lines that have words of a question, the best match first (BM25)."""
-        return self._lines(_words(question, " OR "), since, until, camera, limit, "rank")
+        any_word: those that hold any of its words, the best match (BM25) first.
+        """
+        words = [f'"{word}"' for word in re.findall(r"\w+", search or "")[:WORDS]]  # nothing in it is an operator
+        if search is not None and not words:
+            return []
+        match = (" OR " if any_word else " ").join(words) or None
+        where = {"lines MATCH ?": match, "time >= ?": since, "time <= ?": until, "camera = ?": camera}
+        found = self._find(COLUMNS, where, "rank" if any_word else "time DESC", limit)
+        return [Line(camera, at, text, tuple(json.loads(evidence))) for camera, at, text, evidence in found]
 
     def _purge(self) -> None:
         self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # else the index keeps words of deleted lines
-
-    def _lines(
-        self, match: str | None, since: float | None, until: float | None, camera: str | None, limit: int, order: str
-    ) -> list[Line]:
-        if match == "":
-            return []
-        where = {"lines MATCH ?": match, "time >= ?": since, "time <= ?": until, "camera = ?": camera}
-        found = self._find(COLUMNS, where, order, limit)
-        return [Line(camera, at, text, tuple(json.loads(evidence))) for camera, at, text, evidence in found]
-
-
-def _words(text: str | None, between: str) -> str:
-    """A full-text query of the words of a text: nothing in it is an operator."""
-    return between.join(f'"{word}"' for word in re.findall(r"\w+", text or "")[:WORDS])
 
 
 def with_notes(question: str, lines: list[Line], fits: Callable[[str], bool]) -> str:

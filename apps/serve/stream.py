@@ -46,6 +46,7 @@ PAUSE_S = 5.0  # that a frame which is being taken in may hold up a pause
 RATES = 11  # lines of statistics, a second apart, over which frames watched and skipped are counted
 PROMPT = "Describe in one short sentence what is happening now."
 DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # before anything has left, nothing is right
+NOTES = 32  # lines of a journal that may precede a question
 SOONEST = 0.1  # of the time from line to line of a journal, where much has changed
 Event = tuple[str, dict[str, Any]]
 
@@ -350,7 +351,6 @@ class CameraStream:
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...
-    def reopen(self, session: Session, budget: str | None) -> None: ...
 
     def watch(self, frame: Frame) -> None:
         """A frame that the session has taken in."""
@@ -454,7 +454,7 @@ class JournalWriter:
             return len(encode(text)) <= most
 
         since, until = (None if window.get(name) is None else offset + window[name] for name in ("since", "until"))
-        return with_notes(question, self._journal.relevant(question, since, until, stream.name), fits)
+        return with_notes(question, self._journal.query(question, since, until, stream.name, NOTES, any_word=True), fits)
 
     def _run(self) -> None:
         stream, every = self._stream, 60 * self._settings.every

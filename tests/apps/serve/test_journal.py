@@ -39,7 +39,7 @@ def test_lines_are_found_as_a_plain_search_finds_them(tmp_path):
         ]  # fmt: skip
         assert journal.query(" ".join(words), since, until, camera, 1000) == wanted[::-1]
     assert journal.query('" OR red* NEAR(', limit=5) == []
-    best = journal.relevant("was there a parcel at the door?", None, None, "a", 5)
+    best = journal.query("was there a parcel at the door?", None, None, "a", 5, any_word=True)
     assert {"parcel", "door"} <= {*best[0].text.split()}
     assert journal.delete("a", 50.0, 149.0) == sum(line.camera == "a" for line in lines[50:150])
     assert journal.query(limit=1000) == [line for line in lines if not (line.camera == "a" and 50 <= line.time <= 149)][::-1]

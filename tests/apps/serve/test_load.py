@@ -39,7 +39,7 @@ def test_a_camera_with_a_torn_memory_goes_on_from_its_last_snapshot(tmp_path, mo
             service.reopen_torn()
             if torn is not first:  # not at once again
                 assert service.stream("demo") is torn
-                monkeypatch.setattr("edgevlm.apps.serve.service.REOPEN_S", 0.0)
+                service._reopen_at.clear()
                 service.reopen_torn()
             again = eventually(lambda torn=torn: (now := service.stream("demo")) is not torn and now)
             assert again.session.stats.frames > 0
