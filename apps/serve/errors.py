@@ -85,7 +85,8 @@ def add_errors(app: FastAPI) -> None:
         if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
             return answer(400, str(cause), "invalid_value", cause.field)
         where, *path = found["loc"]
-        named = [part for part in path if part not in ("text", "constrained-str") and "[" not in str(part)]
+        shapes = ("text", "constrained-str")
+        named = [*path[:1], *(part for part in path[1:] if part not in shapes and "[" not in str(part))]
         if found["type"] == "json_invalid" or (not named and where == "body"):
             return answer(400, f"body: send JSON, with content-type: application/json ({found['msg']})", "invalid_json", "body")
         param = ".".join(map(str, named))[:200]
