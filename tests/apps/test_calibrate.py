@@ -6,15 +6,12 @@ import shutil
 import checkpoints
 import pytest
 from clips import clip
-from more_checkpoints import make_more
 from typed import edgevlm
 
-from edgevlm.calib import trace
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.model import is_demo
-from edgevlm.runtime.preprocess import Preprocessor
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +48,6 @@ def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
     tau = "/".join(f"{threshold:.4f}" for threshold in measured.thresholds)
     assert f"infinipot-v  tau {tau}" in done.stdout
     assert done.stdout.splitlines()[-1] == f"calibrated {measured.described}: {copy}"
-
-
-def test_a_clip_keeps_its_shape(tmp_path, monkeypatch):
-    folder, seen = make_more(tmp_path / "checkpoint", "qwen2_vl"), []
-    bundle = export_checkpoint(folder, tmp_path / "bundle")
-
-    def preprocessor(spec):
-        seen.append(spec.size)
-        return Preprocessor(spec)
-
-    monkeypatch.setattr(trace, "Preprocessor", preprocessor)
-    done = edgevlm("calibrate", bundle, "--video", clip("bikes.mp4"), "--frames", 10, "--policies", "none")
-    assert done.returncode == 0, done.stderr
-    assert set(seen) == {Bundle.load(bundle).vision.pixels.fitted(272, 640)} != {Bundle.load(bundle).vision.size}
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 from typed import edgevlm
 
-from edgevlm.apps import calibrate as command
 from edgevlm.calib.accuracy.select_changed import TAUS
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
-from edgevlm.runtime.policies import POLICIES
-from edgevlm.runtime.policies.baselines import SlidingWindow
-from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 
 COMMAND = [sys.executable, "-m", "edgevlm"]
 FIELDS = {
@@ -104,38 +100,6 @@ def test_any_checkpoint_is_compared_by_agreement_with_full_kv(bundle, video, tmp
     page = edgevlm("calibrate", bundle, *options, "--out", tmp_path / "other").stdout
     assert "budget 64" in page
     assert page.count("\nauto: ") == 2
-
-
-class Oldest(SlidingWindow):
-    """Keeps what came first: it knows nothing of now."""
-
-    name = "oldest"
-
-    def score(self, cache, layer):
-        return -cache.seq(layer)
-
-
-class Planted(InfiniPotV):
-    """The one that must win, and takes its time."""
-
-    name = "planted"
-
-    def compress(self, cache, targets, context):
-        time.sleep(0.01)
-        return super().compress(cache, targets, context)
-
-
-def test_a_planted_policy_wins(demo_bundle, monkeypatch):
-    for policy in (Oldest, Planted):
-        monkeypatch.setitem(POLICIES, policy.name, policy)
-    comparison = command.parse_comparison("oldest,planted", "25%", ("how many objects are there now?", "what left last?"))
-    request = command.CalibrateRequest("demo", [], 48, demo_bundle, 1, comparison, layers=False)
-    _, found = command.start(request, lambda what: None, lambda what: None)
-    (choice,) = found.policies.budgets
-    assert choice.chosen == "planted"
-    values = {of.policy: of.value for of in choice.candidates}
-    assert values["planted"] < values["oldest"]
-    assert choice.best.compress_ms > 10, "though it is the slower one"
 
 
 def test_a_kill_keeps_what_was_measured(demo_bundle):

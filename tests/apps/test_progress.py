@@ -6,7 +6,6 @@ import pty
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 
@@ -66,9 +65,3 @@ def test_what_is_printed_stays_and_the_line_does_not():
     wanted = [[f"data {number} " + "x" * (COLUMNS - 7), wrapped, "[red]note", "kept [bold]"] for number in range(3)]
     assert status == 0
     assert shown == [line for part in wanted for line in part]
-
-
-def test_a_pipe_gets_lines_alone():
-    done = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"data {number} " + "x" * 60 for number in range(3)]
-    assert done.stderr.splitlines() == ["[red]note", "kept [bold]"] * 3

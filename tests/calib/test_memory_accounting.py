@@ -8,7 +8,7 @@ import pytest
 from policies.filled import PREFIX, Filled, told
 
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budget
-from edgevlm.calib.accuracy.variants import PLAIN, Budget, SkippedRun, Variant, VariantRun
+from edgevlm.calib.accuracy.variants import PLAIN, Budget, Variant
 from edgevlm.calib.accuracy.worker import AccuracySettings, Worker, run_case
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
@@ -108,12 +108,3 @@ def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, plain, na
     assert plain["bytes"] == run.allowed
     assert result["bytes"] <= plain["bytes"]
     assert run.tokens == 128 or run_case(worker.model, worker.case(0), create_policy(name), 128)["bytes"] > plain["bytes"]
-
-
-def test_what_cannot_be_is_skipped_with_its_reason(worker):
-    small = list(worker.runs([Variant("uniform"), Variant("h2o")], Budget("5%", 0.05)))
-    assert [skip.reason for skip in small] == ["a budget of 12 tokens is less than one frame, which takes 16"] * 2
-    plain, wide = worker.runs([Variant("sliding-window"), Variant("snapkv")], Budget("15%", 0.15))
-    assert plain == VariantRun("sliding-window", "15%", 38, plain.allowed)
-    assert isinstance(wide, SkippedRun)
-    assert wide.reason.startswith("at equal bytes ")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from pictures import frames
 
-from edgevlm.calib import Clip, calibrate
+from edgevlm.calib import Clip
 from edgevlm.calib.trace import WINDOW, ClipTracer
 
 QUESTIONS = ("what color was the square?", "how many are there now?")
@@ -63,15 +63,3 @@ def test_attention_norms_and_mass_are_those_of_transformers(model, oracle, monke
         newest = attention[:, prefix + vision - w : prefix + vision, prefix : prefix + vision - w]
         mass = newest.sum(1).reshape(kv_heads, heads // kv_heads, -1).sum(1)
         assert seen.mass[layer] == pytest.approx(mass, abs=1e-4)
-
-
-def test_a_calibration_says_what_it_was_measured_on(model):
-    said = []
-    clips = [clip(model, 12, "a"), clip(model, 99, "b", QUESTIONS[:1])]
-    measured = calibrate(model, clips, frames=14, progress=said.append)
-    assert (measured.clips, measured.frames, measured.questions) == (("a", "b"), (12, 14), QUESTIONS)
-    assert said == ["watching a (1 of 2)", "watching b (2 of 2)"]
-    assert len(measured.cv) == len(measured.classes) == 5
-    assert all(len(row) == 14 and sum(row) == pytest.approx(1, abs=1e-4) for row in measured.ages)
-    again = calibrate(model, [clip(model, 12, "a"), clip(model, 99, "b", QUESTIONS[:1])], frames=14)
-    assert (again.cv, again.ages, again.agreement) == (measured.cv, measured.ages, measured.agreement)

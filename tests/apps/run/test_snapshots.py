@@ -1,7 +1,6 @@
 """``run --state``: processes killed at any moment, refused snapshots, folders that cannot be used, full disks."""
 
 import json
-import os
 import random
 import resource
 import signal
@@ -193,26 +192,3 @@ def test_credentials_never_enter_a_snapshot(tmp_path):
     assert b"http://***@" in only.read_bytes()
     assert b"hunter" not in only.read_bytes()
     assert oct(only.stat().st_mode & 0o777) == "0o600"
-
-
-def test_show(tmp_path):
-    def show(*arguments):
-        return edgevlm("state", "show", tmp_path, *arguments)
-
-    done = show()
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    for _ in range(2):
-        run("--frames", 13, "--state", tmp_path)
-    done = show("--json")
-    assert done.returncode == 0
-    last, before = map(json.loads, done.stdout.splitlines())
-    expected = {"frames": 26, "time_s": 13.0, "waiting": 2, "source": "demo", "policy": "infinipot-v"}
-    assert {name: last[name] for name in expected} == expected
-    assert before["frames"] == 13
-    assert "26 frames to 13.0 s" in show().stdout
-    for path in snapshots(tmp_path):
-        path.write_bytes(path.read_bytes()[:-64])
-    done = show()
-    assert done.returncode == 1
-    assert done.stdout.count("cannot be used: is torn") == 2
-    assert os.listdir(tmp_path)

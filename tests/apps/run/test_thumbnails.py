@@ -47,14 +47,6 @@ def test_a_restart_shows_them_up_to_the_frame_it_goes_on_from(tmp_path):
     assert (tmp_path / FILE).stat().st_mode & 0o077 == 0, "what a camera saw is the user's alone"
 
 
-def test_a_link_that_somebody_put_there_is_not_followed(tmp_path):
-    (tmp_path / "other").write_bytes(b"")
-    (tmp_path / FILE).symlink_to(tmp_path / "other")
-    with pytest.raises(UserError, match="cannot be written"):
-        filled(3, tmp_path)
-    assert (tmp_path / "other").stat().st_size == 0
-
-
 def test_what_was_written_outlives_a_kill(tmp_path):
     program = (
         "import os, numpy as np\n"
@@ -86,3 +78,11 @@ def test_a_disk_that_is_full_is_told_of_once(tmp_path):
     ring.close()
     ring.close()
     assert not (tmp_path / f"{FILE}-journal").exists()
+
+
+def test_a_link_that_somebody_put_there_is_not_followed(tmp_path):
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / FILE).symlink_to(tmp_path / "other")
+    with pytest.raises(UserError, match="cannot be written"):
+        filled(3, tmp_path)
+    assert (tmp_path / "other").stat().st_size == 0

@@ -139,20 +139,6 @@ def serving(manager, folder, code=None):
         process.wait()
 
 
-def test_a_server_from_its_start_to_its_end(manager, tmp_path):
-    with serving(manager, tmp_path) as process:
-        said = manager.until("READY=1")
-        assert said[0].startswith("EXTEND_TIMEOUT_USEC=")
-        assert "WATCHDOG=1" not in said[:-1]
-        manager.until("STATUS=1 streams, ")
-        for _ in range(3):
-            manager.until("WATCHDOG=1")
-        process.terminate()
-        manager.until("STOPPING=1")
-        process.wait(120)
-    assert "READY=1" not in manager.heard()
-
-
 def test_a_server_whose_model_hangs_is_heard_no_more(manager, tmp_path):
     with serving(manager, tmp_path, HUNG_MODEL):
         manager.until("READY=1")
