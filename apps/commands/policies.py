@@ -22,14 +22,7 @@ LEGEND = (
 )
 
 
-CHOSEN = Description(
-    AUTO,
-    "no policy of its own",
-    "The policy that edgevlm calibrate found best on the model, at the measured budget nearest to |M|; "
-    f"{FALLBACK} where it compared none.",
-    [],
-    "",
-)
+CHOSEN = Description(AUTO, "no policy of its own", f"What edgevlm calibrate found best on the model, else {FALLBACK}.", [], "")
 
 
 def policies(

@@ -18,7 +18,7 @@ from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
 from edgevlm.apps.sources import Frame, Source, State
-from edgevlm.calib.demo.scene import DemoScene
+from edgevlm.calib.demo.questions import DemoScene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.time_window import NothingHeld

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources import Frame
-from edgevlm.calib.demo.scene import Fact
+from edgevlm.calib.demo.questions import Fact
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session
@@ -22,7 +22,6 @@ EVERY_S = 0.5  # seconds from one look to the next
 LOOK_S = 0.01  # of its session's turns that a look takes: next to none of its frames
 FULL_BUDGET = "1920"  # tokens that the comparison's full cache has room for
 FACTS = 8  # departed objects that are asked about in a comparison
-PROBING = 0.4  # of the time, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +150,7 @@ class SideBySide:
         self.lanes = [Lane(name, of, view_memory(of)) for name, of in sessions.items()]
         self.others = [lane for lane in self.lanes if lane.session is not session]
         self.view: ComparisonView | None = None  # before the first frame
-        self._asked_at: dict[str, int] = {}  # which probe asked a question last
-        self._resume_at = self._due = 0.0
+        self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
         """Take in a frame that the run has taken in, and ask one question of every lane."""
@@ -161,8 +159,13 @@ class SideBySide:
                 with lane.stopping() as session:
                     session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
         facts = tuple(frame.scene.departed()[:FACTS]) if frame.scene is not None and self.others else ()
-        if facts and time.monotonic() >= self._resume_at:
-            self._probe([fact.question for fact in facts])
+        if questions := [fact.question for fact in facts]:
+            self._turn += 1
+            for lane in self.lanes:
+                lane.answers = {text: answer for text, answer in lane.answers.items() if text in questions}
+                with lane.stopping() as session:
+                    asked = questions[self._turn % len(questions)]
+                    lane.answers[asked] = session.ask(asked).text.strip()
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + EVERY_S
             for lane in self.lanes:
@@ -172,14 +175,3 @@ class SideBySide:
     def close(self) -> None:
         for lane in self.others:
             lane.session.close()
-
-    def _probe(self, questions: list[str]) -> None:
-        """Ask the question that was asked longest ago."""
-        began = time.monotonic()
-        question = min(questions, key=lambda text: self._asked_at.get(text, 0))
-        self._asked_at[question] = 1 + max(self._asked_at.values(), default=0)
-        for lane in self.lanes:
-            lane.answers = {text: answer for text, answer in lane.answers.items() if text in questions}
-            with lane.stopping() as session:
-                lane.answers[question] = session.ask(question).text.strip()
-        self._resume_at = began + (time.monotonic() - began) / PROBING

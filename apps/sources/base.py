@@ -21,7 +21,7 @@ from edgevlm.runtime.preprocess import Pixels
 
 if TYPE_CHECKING:
     from edgevlm.apps.sources.hosts import AllowedHosts
-    from edgevlm.calib.demo.scene import DemoScene
+    from edgevlm.calib.demo.questions import DemoScene
 
 Image = NDArray[np.uint8]
 Rule = Literal["block", "drop-oldest"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgevlm.apps.sources.base import Frame, FrameSampler, Source, StageTimer, State
-from edgevlm.calib.demo.scene import WORLD_FPS, DemoScene
+from edgevlm.calib.demo.questions import WORLD_FPS, DemoScene
 from edgevlm.calib.demo.world import World
 
 

@@ -1,4 +1,7 @@
-"""Compare the policies on a model at equal bytes; select what ``auto`` runs at each budget, appends and encodes."""
+"""Compare the policies on a model at equal bytes; select what ``auto`` runs at each budget, appends and encodes.
+
+What is appended and encoded is what saves most and surely loses little, both under full KV.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,34 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 
 from edgevlm import __version__
-from edgevlm.calib.accuracy import select_changed as changed
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter, FullKVReference
-from edgevlm.calib.accuracy.variants import PLAIN, Budget, Record, key_of, parse_budgets, reason_of
-from edgevlm.calib.intervals import Values, is_told_apart, mean
+from edgevlm.calib.accuracy.variants import FULL, PLAIN, Budget, Record, key_of, parse_budgets, reason_of
+from edgevlm.calib.intervals import Values, half_width, is_told_apart, mean
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget, default_budget
-from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice
+from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Candidate, Choice, Choices, EncodeChoice, EncodeTrial
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import FALLBACK
 from edgevlm.runtime.policies import create_policy, evicting
-from edgevlm.runtime.settings import AppendChanged
+from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 
+TAUS = (0.999, 0.99, 0.97, 0.95)  # of --append
+SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # of --encode
+BOUND = 0.05  # the largest loss, of next tokens that are not full KV's
+SAVING = 0.1  # of tokens or patches at least: less is not worth the rows of the present
 LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
+
+
+Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +188,10 @@ def compare_by_divergence(
             except UserError as error:
                 comparisons[budget].skipped.append((policy, reason_of(error)))
     runs = list(jobs)
-    appends = [(changed.append_label(tau), least) for tau in changed.TAUS]
-    jobs |= {key: partial(measure_append, tau) for key, tau in zip(appends, changed.TAUS, strict=True)}
-    ways = changed.SETTINGS if meter.model.bundle.vision.changed is not None else ()
-    encodes = [(changed.encode_label(way), least) for way in ways]
+    appends = [(append_label(tau), least) for tau in TAUS]
+    jobs |= {key: partial(measure_append, tau) for key, tau in zip(appends, TAUS, strict=True)}
+    ways = SETTINGS if meter.model.bundle.vision.changed is not None else ()
+    encodes = [(encode_label(way), least) for way in ways]
     jobs |= {key: partial(meter.measure_encode, way, least) for key, way in zip(encodes, ways, strict=True)}
     with JsonLines(journal, {"journal": "edgevlm calibrate"}, key_of) as saved:
         for number, clip in enumerate(clips):
@@ -200,6 +210,68 @@ def compare_by_divergence(
 
         for policy, budget in runs:
             comparisons[budget].add(policy, of_clips((policy, budget)))
-        append = changed.select_append(list(map(of_clips, appends)))
-        encode = changed.select_encode(list(map(of_clips, encodes))) if encodes else None
+        append = select_append(list(map(of_clips, appends)))
+        encode = select_encode(list(map(of_clips, encodes))) if encodes else None
     return comparisons, append, encode
+
+
+def append_label(tau: float) -> str:
+    """The variant of full KV under ``--append changed``."""
+    return f"{FULL}@{AppendChanged(tau)}"
+
+
+def encode_label(setting: EncodeChanged) -> str:
+    """The variant of full KV under ``--encode changed``."""
+    return f"{FULL}@encode:{setting}"
+
+
+def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
+    """The trial with the smallest ``taken`` (appended or encoded) of those that save enough and surely lose little.
+
+    losses: of each trial, cluster by cluster.
+    """
+    fit = [
+        (getattr(trial, taken), trial)
+        for trial, lost in zip(trials, losses, strict=True)
+        if getattr(trial, taken) <= 1 - SAVING and surely_within(lost, BOUND)
+    ]
+    return min(fit, key=lambda pair: pair[0])[1] if fit else None
+
+
+def surely_within(losses: Sequence[Values], bound: float) -> bool:
+    """Whether the mean loss stays within ``bound`` by Student's t; one loss is added, so that a few answers prove nothing."""
+    found = mean([[1.0, *losses[0]], *losses[1:]])
+    return found.value + half_width(found) <= bound
+
+
+def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
+    """records: of each of TAUS, one a clip."""
+    losses, trials = [lost_tokens(of_tau) for of_tau in records], []
+    for tau, of_tau, lost in zip(TAUS, records, losses, strict=True):
+        trials.append(AppendTrial(tau, _mean_of("appended", of_tau), *_estimate(lost)))
+    best = best_trial(trials, losses, "appended")
+    return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
+
+
+def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
+    """records: of each of SETTINGS, one a clip."""
+    losses, trials = [lost_tokens(of_setting) for of_setting in records], []
+    for setting, of_setting, lost in zip(SETTINGS, records, losses, strict=True):
+        cosine = min(record["low_cosine"] for record in of_setting)
+        trials.append(EncodeTrial(str(setting), _mean_of("encoded", of_setting), *_estimate(lost), cosine))
+    best = best_trial(trials, losses, "encoded")
+    return EncodeChoice(best.setting if best else None, BOUND, tuple(trials))
+
+
+def _mean_of(name: str, records: Sequence[Record]) -> float:
+    return round(fmean(record[name] for record in records), 4)
+
+
+def _estimate(losses: Sequence[Values]) -> tuple[float, float, float]:
+    found = mean(losses)
+    return round(found.value, 6), round(found.low, 6), round(found.high, 6)
+
+
+def lost_tokens(records: Sequence[Record]) -> list[list[float]]:
+    """For each next token 1 where it is not full KV's, a list a moment."""
+    return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

@@ -12,6 +12,7 @@ import numpy as np
 
 from .world import COLORS, QUADRANTS, SHAPES, History, Thing
 
+WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
 COUNTS = ("0", "1", "2", "3")
 COLOR, SHAPE = "<color>", "<shape>"  # the slots of a phrasing
 ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
@@ -187,3 +188,38 @@ def _pattern(phrasing: str) -> re.Pattern[str]:
 
 
 _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text in enumerate(KINDS[kind].phrasings)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A question about an object that has left the world, its answer, and when the object left, seconds."""
+
+    name: str
+    question: str
+    truth: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DemoScene:
+    """What the demo world showed up to one frame."""
+
+    history: History
+
+    def truth(self, question: str) -> str | None:
+        """Return the right answer, None where there is not exactly one."""
+        known = parse(question)
+        return truth(known, self.history) if known else None
+
+    def sample(self, random: np.random.Generator) -> list[str]:
+        """Draw questions that have an answer at this frame: one about now and one about before, if there are any."""
+        asked = sample(self.history, random)
+        groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
+        return [str(random.choice(group)) for group in groups if group]
+
+    def departed(self) -> list[Fact]:
+        """Return where each object was that has left, the latest first."""
+        questions = [(thing, ask("past_where", 0, thing.color, thing.shape)) for thing in self.history.gone]
+        known = [(thing, question.text, truth(question, self.history)) for thing, question in questions]
+        facts = [Fact(thing.name, text, answer, ((thing.left or 0) + 1) / WORLD_FPS) for thing, text, answer in known if answer]
+        return sorted(facts, key=lambda fact: -fact.left_s)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typed import edgevlm
 
-from edgevlm.calib.accuracy.select_changed import TAUS
+from edgevlm.calib.accuracy.select_policy import TAUS
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration

@@ -10,8 +10,7 @@ from edgevlm.calib import Clip
 from edgevlm.calib.accuracy import policy_divergence
 from edgevlm.calib.accuracy.memory_accounting import peak_bytes
 from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter
-from edgevlm.calib.accuracy.select_changed import SETTINGS
-from edgevlm.calib.accuracy.select_policy import compare_by_divergence
+from edgevlm.calib.accuracy.select_policy import SETTINGS, compare_by_divergence
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session
 

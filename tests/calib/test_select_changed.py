@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.accuracy.select_changed import TAUS, best_trial, select_append
+from edgevlm.calib.accuracy.select_policy import TAUS, best_trial, select_append
 from edgevlm.runtime.calibration import AppendTrial
 
 CLUSTERS, EACH = 40, 25

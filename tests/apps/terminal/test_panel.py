@@ -5,7 +5,7 @@ import pytest
 
 from edgevlm.apps.run.memory_view import ComparisonView, Lane, MemoryView
 from edgevlm.apps.terminal.panel import draw, make_panel
-from edgevlm.calib.demo.scene import Fact
+from edgevlm.calib.demo.questions import Fact
 
 IMAGE = np.zeros((56, 56, 3), np.uint8)
 FACTS = tuple(Fact(f"red {shape}", f"where was the red {shape}?", "top left", 3.0) for shape in ("star", "heart", "ring"))
