@@ -5,16 +5,13 @@ import multiprocessing
 import os
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from edgevlm.apps.bundles import cache as bundles
 from edgevlm.apps.bundles import resolve
 from edgevlm.cli import main
-from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
-from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import MANIFEST, Bundle, seal_manifest
+from edgevlm.runtime.bundle import Bundle
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 
@@ -77,33 +74,6 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypa
     assert len(exports) == 4
 
 
-def test_an_engine_takes_the_kept_bundle_that_it_runs(made, monkeypatch):
-    checkpoint, exports = made
-    bundles.cached_bundle(checkpoint, print, print)
-    for_cuda = bundles.cached_bundle(checkpoint, print, print, kv="fp16")
-    for_jetson = bundles.cached_bundle(checkpoint, print, print, kv="fp16", profile="tensorrt-10.3")
-    manifest = json.loads((for_jetson / MANIFEST).read_text())
-    largest = {"frames": 8, "rows": 64, "question": 64}
-    (for_jetson / MANIFEST).write_bytes(seal_manifest({**manifest, "profile": "tensorrt-10.3", "shapes": largest}))
-    assert OnnxRuntimeCuda.kv_types == ("fp16",)
-    assert resolve.resolve_model(str(checkpoint), print, print, "onnxruntime-cuda") == str(for_cuda)
-    on_jetson = SimpleNamespace(export_hint="export", takes=lambda bundle: bundle.profile == "tensorrt-10.3")
-    monkeypatch.setattr(resolve, "load_class", lambda group, name: on_jetson)
-    assert resolve.resolve_model(str(checkpoint), print, print, "tensorrt") == str(for_jetson)
-    assert len(exports) == 3
-
-
-def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made):
-    checkpoint, exports = made
-    default = bundles.cached_bundle(checkpoint, print, print)
-    beside = bundles.cached_bundle(checkpoint, print, print, kv="fp16")
-    for folder in (default, beside):
-        (folder / "bundle.json").write_text("{")
-    assert resolve.resolve_model(str(checkpoint), print, print) == str(default)
-    assert len(exports) == 3
-    Bundle.load(default)
-
-
 @pytest.mark.parametrize("command", [["run", "--model"], ["plan"], ["export"], ["calibrate"]])
 def test_an_address_is_no_model_and_is_not_repeated(made, monkeypatch, capsys, command):
     assert edgevlm(monkeypatch, *command, "https://u:secret@h/x") == 2
@@ -164,10 +134,3 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
         child.join(300)
         assert child.exitcode == 0
     assert exports.value == 1
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(made, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("x")
-    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"cannot be written .*; name another folder in EDGEVLM_CACHE"):
-        bundles.cached_bundle(made[0], print, print)

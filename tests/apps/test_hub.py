@@ -97,9 +97,10 @@ def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
     assert world.hub.fetched() == ["config.json"]
 
 
-def cut_and_resume(world, seed, times):
-    """Download while the connection is cut after random bytes; every byte arrives, and little of it twice."""
-    draw, largest = random.Random(seed), max(map(len, world.files.values()))
+@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_connection_that_is_cut_is_taken_up_where_it_broke(world, times):
+    """Every byte arrives, and little of it twice."""
+    draw, largest = random.Random(0), max(map(len, world.files.values()))
     world.hub.cuts = [draw.randrange(1, largest // times) for _ in range(times)]
     folder = fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert world.hub.cuts == []
@@ -107,16 +108,6 @@ def cut_and_resume(world, seed, times):
     assert len(resumed) == times
     for path in folder.iterdir():
         assert path.read_bytes() == world.files[path.name]
-
-
-def test_a_connection_that_is_cut_is_taken_up_where_it_broke(world):
-    cut_and_resume(world, 0, 6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_fifty_cuts(world, seed):
-    cut_and_resume(world, seed, 50)
 
 
 def test_what_arrived_before_a_dead_line_is_kept_for_the_next_run(world):

@@ -122,15 +122,6 @@ EVENTS = (
 )  # fmt: skip
 
 
-def camera_ordeal(folder):
-    return Ordeal(partial(opened, folder), address, OPTIONS, EVENTS, SIZES)
-
-
-def test_forty_deaths(tmp_path):
-    camera_ordeal(tmp_path).check(40, seed=5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_a_thousand_deaths(tmp_path, seed):
-    camera_ordeal(tmp_path).check(1000, seed)
+@pytest.mark.parametrize("deaths", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_deaths(tmp_path, deaths):
+    Ordeal(partial(opened, tmp_path), address, OPTIONS, EVENTS, SIZES).check(deaths, seed=5)

@@ -75,13 +75,6 @@ def test_redirects_to_other_hosts_are_not_followed(site, to):
     assert site.asked == [("127.0.0.1", "/")]
 
 
-def test_redirects_on_the_same_host_are_followed(site):
-    site.answers["/"] = 302, {"Location": "/mjpeg"}, b""
-    site.answers["/mjpeg"] = 200, {"Content-Type": "multipart/x-mixed-replace; boundary=b"}, b""
-    connect(site, "/").close()
-    assert [path for _, path in site.asked] == ["/", "/mjpeg"]
-
-
 def recording(name):
     """A few seconds of video, as a file of this format."""
     av, file = pytest.importorskip("av"), io.BytesIO()

@@ -14,8 +14,8 @@ import pytest
 from edgevlm.apps.run.process import SourceStatus
 from edgevlm.apps.sources import SourceError, SourceOptions, State
 from edgevlm.apps.sources import live as live_module
-from edgevlm.apps.sources.base import Connection, Frame, Grabbed
-from edgevlm.apps.sources.live import ADRIFT, LiveSource, Slot, pauses
+from edgevlm.apps.sources.base import Connection, Grabbed
+from edgevlm.apps.sources.live import ADRIFT, LiveSource, pauses
 from edgevlm.errors import SourceRefused
 
 OPTIONS = SourceOptions(
@@ -203,24 +203,6 @@ def test_connections_that_hang_for_good_are_few(live):
     until(lambda: camera.dials == ADRIFT + 1)
     for connection in hangs:
         connection.say(None, None)
-
-
-@pytest.mark.parametrize(("rule", "seen", "replaced"), [("block", [1, 2, 3], 0), ("drop-oldest", [3], 2)])
-def test_the_rules_of_the_slot(rule, seen, replaced):
-    slot, counts = Slot(rule), []
-    writer = threading.Thread(
-        target=lambda: counts.extend(slot.put(Frame(np.zeros((1, 1, 3), np.uint8), time_s)) for time_s in (1, 2, 3))
-    )
-    writer.start()
-    if rule == "drop-oldest":
-        writer.join()
-    taken = [slot.take(120).time_s for _ in seen]
-    writer.join()
-    assert (taken, slot.take(0), sum(counts)) == (seen, None, replaced)
-    slot.close()
-    assert slot.take(60) is None, "a closed slot lets nobody wait"
-    assert not slot.put(Frame(np.zeros((1, 1, 3), np.uint8), 4))
-    assert slot.take(60) is None
 
 
 def test_pauses_grow_to_a_limit_with_jitter():

@@ -1,11 +1,5 @@
 """Sources on real files, against PyAV; and the newest-frame rule."""
 
-import os
-import tempfile
-import threading
-import time
-from pathlib import Path
-
 import av
 import numpy as np
 import pytest
@@ -15,8 +9,7 @@ from hypothesis import strategies as st
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
-from edgevlm.apps.sources.base import Frame, FrameSampler, Source, State
-from edgevlm.apps.sources.live import ReadAhead
+from edgevlm.apps.sources.base import FrameSampler, State
 from edgevlm.apps.sources.recordings import JUMP_S, LEAST_S, RecordedClock
 from edgevlm.errors import UserError
 
@@ -72,61 +65,6 @@ def test_what_is_not_there_is_one_line(camera, video, says):
     with pytest.raises(UserError, match=says) as caught:
         open_source(camera, video, SourceOptions(fps=2))
     assert "\n" not in str(caught.value)
-
-
-def test_what_may_not_be_read_is_one_line(as_nobody):
-    path = as_nobody / "clip.mp4"
-    with pytest.raises(SourceError, match=r"cannot be read \(Permission denied\)"):
-        open_source(None, str(path), SourceOptions(fps=2))
-    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
-        open_source(None, str(as_nobody / "locked" / "clip.mp4"), SourceOptions(fps=2))
-
-
-@pytest.fixture
-def as_nobody():
-    """A folder with a file and a folder that this process, for the while, may not read."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        (folder / "clip.mp4").touch(mode=0)
-        (folder / "locked").mkdir(mode=0)
-        was = os.geteuid()
-        if was == 0:
-            os.seteuid(65534)
-        try:
-            yield folder
-        finally:
-            os.seteuid(was)
-
-
-class Counted(Source):
-    """Numbers its frames; waits for a go-ahead before each."""
-
-    name = "counted"
-
-    def __init__(self, count):
-        self.count, self.made, self.go = count, 0, threading.Semaphore(0)
-
-    def read(self):
-        if self.made == self.count:
-            return None
-        self.go.acquire()
-        self.made += 1
-        return Frame(np.full((2, 2, 3), self.made, np.uint8), self.made / 100)
-
-
-def test_newest_frame_drops_the_oldest_and_counts():
-    counted = Counted(11)
-    newest = ReadAhead(counted, rule="drop-oldest")
-    counted.go.release(1)
-    assert newest.read().image[0, 0, 0] == 1
-    counted.go.release(10)
-    deadline = time.monotonic() + 120
-    while newest.state is not State.ENDED and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert newest.read().image[0, 0, 0] == 11
-    assert newest.dropped == 9
-    assert newest.read() is None
 
 
 @pytest.mark.parametrize(
