@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,7 @@ QUESTIONS = (  # HERMES's Tab. 9, for any model
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrateRequest:
+class CalibrateRequest(NamedTuple):
     """The options of ``edgevlm calibrate``, as typed."""
 
     bundle: str
@@ -52,8 +52,7 @@ class CalibrateRequest:
     layers: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(NamedTuple):
     """Measurements of layers, policies and an int8 cache; None: not asked for, or no such cache."""
 
     layers: Calibration | None
@@ -69,12 +68,8 @@ class Frames:
     seed: int = 0
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        source = open_source(None, self.video, SourceOptions(seed=self.seed))
-        try:
-            for frame in source:
-                yield frame.image
-        finally:
-            source.close()
+        with closing(open_source(None, self.video, SourceOptions(seed=self.seed))) as source:
+            yield from (frame.image for frame in source)
 
     @property
     def identity(self) -> list[object]:
@@ -103,7 +98,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
     if not request.layers and request.comparison is None:
         raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
-    clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
+    clips = clips_of(request.videos)
     progress("loading the model")
     model = Model.load(request.bundle, threads=request.threads)
     try:
@@ -167,18 +162,18 @@ def _measure(
     return Findings(layers, select_policies(request.comparison, given), scales)
 
 
-def demo_clips() -> list[Clip]:
-    """Demo worlds, and a question of each kind that the demo model was taught."""
+def clips_of(videos: list[Path]) -> list[Clip]:
+    """Video files, sampled as by ``edgevlm run``; else demo worlds, with a question of each kind that it was taught.
+
+    Raises SourceError for a file that there is not.
+    """
     from edgevlm.calib.demo.questions import OFFERED, ask
 
+    for path in videos:
+        check_readable(path)
     questions = [ask(kind, 0, 0, 0).text for kind in OFFERED]
-    return [Clip(f"demo world {seed}", Frames(None, seed), questions) for seed in DEMO_SEEDS]
-
-
-def video_clip(path: Path) -> Clip:
-    """A video file, sampled as by ``edgevlm run``. Raises SourceError if there is none."""
-    check_readable(path)
-    return Clip(path.name, Frames(str(path)), QUESTIONS)
+    worlds = [Clip(f"demo world {seed}", Frames(None, seed), questions) for seed in DEMO_SEEDS]
+    return [Clip(path.name, Frames(str(path)), QUESTIONS) for path in videos] or worlds
 
 
 Row = tuple[str, dict[str, Any]]  # an event and its fields

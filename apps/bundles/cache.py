@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -55,16 +55,10 @@ def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notif
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
-def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> Path:
+def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> None:
     """Export in this process, with options as JSON has them."""
-    return exporter(gptq)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
-
-
-def exporter(gptq: bool) -> Callable[..., Path]:
-    """Return ``export_checkpoint``, or for GPTQ the one that reads text first."""
     module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
-    export: Callable[..., Path] = getattr(needed(module, "exporting"), name)
-    return export
+    getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
 
 def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:

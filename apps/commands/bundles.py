@@ -47,7 +47,7 @@ def export(
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
         from edgevlm.apps.bundles.build import ExportTarget, target_for
-        from edgevlm.apps.bundles.cache import cached_bundle, exporter
+        from edgevlm.apps.bundles.cache import cached_bundle, export_apart
         from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
@@ -67,7 +67,8 @@ def export(
         if out is None:
             path = cached_bundle(folder, step, to_stderr, force=force, gptq=gptq, **options)
         else:
-            path = exporter(gptq)(folder, out, progress=step, notify=to_stderr, force=force, **options)
+            path = out
+            export_apart(folder, path, gptq=gptq, progress=step, notify=to_stderr, force=force, **options)
     typer.echo(str(path))
 
 
