@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import get_type_hints
 
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.plugins import load_class, names
@@ -47,6 +47,8 @@ def find_policy(name: str) -> type[Policy]:
 
 def create_policy(text: str) -> Policy:
     """Make a policy from ``name`` or ``name:setting=value,...``; raises UserError naming the nearest right word."""
+    from pydantic import TypeAdapter  # slow to import
+
     name, settings = parse_settings(text)
     policy = find_policy(name)
     defaults = {each.name: each.default for each in setting_fields(policy)}
@@ -56,7 +58,7 @@ def create_policy(text: str) -> Policy:
         if key not in defaults:
             raise UserError(f"policy {name} has no setting {key!r}; {nearest(key, list(defaults))}")
         try:
-            values[key] = _convert(value, hints[key])
+            values[key] = TypeAdapter(hints[key]).validate_python(value)
         except ValueError:
             raise UserError(f"policy {name}: {value!r} does not fit {key} (default {defaults[key]})") from None
     try:
@@ -70,21 +72,10 @@ def as_policy(policy: str | Policy | type[Policy]) -> Policy:
     if isinstance(policy, str):
         return create_policy(policy)
     if isinstance(policy, type) and issubclass(policy, Policy):
-        made = policy
         try:
-            policy = made()
+            return policy()
         except (TypeError, ValueError) as error:  # abstract, or with settings that have no default
-            raise UserError(f"policy {made.__name__}: {error}; give an instance of it") from None
+            raise UserError(f"policy {policy.__name__}: {error}; give an instance of it") from None
     if not isinstance(policy, Policy):
         raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")
     return policy
-
-
-def _convert(text: str, kind: type) -> object:
-    if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            raise ValueError(text)
-        return text
-    if kind is bool:
-        return {"on": True, "off": False}[text] if text in ("on", "off") else bool(["false", "true"].index(text))
-    return kind(text)

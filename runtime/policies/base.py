@@ -302,6 +302,16 @@ class Policy(Stateful):
         return fixed | kernels.top_k(np.ascontiguousarray(score, np.float32), cache.seq(layer), ~fixed, target)
 
 
+class FixedTarget(Policy):
+    """A policy whose |C| is ``target`` |M|."""
+
+    target: float
+
+    @property
+    def compress_to(self) -> int:
+        return tokens_of(self.target, self.budget)
+
+
 class SteadyTarget(Policy):
     """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less if a frame needs more."""
 

@@ -16,11 +16,11 @@ from edgevlm.runtime.policies.attention import Float64, Int64
 from edgevlm.runtime.policies.base import (
     Bool,
     Context,
+    FixedTarget,
     Float32,
     Guidance,
     Needs,
     NewRows,
-    Policy,
     StreamShape,
     counted,
     setting,
@@ -38,7 +38,7 @@ LAMBDAS = 0.1, 0.3, 0.4  # fractions of a score that come from the layer above: 
 
 
 @dataclass
-class Hermes(Policy):
+class Hermes(FixedTarget):
     """Shallow layers keep what is recent, deep layers what a guidance prompt attends to, middle layers a blend of both.
 
     Ours: compression precedes an append; guidance is one causal forward, rolled back; dt is a fraction of the largest rank;
@@ -80,10 +80,6 @@ class Hermes(Policy):
     def needs(self) -> Needs:
         layers = tuple(range(self._middle_from, self.shape.layers))
         return Needs(guidance=(GLOBAL, f" {LOCAL}") if layers else (), guidance_layers=layers)
-
-    @property
-    def compress_to(self) -> int:
-        return tokens_of(self.target, self.budget)
 
     @property
     def max_append(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies.base import Bool, Context, Float32, Policy, StreamShape, frame_text, newest, setting, tokens_of
+from edgevlm.runtime.policies.base import Bool, Context, FixedTarget, Float32, StreamShape, frame_text, newest, setting
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -20,7 +20,7 @@ WINDOWS = (7, 5, 3, 1)
 
 
 @dataclass
-class InfiniPotV(Policy):
+class InfiniPotV(FixedTarget):
     """Keep the r newest frames, the least redundant past tokens (TaR), and of the rest those with large value norms (VaN).
 
     Ours: keys are compared un-rotated, so position does not count as similarity. Tokens know their frame and patch after every
@@ -60,10 +60,6 @@ class InfiniPotV(Policy):
         if self.shape.calibration is None:
             return "default thresholds, as the model's layers were not measured (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: thresholds {tau}"
-
-    @property
-    def compress_to(self) -> int:
-        return tokens_of(self.target, self.budget)
 
     @property
     def recent_frames(self) -> int:

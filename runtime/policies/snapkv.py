@@ -11,25 +11,14 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import QueryWindow
-from edgevlm.runtime.policies.base import (
-    Appended,
-    Bool,
-    Context,
-    Float32,
-    Needs,
-    Policy,
-    StreamShape,
-    newest,
-    setting,
-    tokens_of,
-)  # fmt: skip
+from edgevlm.runtime.policies.base import Appended, Bool, Context, FixedTarget, Float32, Needs, StreamShape, newest, setting
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 
 @dataclass
-class SnapKV(Policy):
+class SnapKV(FixedTarget):
     """Keep the newest rows, which observe, and the past tokens that they attend to most.
 
     u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
@@ -59,10 +48,6 @@ class SnapKV(Policy):
     @property
     def needs(self) -> Needs:
         return Needs(probe_layers=tuple(range(self.shape.layers)))
-
-    @property
-    def compress_to(self) -> int:
-        return tokens_of(self.target, self.budget)
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         self._queries.add(appended)

@@ -115,13 +115,3 @@ def test_without_a_folder_nothing_is_left_behind(model, tmp_path, monkeypatch):
         watch(session, frames(30, model))
         assert session.stats.store.file_bytes > 0
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_store_that_no_snapshot_tells_of_is_begun_anew(model, tmp_path):
-    with opened(model, tmp_path) as session:
-        watch(session, frames(30, model))
-    for path in tmp_path.glob("*.snapshot"):
-        path.unlink()
-    with opened(model, tmp_path, policy=Anything(share=0.5)) as session:
-        assert session.stats.frames == 0
-        watch(session, frames(14, model))
