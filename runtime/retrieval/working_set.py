@@ -36,7 +36,7 @@ Float32 = NDArray[np.float32]
 class WorkingSet(Stateful):
     """Up to ``rows`` rows of each layer and KV head, ``held`` of them ``[layers, kv_heads]``.
 
-    ``always`` ``[layers, kv_heads]``: rows that came from the policy itself. prefix: where contiguous positions begin.
+    prefix: where contiguous positions begin.
     """
 
     state_fields = ("contiguous",)
@@ -44,7 +44,7 @@ class WorkingSet(Stateful):
     def __init__(self, cache: KVCache, store: Store, rows: int, prefix: int) -> None:
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
-        self.held, self.always = (np.zeros((cache.layers, cache.kv_heads), np.int32) for _ in range(2))
+        self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
         self.truncated = 0  # rows chosen that there was no room for, ever
         self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer stands
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
@@ -69,7 +69,6 @@ class WorkingSet(Stateful):
             numbers = sorted({number for of_head in wanted for number in of_head})
             found = dict(zip(numbers, self._store.get(numbers), strict=True))
             own = always(layer) if always else []
-            self.always[layer] = [min(len(block), self.rows) for block in own] or 0
             for head, of_head in enumerate(wanted):
                 blocks = [block.head(head) for number in of_head if (block := found[number]) is not None]
                 blocks = [*own[head : head + 1], *blocks]

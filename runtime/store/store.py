@@ -506,7 +506,11 @@ class Store:
             crowded = self._table.live + self._unwritten > CROWDED * file.limit or nbytes > (1 - CROWDED) * file.limit
             self._stamp = (self._stamp + 1) % 2**64
             extent = Extent(self._head, nbytes, self._stamp)
-        while in_the_way := self._table_between(begin):
+        while True:
+            with self._changed:
+                in_the_way = self._table.between(begin, self._cleared)
+            if not in_the_way:
+                break
             for other, place in in_the_way:
                 block = None if crowded else self._read(other)
                 with self._changed:
@@ -536,10 +540,6 @@ class Store:
             self._handled += 1
             self._changed.notify_all()
         return None
-
-    def _table_between(self, begin: int) -> list[tuple[int, Extent]]:
-        with self._changed:
-            return self._table.between(begin, self._cleared)
 
     def _fail(self, why: str) -> None:
         with self._changed:

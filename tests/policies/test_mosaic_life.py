@@ -31,7 +31,6 @@ def test_all_representatives_are_attended_to_each_where_its_newest_member_stands
             expected = [turned(one.mean, np.asarray(one.newest["position"])) for one in clusters]
             np.testing.assert_allclose(np.sort(key, 0), np.sort(expected, 0), atol=tolerance)
             np.testing.assert_allclose(np.sort(value, 0), np.sort([one.value for one in clusters], 0), atol=2 * tolerance)
-        assert (world.policy.working.held[layer] == world.policy.working.always[layer]).all()
 
 
 def test_what_the_layer_before_asks_is_read_ahead():

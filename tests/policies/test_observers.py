@@ -1,13 +1,10 @@
-"""snapkv and h2o against the float64 reference: which tokens are kept, re-indexings between capture and use included."""
+"""Queries that policies keep, through evictions and re-indexings."""
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from policies.filled import DIM, GROUP, HEADS, STORAGE, Filled
 
 from edgevlm.runtime.policies.attention import QueryWindow
-
-REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
 
 def held_at(filled, layer, head, seq):
