@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
-from edgevlm.apps.run.clock import Asked
+from edgevlm.apps.run.clock import Asked, moment
 from edgevlm.apps.run.output import finite, wall_clock
 from edgevlm.apps.schemas import field as described
 from edgevlm.apps.serve import answers
@@ -127,8 +127,14 @@ class TestedSource(Strict):
 
 def window(since: str | None, until: str | None) -> dict[str, float]:
     """The seconds since 1970 of those that are given. Raises FieldError."""
-    with field("since" if since else "until"):
-        return Asked(since or "", until or "").seconds()
+    found = {}
+    for name, given in (("since", since), ("until", until)):
+        if given is not None:
+            with field(name):
+                found[name] = moment(given)
+    if found.get("until", math.inf) < found.get("since", -math.inf):
+        raise FieldError("until", "is before since")
+    return found
 
 
 class Server:

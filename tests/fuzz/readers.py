@@ -187,7 +187,7 @@ def requests(data: bytes) -> None:
         for part in ("sampling", "stops", "window", "stream_name"):
             allow(lambda asked=asked, part=part: getattr(asked, part, None))
         if asked is not None:
-            allow(asked.constraint), allow(asked.question)
+            allow(asked.question)
     if not known:
         raise Refused
 
@@ -253,14 +253,14 @@ def replies(data: bytes) -> None:
         lambda: module.show_digest({}, url, None, as_json=False),
         lambda: module.journal_of(url, {}, None),
         lambda: module.forget_served(url, {}, None),
-        lambda: module.problem(500, data),
+        lambda: module.journal_of("http://refuses:1", {}, None),
     ]
-    answers = httpx.MockTransport(lambda request: httpx.Response(200, content=data))
+    answers = httpx.MockTransport(lambda asked: httpx.Response(500 if asked.url.host == "refuses" else 200, content=data))
     with patch("httpx.Client", partial(httpx.Client, transport=answers)), redirect_stdout(io.StringIO()):
         for each in asked:
             with suppress(of("errors", "UserError")), redirect_stderr(io.StringIO()):
                 read.append(each())
-    if len(read) < 2:  # the last never refuses
+    if not read:
         raise Refused
 
 

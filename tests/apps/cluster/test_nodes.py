@@ -49,9 +49,8 @@ def test_any_node_answers_for_all_cameras(cluster):
         assert httpx.delete(f"{a.url}{path}", timeout=WAIT_S).status_code == 405
     assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
     described = b.app.openapi()
-    for path in ("/v1/nodes", "/v1/streams"):
-        schema = described["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-        Draft202012Validator({**schema, "components": described["components"]}).validate(b.get(path).json())
+    schema = described["paths"]["/v1/streams"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    Draft202012Validator({**schema, "components": described["components"]}).validate(b.get("/v1/streams").json())
 
 
 def test_a_frozen_node_neither_watches_nor_writes_once_another_may(cluster):

@@ -117,24 +117,6 @@ def test_answers_are_as_the_description_says(client, service, tmp_path):
     assert (len(checked), [path for _, path, count in checked if not count]) == (17, [])
 
 
-def test_a_digest_has_lines_of_the_journal_between_by_time(client, service, tmp_path):
-    told = '[{"frame": 3, "time": "2026-11-22T14:03:22.000Z", "jpeg_url": "/v1/streams/door/thumbnails/3.jpg"}]'
-    Journal(tmp_path).close()
-    for ago, camera, text in ((90_000, "door", "a van"), (3600, "door", "a parcel, and a van"), (30, "yard", "two people")):
-        service.journal.add(Line(camera, NOW - ago, text, json.loads(told)))
-
-    def found(query):
-        return [each.get("text") or each["question"] for each in client.get(f"/v1/digest?{query}").json()["data"]]
-
-    assert found("since=4h") == ["is there a parcel?", "a parcel, and a van", "two people", "a dog?"]
-    assert found("since=4h&limit=3") == ["a parcel, and a van", "two people", "a dog?"]
-    assert found("camera=yard") == ["two people", "a dog?"]
-    assert found("search=Parcel") == ["is there a parcel?", "a parcel, and a van"]
-    assert found("search=van&since=2d") == ["a van", "a parcel, and a van"]
-    lines = [each for each in client.get("/v1/digest").json()["data"] if each["event"] == "line"]
-    assert lines[0]["evidence"][0] == {**json.loads(told)[0], "jpeg_url": None}, "its thumbnail is gone"
-
-
 def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys, tmp_path):
     Journal(tmp_path).close()
     with socket.socket() as listening:

@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from datetime import datetime
 
-import httpx
 import pytest
 from served import NOW, WAIT_S, eventually, serving
 from typed import edgevlm
@@ -47,30 +46,6 @@ def test_the_openai_client_asks_unchanged(demo):
     assert chunks[-1].usage.completion_tokens >= 1
     assert [model.id for model in demo.client.models.list()] == ["demo"]
     assert demo.client.models.retrieve("demo").id == "demo"
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "'input_audio'"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"n": 2}, "n"),
-        ({"stop": ["a"] * 5}, "stop"),
-        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "messages.0.content"),
-    ],
-)  # fmt: skip
-def test_a_wrong_field_is_a_400_that_names_it(demo, change, field):
-    body = {"model": "demo", "messages": [{"role": "user", "content": NOW}], **change}
-    status, _, answer = demo.request("POST", "/v1/chat/completions", body)
-    error = json.loads(answer)["error"]
-    assert status == 400
-    assert field in error["message"]
-    assert error["param"]
-    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -217,18 +192,6 @@ def test_edgevlm_ask_asks_it(demo, tmp_path):
     assert (said.returncode, json.loads(said.stdout)["question"]) == (0, "caf\ufffd?")
 
 
-def test_the_demo_answers_clients_that_send_a_system_prompt(demo):
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": NOW}]
-    chat = httpx.post(f"{demo.url}/v1/chat/completions", json={"model": "demo", "messages": messages}, timeout=60)
-    assert "never taught" in chat.json()["choices"][0]["message"]["content"], chat.text
-    body = {"model": "demo", "input": NOW, "instructions": "Be brief."}
-    response = httpx.post(f"{demo.url}/v1/responses", json=body, timeout=60).json()
-    assert "never taught" in response["output"][0]["content"][0]["text"]
-    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 0}
-    streamed = httpx.post(f"{demo.url}/v1/responses", json={**body, "stream": True}, timeout=60)
-    assert (streamed.status_code, "response.completed" in streamed.text) == (200, True)
-
-
 def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
     config = tmp_path / "edgevlm.toml"
     config.write_text("state_every = 0.2\n[cameras.demo]\nfps = 8\n")
@@ -282,7 +245,6 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("modle = 'demo'", "modle: there is no such key; did you mean 'model'?"),
         ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: there is no such key; did you mean 'source'?"),
         ("[server]\nkey = 'plain'", "server.key: String should match"),
         ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "NOT_SET_ANYWHERE is not set"),
