@@ -29,14 +29,6 @@ def test_stages_of_the_demo():
     assert by_stage["total"] >= max(by_stage["answer"], by_stage["busy"])
 
 
-def test_stages_of_a_folder_for_a_person(tmp_path):
-    for number in range(5):
-        Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / f"{number}.png")
-    names, *rows = bench("--video", tmp_path, "--frames", 9).stdout.splitlines()
-    assert names.split() == ["source", "stage", "ms", "p50", "[p95]", "frames"]
-    assert [row.split()[:2] for row in rows] == [[tmp_path.name, stage] for stage in STAGES]
-
-
 def test_too_few_frames_are_refused(tmp_path):
     from edgevlm.errors import UserError
 

@@ -36,14 +36,6 @@ def test_a_json_line_for_each_policy_and_dtype(threads):
     assert kernels.threads() == 1
 
 
-def test_a_table_for_people():
-    command = ["bench", "compression", *TINY, "--policy", "infinipot-v:alpha=1", "--dtype", "fp16"]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    head, row = done.stdout.splitlines()
-    assert head.split()[:6] == ["policy", "dtype", "ms", "[low,", "high]", "read"]
-    assert row.split()[:2] == ["infinipot-v:alpha=1", "fp16"]
-
-
 @pytest.mark.parametrize(("policy", "said"), [("infinipot", "there is no policy"), ("rekv", "does not compress by itself")])
 def test_what_cannot_be_measured(policy, said):
     with pytest.raises(UserError, match=said):

@@ -1,7 +1,5 @@
 """``bench compression --device cuda``, over the shim: what it counts, and that it is skipped without a device."""
 
-import json
-
 import pytest
 from cuda_backend import shim_driver
 from typer.testing import CliRunner
@@ -31,16 +29,6 @@ def test_every_part_is_timed_and_its_bytes_are_those_of_the_rows():
     assert 0 < lines["eviction"]["bytes"] <= 4 * rows * row // 4
     assert lines["eviction"]["bytes"] % (4 * row) == lines["re-rotation"]["bytes"] % (2 * row) == 0
     assert all(line["ms"] > 0 and line["copy_gb_s"] > 0 for part, line in lines.items() if part != "selection")
-
-
-@pytest.mark.usefixtures("shim")
-def test_the_command_prints_a_line_a_part():
-    result = CliRunner().invoke(app, [*OPTIONS, "--dtype", "fp32", "--json"])
-    assert result.exit_code == 0, result.output
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [line["part"] for line in lines] == list(compression_cuda.PARTS)
-    assert {line["device"] for line in lines} == {"the CPU, as a CUDA device"}
-    assert "fraction" in CliRunner().invoke(app, OPTIONS).stdout
 
 
 def test_without_a_device_it_says_so(monkeypatch):

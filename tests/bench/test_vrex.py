@@ -42,7 +42,7 @@ def test_work():
     assert size == 2 * 328 + 2 * 16 * 8 == 912
     assert model.tower_work(2) == (2 * (2 * 128 * 6 + 4 * 36 * 4 + 2 * 32 * 3), 2 * 160)
     paper = Analytic(load_paper())
-    assert paper.row_bytes() == 131_072
+    assert paper.row_bytes == 131_072
     weights = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
     assert paper.decoder_work(1, 0, 1)[1] == 2 * weights + 131_072
 
@@ -53,22 +53,9 @@ def test_work():
 )
 def test_a_frame_on_a_gpu(method, fetch, prediction):
     """Two streams of ten rows. Half of 16-byte rows: 160 bytes at 10 a second, at half of that where they lie apart."""
-    assert small().frame(f"{method}/gpu", 10, 2).seconds == pytest.approx(9.216 + prediction + fetch)
-    held = small(offloads=False).frame(f"{method}/gpu", 10, 2)
+    assert small().call(f"{method}/gpu", 3, 10, 2).seconds == pytest.approx(9.216 + prediction + fetch)
+    held = small(offloads=False).call(f"{method}/gpu", 3, 10, 2)
     assert (held.fetch, held.seconds) == (0, pytest.approx(9.216 + prediction + held.decoder))
-
-
-def test_a_frame_on_vrex():
-    assert small().frame("clusters/vrex", 10, 2).seconds == pytest.approx(9.216 + 16), "no prediction, clusters lie together"
-    assert small(has_kvmu=False).frame("clusters/vrex", 10, 2).seconds == pytest.approx(9.216 + 32)
-
-
-def test_a_fetch_that_is_done_before_the_decoder_costs_nothing():
-    call = small(link=1e-7).frame("frames/gpu", 10, 2)
-    assert (call.fetch, call.waiting) == (pytest.approx(1.6), 0)
-    assert call.seconds == pytest.approx(9.216 + 0.21 + 9.728)
-    assert call.ideal == pytest.approx(4.608 + 4.864)
-    assert small().frame("frames/gpu", 10, 2).waiting == pytest.approx(16 - 9.728)
 
 
 def test_constants_give_the_figures_that_they_are_taken_from():

@@ -8,8 +8,6 @@ from typer.testing import CliRunner
 from edgevlm.bench.accuracy import command
 from edgevlm.cli import app
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.model import bundle_folder
 
 BASE = ["bench", "accuracy", "--suite", "streamqa", "--frames", "16", "--streams", "2", "--budget", "25%,3%"]
 
@@ -36,18 +34,6 @@ def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     assert aggregates["full"]["streams"] == 2
     again = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--resume", "--out", str(out))
     assert again.stdout == done.stdout, "all of it is read, nothing is asked again"
-
-
-def test_auto_is_the_policy_that_was_chosen():
-    chosen = Bundle.load(bundle_folder("demo")).choices().nearest(64).chosen
-    done = invoke("--policy", f"auto,{chosen}", "--json")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    found = {
-        name: [(row["kind"], row["accuracy"], row["evidence_held"]) for row in rows if row["policy"] == name and "kind" in row]
-        for name in ("auto", chosen)
-    }
-    assert found["auto"]
-    assert found["auto"] == found[chosen]
 
 
 def test_two_workers_find_what_one_finds():

@@ -54,12 +54,6 @@ def test_answers_and_evidence_are_those_of_the_world(stream):
     }
 
 
-def test_ages_by_name():
-    names = {9: "ones", 10: "tens", 99: "tens", 100: "hundreds", 999: "hundreds", 1000: "thousands", 12_345: "ten thousands"}
-    assert {gap: gap_name(gap) for gap in names} == names
-    assert gap_name(None) is None
-
-
 def result(kind, right, gap, moved=0):
     return {"kind": kind, "right": right, "gap": gap, "quarter": 1, "held": 0.5, "any": 1.0, "ttft_ms": 2.0, "moved": moved}
 

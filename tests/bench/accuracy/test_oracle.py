@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
-from edgevlm.calib.accuracy.oracle import ORACLES, in_rounds, make_oracle, ordered, ranking
+from edgevlm.calib.accuracy.oracle import ORACLES, make_oracle, ranking
 from edgevlm.calib.accuracy.worker import held_tokens, overlap
 from edgevlm.runtime.policies import StreamShape, create_policy
 
@@ -42,19 +42,6 @@ def test_an_oracle_holds_evidence_for_as_many_questions_as_can_be(planted, name)
     assert total["oracle"] > 1.3 * total["random"]
 
 
-def test_the_newest_frame_stays_whole_when_it_should(planted):
-    case = planted(1, objects=8)
-    filled, oracle = Filled(1, BUDGET, GRID, np.random.default_rng(0)), make_oracle("spread+frame", case)
-    oracle.attach(BUDGET, StreamShape(1, 4, PREFIX))
-    for number in range(len(case.frames)):
-        plan = oracle.before_append(filled.cache, 4, None)
-        if plan is not None:
-            newest = filled.cache.frame(0) == number - 1
-            assert plan.keep[0][newest].all()
-            filled.cache.evict(plan.keep)
-        filled.frame()
-
-
 def test_ranking_goes_in_rounds_over_what_is_asked_then_other_objects_then_background(planted):
     case = planted(3, objects=4)
     case.questions.append(case.questions[2])  # asked twice: first in each round
@@ -68,12 +55,3 @@ def test_ranking_goes_in_rounds_over_what_is_asked_then_other_objects_then_backg
     flat = case.owners.ravel()
     kinds = ["asked" if any(t in g for g in groups) else "object" if flat[t] >= 0 else "background" for t in order]
     assert [kind for kind, _ in itertools.groupby(kinds)] == ["asked", "object", "background"]
-
-
-def test_orders_within_an_object():
-    tokens = np.array([3, 7, 11, 15, 19])
-    assert ordered(tokens, "newest") == [19, 15, 11, 7, 3]
-    assert ordered(tokens, "spread") == [19, 3, 11, 7, 15]
-    for count in range(1, 12):
-        assert sorted(ordered(np.arange(count), "spread")) == list(range(count))
-    assert in_rounds([np.array([1, 2, 3]), np.array([5])], "newest") == [3, 5, 2, 1]

@@ -1,7 +1,5 @@
 """From planted records to rows: which kinds enter, quarters, pairing, the best oracle, what is named as missing."""
 
-import json
-
 import pytest
 
 from edgevlm.bench.accuracy.report import report_lines
@@ -97,33 +95,8 @@ def test_differences_are_paired_with_the_policy_named(report):
     assert lines_of(report, "ours", "50%")["backward"]["difference"] is None, "it is not there at this budget"
 
 
-def test_one_stream_has_no_paired_interval(comparison):
-    first = {run: records[:1] for run, records in comparison.records.items()}
-    alone = list(report_lines(Comparison(comparison.settings, comparison.runs, [], first), "theirs"))
-    assert {line["policy"] for line in alone} >= {"ours", "theirs"}
-    assert all(line.get("difference") is None for line in alone)
-
-
 def test_the_best_oracle_of_a_budget_is_the_bound(report):
     oracle = lines_of(report, "oracle")["backward"]
     assert oracle["accuracy"] == 0.9
     assert oracle["oracles"] == {"oracle/newest": 0.85, "oracle/spread": 0.9}
     assert not any(line["policy"].startswith("oracle/") for line in report)
-
-
-def test_lines_are_json_with_the_named_fields_first(report):
-    for line in report:
-        assert json.loads(json.dumps(line)) == line
-        if "skipped" not in line:
-            assert list(line)[: len(FIELDS)] == FIELDS
-            assert line["ci_low"] <= line["accuracy"] <= line["ci_high"]
-    skipped = [line for line in report if "skipped" in line]
-    assert [(line["policy"], line["budget"], line["skipped"]) for line in skipped] == [("tiny", "3%", "less than a frame")]
-
-
-def test_a_model_that_knows_nothing_leaves_every_kind_out():
-    runs = [VariantRun("full", "100%", 128), VariantRun("ours", "25%", 32), VariantRun("oracle/newest", "25%", 32)]
-    comparison = Comparison(AccuracySettings(frames=8), runs, [], {run: records(lambda s: (False,) * 4) for run in runs})
-    lines = list(report_lines(comparison, "ours"))
-    assert len(lines) == 4
-    assert all("left_out" in line for line in lines)

@@ -9,7 +9,7 @@ import transformers
 from typer.testing import CliRunner
 
 from edgevlm.calib.accuracy import text_facts as facts
-from edgevlm.calib.accuracy.text_facts import KINDS, TEXT_FACTS, TOKENS
+from edgevlm.calib.accuracy.text_facts import TEXT_FACTS, TOKENS
 from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker
 from edgevlm.cli import app
@@ -78,29 +78,6 @@ def ids_of(case):
     return case.frames[:, 0].astype(np.int64) @ [1, 256, 65536]
 
 
-def test_each_visitor_comes_by_once_where_the_case_says(worker):
-    for stream in range(3):
-        case = worker.case(stream)
-        ids, decode = ids_of(case), worker.model.tokenizer.decode
-        text = decode(ids.ravel().tolist())
-        assert ids.shape == (FRAMES, TOKENS)
-        for question in case.questions:
-            given = question.text.rpartition(" ")[2]
-            sentence = f" A visitor called {given} {question.answer} came in."
-            assert decode(ids.ravel()[question.evidence].tolist()) == sentence
-            assert set(question.evidence // TOKENS) == {question.last}
-            assert (question.kind == KINDS[0]) == (question.last >= FRAMES - FRAMES // 8)
-            assert text.count(given) == text.count(question.answer) == 1
-        assert [question.kind for question in case.questions] == [KINDS[1]] * 6 + [KINDS[0]] * 2
-        assert all(decode(frame.tolist()).endswith(".") for frame in ids), "whole sentences"
-
-
-def test_an_answer_is_right_that_names_the_family():
-    question = facts.FactQuestion(KINDS[0], "Who came in?\nA visitor called Alice", "Porter", np.arange(2), 0)
-    answers = ("Porter came in", "it was Porter.", "Porterfield", "Walker", "")
-    assert [question.is_right(answer) for answer in answers] == [True, True, False, False, False]
-
-
 def test_full_kv_answers_as_transformers_does(tiny, worker):
     """Token by token after the same text: prefix, stream, question and the answer's first words."""
     record = worker.perform(CaseTask(VariantRun("full", "100%", FRAMES * TOKENS), 0))
@@ -140,18 +117,3 @@ def test_every_policy_runs_at_equal_bytes_and_a_stopped_run_is_resumed(tiny, tmp
     again = lines_of(last, "--resume")
     assert out.read_bytes().count(b"\n") == kept.count(b"\n")
     assert [line["accuracy"] for line in again] == [line["accuracy"] for line in lines if line["policy"] in ("full", last)]
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--model", "demo"], "FILE.gguf"),
-        (["--model", "nowhere.gguf"], "nowhere.gguf: is no file"),
-        (["--model", "{tiny}", "--frames", "16"], "--frames 16: 8 visitors"),
-    ],
-)
-def test_what_cannot_be_asked_is_said_in_one_line(tiny, more, said):
-    typed = [word.replace("{tiny}", str(tiny[1])) for word in more]
-    found = CliRunner().invoke(app, ["bench", "accuracy", "--suite", TEXT_FACTS, *typed])
-    assert found.exit_code
-    assert said in str(found.exception)

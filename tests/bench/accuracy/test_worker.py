@@ -1,7 +1,6 @@
 """What a result reports: the overlap of planted caches, and the answers that a plain session gives."""
 
 import time
-from dataclasses import replace
 from functools import partial
 from pydoc import locate
 
@@ -15,7 +14,6 @@ from edgevlm.calib.accuracy.variants import Budget, Variant
 from edgevlm.calib.accuracy.worker import (
     TEXT_BUDGET,
     AccuracySettings,
-    FeatureCache,
     Worker,
     held_tokens,
     overlap,
@@ -42,14 +40,6 @@ def test_overlap_of_a_planted_cache():
     assert share == pytest.approx((4 + 2 + 0 + 1) / 16)
     assert some == pytest.approx(3 / 4)
     assert overlap(held, np.array([], np.int64)) == (None, None)
-
-
-def test_a_question_in_the_cache_is_not_held_by_it(demo):
-    case = make_case(seed_words("0"), 0, 8)
-    with Session.open(demo, policy="full", budget=128, append="all") as session:
-        for frame in case.frames:
-            session.watch(frame)
-        assert held_tokens(session.cache, 128, demo.bundle.vision.grid).all()
 
 
 @pytest.mark.parametrize("name", ["infinipot-v", "hermes"])
@@ -83,30 +73,6 @@ def test_the_present_and_its_references_count_in_equal_bytes():
             return session.cache.nbytes + session.stats.policy_bytes + session.stats.present_bytes
 
     assert taken(changed.tokens) <= changed.allowed < taken(whole.tokens)
-
-
-def test_features_are_encoded_once_a_stream(demo):
-    calls = []
-
-    class Counting:
-        def __getattr__(self, name):
-            return getattr(demo.engine, name)
-
-        def encode(self, pixels):
-            calls.append(len(pixels))
-            return demo.engine.encode(pixels)
-
-    shared = FeatureCache(Counting())
-    model, case = replace(demo, engine=shared), make_case(seed_words("0"), 0, 24)
-    one, other = (run_case(model, case, create_policy(name), 64) for name in ("sliding-window", "uniform"))
-    assert calls == [8, 8, 8]
-    assert [result["answer"] for result in run_case(demo, case, create_policy("uniform"), 64)["results"]] == [
-        result["answer"] for result in other["results"]
-    ]
-    shared.clear()
-    run_case(model, case, create_policy("sliding-window"), 64)
-    assert calls == [8] * 6
-    assert one["results"] != other["results"]
 
 
 def test_an_interrupt_does_not_wait_for_work_in_progress():

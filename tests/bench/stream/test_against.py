@@ -15,7 +15,6 @@ from edgevlm.bench.stream.against import OTHER, OURS, POLICY, baseline_of
 from edgevlm.bench.stream.growth import QUESTION
 from edgevlm.bench.stream.torch_baseline import chosen, load
 from edgevlm.cli import app
-from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
@@ -149,31 +148,3 @@ def test_the_command(tiny, tmp_path, monkeypatch):
     for line in lines[3:]:
         assert line["low"] <= line["fps_ratio"] <= line["high"]
         assert line["tokens_low"] <= line["tokens_ratio"] <= line["tokens_high"]
-
-
-def test_without_a_checkpoint_one_is_written_and_nothing_is_left(tmp_path, monkeypatch):
-    config = tiny_config()
-    monkeypatch.setattr(seeded, "llava_onevision_config", lambda layers: config)
-    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    words = bench(*TYPED, "--precisions", "fp32").stdout.splitlines()
-    assert [row.split()[:2] for row in words] == [
-        ["runtime", "precision"], [OURS, "fp32"], [OTHER, "fp32"], ["runtime", "precision"], [OURS, "fp32"],
-    ]  # fmt: skip
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--model", "TINY", "--frames", "8"], "--frames 8: give three chunks of 4 or more"),
-        (["--model", "TINY", "--policy", "hermes"], "--policy: is not for bench stream against"),
-        (["--model", "TINY", "--precisions", "int5"], "int5"),
-        (["--model", "/nowhere"], "/nowhere"),
-    ],
-)
-def test_refusals(tiny, tmp_path, monkeypatch, options, says):
-    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
-    named = [str(tiny) if option == "TINY" else option for option in options]
-    with pytest.raises(UserError, match=says):
-        bench("stream", "against", *named)

@@ -82,20 +82,6 @@ def test_a_suite_from_end_to_end(tmp_path, suite):
     assert invoke(suite, data, "--out", str(out), "--resume").stdout.split()[:2] == ["policy", "budget"]
 
 
-def test_what_is_left_out_is_said(tmp_path):
-    MAKERS["streamingbench"](tmp_path)
-    records = json.loads((tmp_path / "questions_real.json").read_text())
-    records[0]["questions"].append({"question": "broken"})
-    records.append({**records[0], "video_path": "./videos/gone.mp4"})
-    write(tmp_path / "questions_real.json", records)
-    done = invoke("streamingbench", tmp_path)
-    assert "missing: 1: videos/gone.mp4" in done.stdout
-    assert "malformed, and left out: 2: questions_real.json 0/2 " in done.stdout
-    counts = lines_of(invoke("streamingbench", tmp_path, "--json"))[-1]
-    assert (counts["questions"], counts["asked"]) == (7, 5)
-    assert [one["record"] for one in counts["malformed"]] == ["0/2", "1/2"]
-
-
 def test_nothing_of_a_file_commands_the_terminal(tmp_path):
     MAKERS["streamingbench"](tmp_path)
     records = json.loads((tmp_path / "questions_real.json").read_text())
@@ -117,12 +103,6 @@ def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
     assert tokens["snapkv"] < tokens["infinipot-v"] == 64, "equal bytes: what a policy holds beside its cache counts"
     most = {row["policy"]: row["bytes"] for row in rows if "column" in row}
     assert most["snapkv"] <= most["infinipot-v"]
-
-
-def test_two_workers_find_what_one_finds(tmp_path):
-    MAKERS["streamingbench"](tmp_path)
-    one, two = (invoke("streamingbench", tmp_path, "--json", "--workers", count) for count in ("1", "2"))
-    assert lines_of(one) == lines_of(two)
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path):

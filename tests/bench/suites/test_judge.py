@@ -40,13 +40,6 @@ def test_what_passes_is_tried_again_longer_each_time(waits):
     assert waits == [1.0, 7.0, 4.0, 8.0]
 
 
-def test_a_judge_that_never_says_yes_or_no_gives_no_verdict(waits):
-    with endpoint((200, said("It depends."), {})) as (url, requests):
-        verdict = judged(url, waits, tries=3)
-    assert (verdict.right, verdict.rating, verdict.said) == (None, None, "It depends.")
-    assert len(requests) == 3
-
-
 @pytest.mark.parametrize(("status", "text"), [(401, f"set {KEY} to its key"), (404, "check the address"), (302, "check")])
 def test_what_waiting_does_not_mend_is_one_line_at_once(monkeypatch, waits, status, text):
     monkeypatch.setenv(KEY, SECRET)
@@ -70,15 +63,6 @@ def test_an_endpoint_that_stays_away_is_one_line(monkeypatch, waits):
     assert SECRET not in str(refused.value)
     with pytest.raises(UserError, match="no answer in 2 tries"):
         judged(url, waits, tries=2)
-
-
-def test_one_that_never_replies_is_given_up(waits):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        with pytest.raises(UserError, match=r"no answer in 2 tries \(.*timed out"):
-            judged(url, waits, tries=2, timeout_s=0.2)
 
 
 @pytest.mark.parametrize("url", ["", "x", "file:///etc/passwd", "http://", "http://a b/v1"])
@@ -118,8 +102,3 @@ def test_a_key_of_several_lines_is_refused(monkeypatch):
 def test_words_to_verdicts(text, right, rating):
     verdict = parse(text)
     assert (verdict.right, verdict.rating) == (right, rating)
-
-
-@pytest.mark.parametrize("text", ["", "yes", '{"pred": "maybe"}', "{" * 5000, '{"pred": __import__("os")}', "{'a'}"])
-def test_no_verdict_in_other_words(text):
-    assert parse(text) is None

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import MAKERS, ovobench_choice, write
 
-from edgevlm.bench.suites import SUITES
 from edgevlm.bench.suites.formats import FORMATS, ovo_question, streaming_question
 from edgevlm.bench.suites.records import Dataset, seconds_of
 from edgevlm.errors import UserError
@@ -70,19 +69,6 @@ def test_coin_asks_five_tasks_of_its_test_half(folders):
     assert questions[4].prompt.startswith("To use hair extensions, what is the next 2 actions")
 
 
-def test_earlier_answers_are_told_in_a_sequence(folders):
-    _, questions = read("streamingbench", folders / "streamingbench")
-    first, second = (question for question in questions if question.subtask == "Sequential Question Answering")
-    assert "so far" not in first.prompt
-    assert "At 00:00:02: What is it? red" in second.prompt
-
-
-def test_a_proactive_question_is_polled_to_four_seconds_after_its_moment(folders):
-    (asked,) = (question for question in read("streamingbench", folders / "streamingbench")[1] if question.poll)
-    assert (asked.time_s, asked.poll.due_s, asked.poll.until_s) == (2.0, 3.0, 7.0)
-    assert 'right time to output "square"?' in asked.poll.prompt
-
-
 NAN, HUGE = float("nan"), 1e300
 
 
@@ -135,26 +121,6 @@ def test_seconds(text, seconds):
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("suite", "file", "change"),
-    [
-        ("ovobench", "ovo_bench_new.json", {"task": "XYZ"}),
-        ("ovobench", "ovo_bench_new.json", {"gt": 3}),
-        ("streamingbench", "questions_real.json", {"questions": {}}),
-        ("rvs", "ego/ego4d_oe.json", {"conversations": None}),
-    ],
-)
-def test_what_is_wrong_in_each_format(tmp_path, suite, file, change):
-    MAKERS[suite](tmp_path)
-    _, before = read(suite, tmp_path)
-    records = json.loads((tmp_path / file).read_text())
-    records[0] |= change
-    write(tmp_path / file, records)
-    data, questions = read(suite, tmp_path)
-    assert [(finding["file"], finding["record"]) for finding in data.findings] == [(file, "0")]
-    assert 0 < len(questions) < len(before)
-
-
 def test_broken_coin_records_are_named(tmp_path):
     MAKERS["coin"](tmp_path)
     database = json.loads((tmp_path / "COIN.json").read_text())
@@ -184,12 +150,6 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
         read("ovobench", tmp_path)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_a_folder_without_annotations_is_one_line(tmp_path, name):
-    with pytest.raises(UserError, match="download the annotations there"):
-        read(name, tmp_path)
 
 
 anything = st.recursive(

@@ -98,17 +98,6 @@ def test_frames_are_encoded_once_for_all_policies(demo, folder, monkeypatch):
     assert encoded == alone
 
 
-def test_a_time_beyond_the_end_is_asked_at_the_end(demo, folder):
-    records = by_name(perform(demo, folder, [asked("edge", LIMIT), asked("late", 8.5)]))
-    assert (records["late"]["frames"], records["late"]["seen_until_s"]) == (6, 5.0)
-    assert records["late"]["response"]
-
-
-def test_a_clip_is_all_that_is_seen(demo, folder):
-    records = by_name(perform(demo, folder, [asked("clip", clip=(2.0, 4.0)), asked("past", clip=(4.0, 9.0))]))
-    assert (records["clip"]["frames"], records["clip"]["seen_until_s"], records["past"]["frames"]) == (3, 4.0, 2)
-
-
 def test_a_clip_without_a_frame_or_after_the_end_is_not_answered(demo, folder):
     records = by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8)), asked("gone", clip=(7.0, 9.0))]))
     assert records["short"]["error"] == "no frame comes before its time; give a higher --fps"
@@ -123,22 +112,6 @@ def test_a_video_that_cannot_be_read_is_tried_again_next_time(demo, folder):
     assert record["damaged"]
     assert not is_answered(record)
     assert is_answered({**record, "damaged": False})
-
-
-def test_a_prompt_without_room_is_not_answered_and_the_others_are(demo, folder):
-    long = asked("long", 2.0, prompt="what color was the square? " * 40)
-    records = by_name(perform(demo, folder, [long, asked("end")]))
-    assert "are set aside for one" in records["long"]["error"]
-    assert records["end"]["error"] is None
-
-
-def test_full_kv_that_is_used_up_answers_nothing_any_more(demo, folder):
-    records = by_name(
-        perform(demo, folder, [asked("early", 1.0), asked("end")], [VariantRun("full", "80", 80)]), VariantRun("full", "80", 80)
-    )
-    assert records["early"]["error"] is None
-    assert records["end"]["error"]
-    assert records["end"]["response"] == ""
 
 
 class Scripted:
@@ -177,13 +150,6 @@ def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, trigge
     times = [seen for prompt, seen in script.asked if prompt == "now?"]
     assert times == [float(second) for second in range(1, polls + 1)]
     assert record["response"] == ("" if triggered is None else "a square")
-
-
-def test_no_new_frame_no_new_poll(demo, folder, monkeypatch):
-    script = Scripted(monkeypatch, 99.0)
-    (record,) = by_name(perform(demo, folder, [polled(until=12.0, due=8.0)], RUNS[:1], fps=0.5)).values()
-    assert [seen for _, seen in script.asked] == [0.0, 2.0, 4.0]
-    assert (record["polls"], record["marks"]) == (3, (False,))
 
 
 def test_no_memory_stops_the_run_and_is_not_an_answer(demo, folder, monkeypatch):
