@@ -1,17 +1,14 @@
 """``auto`` runs what the bundle's calibration chose, and says which and why; without a choice it says how to get one."""
 
-import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from edgevlm.calib import write_calibration
-from edgevlm.errors import BundleError
-from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import CHOICES as FILE
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Candidate, Choice, Choices
-from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session
 
@@ -90,29 +87,3 @@ def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, 
     session = opened(None, 64)
     assert session.policy == "infinipot-v"
     assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda choices: choices.update(measure="guess"), "measure: "),
-        (lambda choices: choices["budgets"].reverse(), "do not rise"),
-        (lambda choices: choices["budgets"][0].update(chosen="h2o"), "'h2o' chosen that was not measured"),
-        (lambda choices: choices["budgets"][0]["candidates"][0].update(value=float("inf")), "does not describe"),
-        (lambda choices: choices["budgets"][0].update(budget=float("inf")), "does not describe"),
-    ],
-)
-def test_choices_that_cannot_be_are_one_line(copy, made_up, spoil, says):
-    values = json.loads(CHOICES.to_json())
-    spoil(values)
-    raw = json.dumps(values).encode()
-    with pytest.raises(ValueError, match=says):
-        Choices.from_json(raw)
-    write_calibration(Bundle.load(copy), made_up(), CHOICES)
-    (copy / FILE).write_bytes(raw)
-    manifest = json.loads((copy / MANIFEST).read_bytes())
-    manifest["files"][FILE] = asdict(hash_file(copy / FILE))
-    (copy / MANIFEST).write_bytes(seal_manifest(manifest))
-    with pytest.raises(BundleError, match=r"measure it again \(edgevlm calibrate") as refused:
-        Session.open(Model.load(copy, threads=1), policy="auto", budget=64)
-    assert "\n" not in str(refused.value)

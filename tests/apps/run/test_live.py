@@ -8,7 +8,6 @@ import pytest
 from cameras import MjpegCamera
 from typer.testing import CliRunner
 
-from edgevlm.apps import launch
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.output import TextOutput
 from edgevlm.apps.sources import SourceOptions, open_source
@@ -72,11 +71,3 @@ def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monk
         assert isinstance(done.exception, UserError), done.output
         assert "\n" not in str(done.exception)
     assert watched == []
-
-
-def test_a_source_is_closed_when_the_session_cannot_be_opened(monkeypatch):
-    opened = []
-    monkeypatch.setattr(launch, "open_source", lambda *a, **k: opened.append(open_source(*a, **k)) or opened[0])
-    done = CliRunner().invoke(app, ["run", "--budget", "1"])
-    assert isinstance(done.exception, UserError)
-    assert opened[0].state.value == "ended"

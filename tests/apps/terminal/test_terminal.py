@@ -149,13 +149,6 @@ def test_a_terminal_that_cannot_be_drawn_on_takes_lines(tmp_path, environment):
         assert terminal.ends() == 0
 
 
-@pytest.mark.parametrize("stdin", ["< /dev/null", "<&-", "< <(sleep 1)"])
-def test_a_dumb_terminal_watches_to_the_end_where_nobody_can_type(tmp_path, stdin):
-    with Terminal(tmp_path, "--frames", "40", stdin, TERM="dumb") as terminal:
-        terminal.until(r"ended · 40 frames")
-        assert terminal.ends() == 0
-
-
 def piped(lines, *arguments):
     command = [sys.executable, "-m", "edgevlm", "run", "--threads", "1", "--quiet", *map(str, arguments)]
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
