@@ -1,13 +1,18 @@
 """Equal bytes: what is counted, what is scratch, and the budget that is left."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled, told
 
-from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budget
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, Variant
 from edgevlm.calib.accuracy.worker import AccuracySettings, Worker, run_case
-from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy, evicting
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
+from edgevlm.runtime.stateful import Stateful
 
 GRID, BUDGET = (2, 2), 12
 
@@ -32,6 +37,42 @@ def stream(policy, before=lambda: None, frames=12):
                 filled.cache.append(layer, new.key, new.value, new.rows)
         policy.after_append(filled.cache, told(policy, filled.frame()))
     return [np.sort(filled.cache.seq(layer), 1).tolist() for layer in range(4)]
+
+
+@dataclass
+class Mine(Policy):
+    """A policy of a user's: what it keeps is in a module that is not edgevlm's."""
+
+    name: ClassVar[str] = "mine"
+    paper: ClassVar[str] = "none"
+    state_fields = ("history", "parts")
+
+    def attach(self, budget, shape):
+        super().attach(budget, shape)
+        self.history = np.zeros(100, np.uint8)
+        self.parts = {0: [np.zeros(10, np.uint8), Part()], "seen": None}
+
+    def score(self, cache, layer):
+        return cache.frame(layer).astype(np.float64)
+
+
+class Part(Stateful):
+    state_fields = ("_array", "count")
+
+    def __init__(self):
+        self._array, self.count = np.zeros(5, np.uint8), 3
+
+
+def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
+    policy, peak = Mine(), PeakBytes()
+    stream(policy)
+    assert policy.state_bytes == 115
+    cache = Filled(1, 8, GRID, np.random.default_rng(0)).cache
+    peak.measure(cache, policy)
+    assert peak.bytes == cache.nbytes + 115
+    policy.more = {"deep": [np.zeros(8)]}
+    with pytest.raises(UserError, match="policy mine keeps arrays in more, which its state_fields must name"):
+        peak.measure(cache, policy)
 
 
 @pytest.mark.parametrize("name", evicting())
