@@ -143,12 +143,7 @@ class JsonOutput(TextOutput):
         self.line("answer", {name: value for name, value in fields.items() if name not in left_out})
 
     def stats(self, stats: StatsEvent, event: str = "stats") -> None:
-        fields = asdict(stats)
-        if stats.store is None:
-            del fields["store"]
-        else:
-            fields["store"]["stats"] = _rounded(fields["store"]["stats"])
-        self.line(event, fields)
+        self.line(event, {name: value for name, value in asdict(stats).items() if name != "store" or value is not None})
 
     def summary(self, stats: StatsEvent) -> None:
         self.stats(stats, "summary")
@@ -156,7 +151,9 @@ class JsonOutput(TextOutput):
     def line(self, event: str, fields: dict[str, object]) -> None:
         """Print an event, with the time."""
         with self._lock:
-            print(json_line(event, {"time": wall_clock(), **_rounded(fields)}), flush=True)
+            print(
+                json_line(event, {"time": wall_clock(), **{name: finite(value) for name, value in fields.items()}}), flush=True
+            )
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
@@ -177,6 +174,8 @@ def finite(value: object) -> object:
     """Round floats to four places; NaN and infinity become None."""
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -184,7 +183,3 @@ def wall_clock(seconds: float | None = None) -> str:
     """Format ``seconds`` since 1970, or now, as RFC 3339 in UTC: ``2026-11-22T16:30:05.123Z``."""
     at = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _rounded(fields: dict[str, object]) -> dict[str, object]:
-    return {key: round(value, 3) if isinstance(value, float) else value for key, value in fields.items()}
