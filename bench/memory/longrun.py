@@ -20,8 +20,7 @@ from edgevlm.bench.stream.growth import peak_rss
 from edgevlm.bench.timing import percentiles
 from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.demo import questions as demo
-from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
-from edgevlm.calib.demo.world import COLORS, SHAPES
+from edgevlm.calib.demo.world import COLORS, SHAPES, STAYS, LongWorld, Visit
 from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.helper_process import Helper

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.demo import questions as demo
-from edgevlm.calib.demo.long_world import LongWorld, plan_visits
-from edgevlm.calib.demo.world import COLORS, SHAPES, World
+from edgevlm.calib.demo.world import COLORS, SHAPES, LongWorld, World, plan_visits
 from edgevlm.runtime.evidence import Evidence, Moment
 
 DEVELOPMENT = 2_000_000

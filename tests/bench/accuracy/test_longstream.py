@@ -11,8 +11,8 @@ from edgevlm.calib.accuracy.cases import make_case, seed_words
 from edgevlm.calib.accuracy.compare import Comparison
 from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.calib.accuracy.worker import CEILING, AccuracySettings
-from edgevlm.calib.demo.long_world import LongWorld, plan_visits
 from edgevlm.calib.demo.questions import parse
+from edgevlm.calib.demo.world import LongWorld, plan_visits
 from edgevlm.cli import app
 
 FRAMES = 420

@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from edgevlm.calib.demo.long_world import LongWorld, plan_visits
-from edgevlm.calib.demo.world import CELL, GRID, MAX_PRESENT, MIN_STAY, SIZE, WINDOW, World
+from edgevlm.calib.demo.world import CELL, GRID, MAX_PRESENT, MIN_STAY, SIZE, WINDOW, LongWorld, World, plan_visits
 
 
 def test_same_seed_same_frames():
