@@ -32,7 +32,7 @@ def build(
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
     settings = BuildSettings(capacity_for(name, budget), workspace << 20, probes=probes, force=force)
-    for made in builder.build_engines(bundle, settings, open_driver(), to_stderr, progress):
+    for made in builder.build_engines(bundle, settings, open_driver(), to_stderr):
         line = f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
         yield line, asdict(made) | {"capacity": settings.capacity}
 

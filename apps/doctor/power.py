@@ -13,8 +13,7 @@ import psutil
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices.jetson import GPU_CLOCKS, power_modes
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.engines.power import NOT_MEASURED, Meter, Reading, find_meter
-from edgevlm.engines.power.energy import Energy, gained
+from edgevlm.engines.power import NOT_MEASURED, Energy, Meter, find_meter, gained
 
 DEVFREQ = "sys/class/devfreq"
 
@@ -60,7 +59,7 @@ def _lines(machine: Machine, meter: Meter, interval_s: float, seconds: float | N
     while seconds is None or then - begun < seconds:
         time.sleep(interval_s if seconds is None else min(interval_s, seconds - (then - begun)))
         now, after = time.monotonic(), meter.read()
-        joules = {rail: gained(before.get(rail, Reading()), after.get(rail, Reading()), now - then) for rail in meter.rails}
+        joules = {rail: gained(before.get(rail), after.get(rail), now - then) for rail in meter.rails}
         watts = {rail: None if joule is None else joule / (now - then) for rail, joule in joules.items()}
         yield _line(machine, watts, meter.summed, now - begun, as_json)
         then, before = now, after

@@ -32,8 +32,7 @@ from edgevlm.apps.watches.sinks import Sink, open_sinks
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
-from edgevlm.engines.power import find_meter
-from edgevlm.engines.power.energy import Energy
+from edgevlm.engines.power import Energy, find_meter
 from edgevlm.errors import FieldError, UserError, nearest
 from edgevlm.progress import Notify, progress
 from edgevlm.runtime.model import Model

@@ -17,8 +17,7 @@ from typing import Any
 from edgevlm.bench.models import open_model
 from edgevlm.bench.timing import percentiles, spread, time_job, watching
 from edgevlm.calib.demo.world import World
-from edgevlm.engines.power import Meter, find_meter
-from edgevlm.engines.power.energy import Energy
+from edgevlm.engines.power import Energy, Meter, find_meter
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, to_stderr

@@ -134,7 +134,7 @@ class TensorRTDecoder:
         """Bind the outputs that stay on the device: new rows of keys and values, and queries that nobody asked for."""
         spec = self._spec
         for layer in range(spec.layers):
-            if f"query{layer}" in self._loaded.tensors and layer not in self._probes:
+            if f"query{layer}" in self._loaded.dtypes and layer not in self._probes:
                 calls.output(f"query{layer}", (1, rows, spec.heads * spec.head_dim), UNUSED)
             if self._writes_rows:
                 for part in ("key", "value"):

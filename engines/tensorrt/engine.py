@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgevlm.engines.inputs import Embedding, check_buffers, check_probes, graph_of, grouped_pixels
 from edgevlm.engines.tensorrt import api
 from edgevlm.engines.tensorrt.build import check_profile
 from edgevlm.engines.tensorrt.decoder import TensorRTDecoder
-from edgevlm.engines.tensorrt.jobs import BuildSettings, Dims, jobs_of, pieces
+from edgevlm.engines.tensorrt.jobs import BuildSettings, jobs_of, pieces
 from edgevlm.engines.tensorrt.store import EngineFolder, engine_key, read_plan
 from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import UserError
@@ -41,7 +40,7 @@ class TensorRT:
         self._jobs = {job.graph: job for job in jobs_of(bundle, self.settings)}
         self._embedding = Embedding(bundle)
         self._decoder = self._load(bundle.decoder.graphs["full"])
-        self._vision = self._calls(bundle.vision.graph)
+        self._vision = EngineCalls(self._workspace, self._load(bundle.vision.graph), 0)  # called in one way alone
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
@@ -65,7 +64,8 @@ class TensorRT:
         most = self._vision.most("pixel_values")[0]
         for piece in pieces(len(grouped), most):
             shape = features[piece].shape
-            features[piece] = self._run(self._vision, {"pixel_values": grouped[piece]}, {"features": shape})["features"]
+            with self._workspace.lock:
+                features[piece] = self._vision.call({"pixel_values": grouped[piece]}, {"features": shape})["features"]
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
@@ -87,9 +87,7 @@ class TensorRT:
         """
         check_probes(self.bundle.decoder, probes)
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
-        if variant != "full":
-            name = graph_of(self.bundle, variant)
-            raise UserError(f"{self.bundle.path}: the decoder graph {name} keeps no memory, so that nothing can be bound to it")
+        graph_of(self.bundle, variant)
         for layer, buffer in enumerate(buffers):
             if buffer.shape[2] != self.settings.capacity:
                 raise UserError(
@@ -111,14 +109,6 @@ class TensorRT:
         """Let go of the engines; decoders already bound keep what they need until they are dropped."""
         for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)
-
-    def _run(self, calls: EngineCalls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
-        with self._workspace.lock:
-            return calls.call(inputs, outputs)
-
-    def _calls(self, name: str) -> EngineCalls:
-        """Of an engine that is called in one way alone."""
-        return EngineCalls(self._workspace, self._load(name), 0)
 
     def _built_for(self) -> BuildSettings:
         stem = self.bundle.file(self.bundle.decoder.graphs["full"]).stem

@@ -1,8 +1,7 @@
 """Where a bundle's engines are kept: ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan``, each there whole or not at all.
 
 An engine serves one GPU, TensorRT version and precision alone, which make its key; the fingerprint is of the graph, its weights
-and how it was to be called. Beside each lies a ``.json`` with its size and SHA-256, written before it takes its name, and
-beside all of a key the timing cache that their builds share.
+and how it was to be called. Beside each is a ``.json`` with its size and SHA-256, written before it takes its name.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import CudaDevice
 from edgevlm.runtime.files import UNFINISHED, atomic_write, reason
 
-FOLDER, TIMINGS, PLAN, LOCK = "engines", "timing.cache", ".plan", ".lock"
+FOLDER, PLAN, LOCK = "engines", ".plan", ".lock"
 
 
 def engine_key(device: CudaDevice, tensorrt: str, bundle: Bundle) -> str:
@@ -37,7 +36,7 @@ def engine_key(device: CudaDevice, tensorrt: str, bundle: Bundle) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of an engine's file; ``about`` is what it was built for."""
+    """An engine's file; ``about``: the ``capacity`` and ``probes`` that it was built for."""
 
     bytes: int
     sha256: str
@@ -61,8 +60,7 @@ class EngineFolder:
         """What was written of an engine that is there whole; None for one that is not."""
         try:
             record = Record(**json.loads(_about(plan).read_bytes()))
-            capacity, probes = record.about["capacity"], record.about["probes"]
-            is_ours = type(capacity) is int and capacity > 0 and isinstance(probes, bool) and isinstance(record.sha256, str)
+            is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)
             return record if is_ours and plan.stat().st_size == record.bytes else None
         except (OSError, TypeError, LookupError, ValueError, RecursionError):
             return None
@@ -75,24 +73,18 @@ class EngineFolder:
     def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
         """Write an engine, and remove others of its graph. Raises UserError where the disk does not take it."""
         record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
-        self._write(_about(plan), json.dumps(asdict(record), indent=2).encode())
-        self._write(plan, content)
-        graph = plan.name.rsplit("-", 1)[0]
-        for other in self.folder.glob(f"{graph}-*{PLAN}"):
-            if other != plan and other.name.rsplit("-", 1)[0] == graph:
+        try:
+            for path, part in ((_about(plan), json.dumps(asdict(record), indent=2).encode()), (plan, content)):
+                with atomic_write(path) as stream:
+                    stream.write(part)
+        except OSError as error:
+            why = reason(error, self.folder)
+            raise UserError(f"{plan}: cannot be written ({why}); make room and build again: finished engines stay") from None
+        for other in self.folder.glob(f"{plan.name.rsplit('-', 1)[0]}-*{PLAN}"):
+            if other != plan:
                 other.unlink(missing_ok=True)
                 _about(other).unlink(missing_ok=True)
         return record
-
-    def timings(self) -> bytes:
-        """The timing cache; empty before the first build."""
-        try:
-            return (self.folder / TIMINGS).read_bytes()
-        except OSError:
-            return b""
-
-    def put_timings(self, cache: bytes) -> None:
-        self._write(self.folder / TIMINGS, cache)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -101,9 +93,8 @@ class EngineFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
         except OSError as error:
-            raise UserError(
-                f"{self.folder}: engines cannot be kept there ({error.strerror}); copy the bundle to a folder of your own"
-            ) from None
+            why = f"engines cannot be kept there ({error.strerror}); copy the bundle to a folder of your own"
+            raise UserError(f"{self.folder}: {why}") from None
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,24 +106,11 @@ class EngineFolder:
         finally:
             os.close(handle)
 
-    def _write(self, path: Path, content: bytes | memoryview) -> None:
-        try:
-            with atomic_write(path) as stream:
-                stream.write(content)
-        except OSError as error:
-            why = reason(error, self.folder)
-            raise UserError(
-                f"{path}: cannot be written ({why}); make room and build again: engines that are finished stay"
-            ) from None
-
 
 def read_plan(plan: Path, record: Record) -> memoryview:
     """An engine's bytes, mapped; raises UserError for a file that is not what was written."""
-    try:
-        with plan.open("rb") as stream:
-            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError):
-        raise UserError(f"{plan}: cannot be read; build it again (edgevlm build BUNDLE --force)") from None
+    with plan.open("rb") as stream:
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
     if hashlib.sha256(content).hexdigest() != record.sha256:
         raise UserError(f"{plan}: is damaged (its SHA-256 does not match); build it again (edgevlm build BUNDLE --force)")
     return content

@@ -83,7 +83,7 @@ class EngineCalls:
 
     def give(self, name: str, array: NDArray) -> None:
         """Copy an input, in its tensor's dtype, to the device; its shape is that of the call."""
-        dense = np.ascontiguousarray(array, self._loaded.tensors[name].dtype)
+        dense = np.ascontiguousarray(array, self._loaded.dtypes[name])
         address = self._blocks.at(name, dense.nbytes)
         self._workspace.driver.copy_in(address, dense, self._workspace.stream)
         self._entered.append(dense)
@@ -92,13 +92,9 @@ class EngineCalls:
 
     def output(self, name: str, shape: Dims, block: str | None = None) -> int:
         """Bind an output to memory for ``shape``, in the block of its name unless another is given; returns its address."""
-        address = self._blocks.at(block or name, self.nbytes(name, shape))
+        address = self._blocks.at(block or name, prod(shape) * self._loaded.dtypes[name].itemsize)
         self.context.bind(name, address)
         return address
-
-    def nbytes(self, name: str, shape: Dims) -> int:
-        """Bytes of a tensor of ``shape``."""
-        return prod(shape) * self._loaded.tensors[name].dtype.itemsize
 
     def work(self) -> None:
         """Give the engine its working memory: to be called before each call, for it may have moved."""
@@ -108,7 +104,7 @@ class EngineCalls:
         """Wait for the call, and copy these outputs to the host."""
         found = {}
         for name, shape in shapes.items():
-            found[name] = np.empty(shape, self._loaded.tensors[name].dtype)
+            found[name] = np.empty(shape, self._loaded.dtypes[name])
             self._workspace.driver.copy_out(found[name], self._blocks.at(name, 0), self._workspace.stream)
         self._workspace.stream.synchronize()
         self._entered.clear()
@@ -144,31 +140,27 @@ class Replayed:
     def run(self) -> None:
         """Ask the stream for the call. Raises RuntimeError with TensorRT's words."""
         if self._version != self._context.version:
-            self.forget()
+            self._forget()
             self._version = self._context.version
             self._context.run()
             return
         if self._graph is None and not self._refused:
-            self._record()
+            try:
+                self._graph = self._driver.record(self._context.run, self._stream)
+                self.recorded += 1
+            except RuntimeError:
+                self._refused = True
         if self._graph is None:
             self._context.run()
         else:
             self.replayed += 1
             self._driver.replay(self._graph, self._stream)
 
-    def _record(self) -> None:
-        try:
-            self._graph = self._driver.record(self._context.run, self._stream)
-            self.recorded += 1
-        except RuntimeError:
-            self._refused = True
-
-    def forget(self) -> None:
-        """Drop the graph."""
+    def _forget(self) -> None:
         if self._graph is not None:
             graph, self._graph = self._graph, None
             graph.close()
 
     def __del__(self) -> None:
         with suppress(Exception):
-            self.forget()
+            self._forget()

@@ -34,7 +34,6 @@ class World:
     runs: bool = True
     steps: int = 3
     on_step: Callable[[str, int], None] | None = None
-    takes_timings: bool = True
     errors: list[str] = field(default_factory=list)  # said while it builds, parses or loads
     calls: list[str] = field(default_factory=list)
 
@@ -56,10 +55,6 @@ class ILogger:
     def __init__(self) -> None: ...
 
     def log(self, severity: Severity, msg: str) -> None: ...
-
-
-class IProgressMonitor:
-    def __init__(self) -> None: ...
 
 
 class NetworkDefinitionCreationFlag(enum.IntEnum):
@@ -208,33 +203,13 @@ class IOptimizationProfile:
         self.shapes[input] = (tuple(min), tuple(opt), tuple(max))
 
 
-class ITimingCache:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-
-    def serialize(self) -> IHostMemory:
-        return IHostMemory(self.content + b"+")
-
-
 class IBuilderConfig:
     def __init__(self) -> None:
-        self.progress_monitor: Any = None
         self.profiles: list[IOptimizationProfile] = []
-        self.timings: ITimingCache | None = None
         self.workspace = 0
 
     def set_memory_pool_limit(self, pool: MemoryPoolType, pool_size: int) -> None:
         self.workspace = pool_size
-
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
-        return ITimingCache(serialized_timing_cache)
-
-    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        world.calls.append(f"timings {cache.content!r}")
-        if cache.content and not world.takes_timings:
-            return False
-        self.timings = cache
-        return True
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         self.profiles.append(profile)
@@ -265,7 +240,10 @@ class Builder:
         check_profiles(network, config.profiles)
         attention = [layer._attention for layer in network.layers if layer.type is LayerType.ATTENTION_INPUT]
         assert all(layer.decomposable for layer in attention), "no fused kernel for attention"
-        if not advance(config.progress_monitor, name) or not world.builds:
+        for step in range(world.steps):
+            if world.on_step:
+                world.on_step(name, step)
+        if not world.builds:
             return None
         about = {
             "version": world.version,
@@ -420,19 +398,6 @@ class IExecutionContext:
 def complain(logger: Any) -> None:
     for words in world.errors:
         logger.log(ILogger.ERROR, words)
-
-
-def advance(monitor: Any, name: str) -> bool:
-    """Go through the steps of a build; False where the monitor stops it."""
-    monitor.phase_start(f"tactics of {name}", None, world.steps)
-    for step in range(world.steps):
-        if world.on_step:
-            world.on_step(name, step)
-        if not monitor.step_complete(f"tactics of {name}", step):
-            monitor.phase_finish(f"tactics of {name}")
-            return False
-    monitor.phase_finish(f"tactics of {name}")
-    return True
 
 
 def check_profiles(network: INetworkDefinition, profiles: list[IOptimizationProfile]) -> None:

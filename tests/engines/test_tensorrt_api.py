@@ -59,7 +59,7 @@ def test_the_versions_of_both_profiles_are_known() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_use_is_there(version: str) -> None:
     found = uses()
-    assert len({(use.kind, use.member) for use in found}) > 50
+    assert len({(use.kind, use.member) for use in found}) > 40
     wrong = {(use.kind, use.member): said for use in found if (said := complaint(use, facts(version)))}
     assert wrong.keys() == (NEWER if version.startswith("10.3.") else set()), wrong
 
@@ -68,7 +68,7 @@ def test_every_use_is_there(version: str) -> None:
 def test_callbacks_are_those_that_tensorrt_calls(version: str) -> None:
     classes = facts(version)
     found = overrides_of(API)
-    assert set(found) == {"ILogger", "IProgressMonitor"}
+    assert set(found) == {"ILogger"}
     for name, methods in found.items():
         expected = {
             member: len(fact[0]) for member, fact in classes[name].items() if member[0] != "_" and isinstance(fact, list)
@@ -138,18 +138,16 @@ def test_the_facts_are_those_of_the_installed_bindings() -> None:
 
 @pytest.mark.skipif(not WHEELS, reason="EDGEVLM_TENSORRT_WHEELS names no folder of TensorRT's bindings")
 def test_our_classes_derive_from_the_real_ones(tmp_path: Path) -> None:
-    """With the real bindings over libraries that do nothing: logger, monitor, and the line where TensorRT does not start."""
+    """With the real bindings over libraries that do nothing: the logger, and the line where TensorRT does not start."""
     program = (
         "import sys, tensorrt_bindings; sys.modules['tensorrt'] = tensorrt_bindings\n"
         "from edgevlm.engines.tensorrt import api\n"
         "from edgevlm.errors import UserError\n"
-        "log, told = api.Log(), []\n"
-        "monitor = api.Monitor(told.append)\n"
+        "log = api.Log()\n"
         "log.log(api.trt.ILogger.ERROR, 'a\\n b'); log.log(api.trt.ILogger.WARNING, 'c')\n"
-        "monitor.phase_start('p', None, 2); assert monitor.step_complete('p', 0); monitor.cancelled.set()\n"
-        "assert not monitor.step_complete('p', 1); monitor.phase_finish('p')\n"
-        "print(log.take(), told)\n"
-        "try: api.build(api.Recipe(b'', '', (), frozenset(), 1, b''), monitor, log)\n"
+        "print(log.take())\n"
+        "from edgevlm.engines.tensorrt.jobs import BuildJob\n"
+        "try: api.build(BuildJob('', b'', '', {}, frozenset(), 0, ''), 1, log)\n"
         "except UserError as error: print(error)\n"
     )
     for wheel in sorted(Path(str(WHEELS)).glob("tensorrt_cu*_bindings-*.whl")):
@@ -158,6 +156,6 @@ def test_our_classes_derive_from_the_real_ones(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         said = done.stdout.splitlines()
-        assert said[0] == "a b ['p, step 1 of 2', 'p, step 2 of 2']"
+        assert said[0] == "a b"
         assert "does not start here" in said[1]
         assert wheel.name.split("-")[1] in said[1]

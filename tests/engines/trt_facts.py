@@ -21,7 +21,7 @@ FACTS = Path(__file__).parent / "tensorrt_api"
 CLASSES = (
     "Builder", "DataType", "ExecutionContextAllocationStrategy", "IAttention", "IAttentionInputLayer", "IBuilderConfig",
     "ICudaEngine", "IExecutionContext", "IHostMemory", "ILayer", "ILogger", "INetworkDefinition",
-    "IOptimizationProfile", "IProgressMonitor", "ITensor", "ITimingCache", "LayerType", "MemoryPoolType",
+    "IOptimizationProfile", "ITensor", "LayerType", "MemoryPoolType",
     "NetworkDefinitionCreationFlag", "OnnxParser", "ParserError", "Runtime", "TensorIOMode",
 )  # fmt: skip
 FUNCTIONS = (

@@ -51,9 +51,8 @@ def build(bundle: Bundle, driver: FakeDriver, capacity: int, **settings: Any) ->
     from edgevlm.engines.tensorrt.build import build_engines
     from edgevlm.engines.tensorrt.jobs import BuildSettings
 
-    ignore = [].append
     given: Driver = driver  # type: ignore[assignment]
-    return list(build_engines(bundle, BuildSettings(capacity, **settings), given, ignore, ignore))
+    return list(build_engines(bundle, BuildSettings(capacity, **settings), given, lambda _: None))
 
 
 def device_memory(bundle: Bundle, driver: FakeDriver, capacity: int) -> tuple[list[KVBuffer], list[Any], list[Any]]:

@@ -9,9 +9,7 @@ from jetsons import Jetson
 
 from edgevlm.apps.doctor import power as show
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.engines.power import Reading, find_meter
-from edgevlm.engines.power.energy import Energy, idle_watts
-from edgevlm.engines.power.meters import METERS
+from edgevlm.engines.power import METERS, Energy, Reading, find_meter, idle_watts
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,266 @@
+"""Power and energy, as the machine itself measures them; where it measures nothing, nothing is reported.
+
+A meter has rails: places where watts are measured, or joules counted. Its total is the sum of the rails it names as ``summed``:
+a rail that another feeds is not added to it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from edgevlm.engines.devices.machine import Machine
+
+NOT_MEASURED = "not measured"
+HWMON, POWERCAP = "sys/class/hwmon", "sys/class/powercap"
+INPUT = "VDD_IN"  # the module's whole input, of Orin NX and Nano
+FED = {"VDDQ_VDD2_1V8AO": "VIN_SYS_5V0"}  # of AGX Orin: a rail, and the one that feeds it
+ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
+INTERVAL_S = 0.1  # between two readings; an INA3221 averages over some tens of milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One rail at one moment: watts, or joules counted (a counter restarts at 0 after ``wraps`` joules)."""
+
+    watts: float | None = None
+    joules: float | None = None
+    wraps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """``read`` returns what can be read now, by rail. ``summed``: the rails of the total, and ``why`` those, in words."""
+
+    name: str
+    rails: tuple[str, ...]
+    summed: tuple[str, ...]
+    why: str
+    read: Callable[[], Mapping[str, Reading]]
+
+
+def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
+    """The machine's meter, and for each kind of meter that it lacks, one line: why."""
+    missing = list[str]()
+    for name, find in METERS.items():
+        found = find(machine or Machine())
+        if isinstance(found, Meter):
+            return found, missing
+        missing.append(f"{name}: {found}")
+    return None, missing
+
+
+def ina3221(machine: Machine) -> Meter | str:
+    """A Jetson's power monitors, Texas Instruments' INA3221: three rails each, in sysfs as the kernel's driver has them."""
+    channels = dict(_channels(machine))
+    if not channels:
+        return "no INA3221 in /sys/class/hwmon"
+
+    def read() -> dict[str, Reading]:
+        found = {}
+        for rail, (folder, n) in channels.items():
+            millivolts, milliamperes = (machine.number(f"{folder}/{kind}{n}_input") for kind in ("in", "curr"))
+            if millivolts is not None and milliamperes is not None:
+                found[rail] = Reading(watts=millivolts * milliamperes / 1e6)
+        return found
+
+    rails = tuple(channels)
+    if INPUT in rails:
+        return Meter("ina3221", rails, (INPUT,), f"{INPUT} is the module's input", read)
+    summed = tuple(rail for rail in rails if FED.get(rail) not in rails)
+    return Meter("ina3221", rails, summed, "no rail is the whole input; what another rail feeds is not added", read)
+
+
+def _channels(machine: Machine) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Rail -> its folder and n of ``in{n}_label`` (``NC``: not connected), ``in{n}_input``, mV, and ``curr{n}_input``, mA."""
+    for folder in machine.names(HWMON):
+        name = f"{HWMON}/{folder}"
+        if not (machine.read(f"{name}/name") or "").startswith("ina3221"):
+            continue
+        for n in (1, 2, 3):  # what follows are sums of shunt voltages
+            label = (machine.read(f"{name}/in{n}_label") or "NC").strip()
+            if label and label != "NC":
+                yield label, (name, n)
+
+
+def nvml(machine: Machine) -> Meter | str:
+    """Graphics cards through NVIDIA's management library: joules that a card counts, or watts of one too old to count."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return "the package nvidia-ml-py is not installed"
+    library: Any = pynvml
+    try:
+        library.nvmlInit()
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        names = [library.nvmlDeviceGetName(card) for card in handles]
+    except library.NVMLError as error:
+        return str(error)
+    texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    cards = {f"GPU {index} {text}": card for index, (text, card) in enumerate(zip(texts, handles, strict=True))}
+
+    def read() -> dict[str, Reading]:
+        found = {}
+        for rail, card in cards.items():
+            with suppress(library.NVMLError):
+                try:
+                    found[rail] = Reading(joules=library.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3)
+                except library.NVMLError_NotSupported:
+                    found[rail] = Reading(watts=library.nvmlDeviceGetPowerUsage(card) / 1e3)
+        return found
+
+    why = "each graphics card; the rest of the computer is not in it"
+    return Meter("nvml", tuple(cards), tuple(cards), why, read) if read() else "no graphics card reports its power"
+
+
+def rapl(machine: Machine) -> Meter | str:
+    """An x86 processor's energy counters (RAPL) through Linux's powercap: microjoules, which restart at 0 at a stated range.
+
+    ``package-0`` is a socket with its cores; it holds ``core`` and ``uncore`` but not ``dram``; ``psys`` is the board.
+    """
+    zones = dict(_zones(machine))
+    if not zones:
+        return "no RAPL counter in /sys/class/powercap"
+
+    def read() -> dict[str, Reading]:
+        found = {}
+        for rail, zone in zones.items():
+            counted, range_ = (machine.number(f"{zone}/{name}") for name in ("energy_uj", "max_energy_range_uj"))
+            if counted is not None:
+                found[rail] = Reading(joules=counted / 1e6, wraps=range_ / 1e6 if range_ else None)
+        return found
+
+    sockets = tuple(rail for rail in zones if rail.startswith("package") or rail.endswith("dram"))
+    summed, why = sockets, "each socket and its memory; the rest of the computer is not in it"
+    if "psys" in zones:
+        summed, why = ("psys",), "psys is the board"
+    if not set(summed) & set(read()):
+        return "RAPL's counters cannot be read; sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj, or run as root"
+    return Meter("rapl", tuple(zones), summed, why, read)
+
+
+def _zones(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Rail -> its folder; zones below a package are named after it."""
+    names: dict[str, str] = {}
+    for folder in machine.names(POWERCAP):
+        name = machine.read(f"{POWERCAP}/{folder}/name")
+        if not ZONE.fullmatch(folder) or not name:
+            continue
+        names[folder] = name
+        parent = names.get(folder.rpartition(":")[0])
+        yield (f"{parent} {name}" if parent else name), f"{POWERCAP}/{folder}"
+
+
+METERS: dict[str, Callable[[Machine], Meter | str]] = {"ina3221": ina3221, "nvml": nvml, "rapl": rapl}  # by preference
+
+
+def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
+    """Joules between two readings ``seconds`` apart; watts are integrated by trapezoids. None where one of them is missing.
+
+    A counter that is lower than before has begun again.
+    """
+    if before is None or after is None:
+        return None
+    if before.joules is not None and after.joules is not None:
+        if after.joules >= before.joules:
+            return after.joules - before.joules
+        return None if after.wraps is None else after.joules + after.wraps - before.joules
+    if before.watts is not None and after.watts is not None:
+        return seconds * (before.watts + after.watts) / 2
+    return None
+
+
+@dataclass(slots=True)
+class Rail:
+    """A rail's joules over ``seconds``; ``gap_s`` could not be read."""
+
+    joules: float = 0.0
+    seconds: float = 0.0
+    gap_s: float = 0.0
+
+
+class Energy:
+    """What a meter measures inside the block, read each ``interval_s`` in a thread and at both ends.
+
+    ``idle_w``: watts at rest, taken off by :meth:`net`. clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        idle_w: float | None = None,
+        interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.meter, self.idle_w = meter, idle_w
+        self.rails = {name: Rail() for name in meter.rails}
+        self._last: tuple[float, Mapping[str, Reading]] | None = None
+        self._interval, self._clock, self._over = interval_s, clock, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="energy", daemon=True)
+
+    def __enter__(self) -> Energy:
+        self.sample()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.sample()
+
+    def sample(self) -> None:
+        """Read every rail once."""
+        found, now = self.meter.read(), self._clock()
+        if self._last is not None:
+            seconds = now - self._last[0]
+            for name, rail in self.rails.items():
+                more = gained(self._last[1].get(name), found.get(name), seconds)
+                if more is None:
+                    rail.gap_s += seconds
+                else:
+                    rail.joules, rail.seconds = rail.joules + more, rail.seconds + seconds
+        self._last = now, found
+
+    @property
+    def joules(self) -> float | None:
+        """Of the rails that are summed; None if one could not be read for a time, for that would be a guess."""
+        summed = [self.rails[name] for name in self.meter.summed]
+        return None if not summed or any(rail.gap_s or not rail.seconds for rail in summed) else sum(r.joules for r in summed)
+
+    @property
+    def seconds(self) -> float:
+        """The longest that a rail was read."""
+        return max((rail.seconds for rail in self.rails.values()), default=0.0)
+
+    @property
+    def watts(self) -> float | None:
+        """The mean."""
+        return None if self.joules is None else self.joules / self.seconds
+
+    def net(self) -> float | None:
+        """Joules less what the machine takes at rest in the same time; None without either."""
+        return None if self.joules is None or self.idle_w is None else self.joules - self.idle_w * self.seconds
+
+    def figures(self) -> dict[str, Any]:
+        """For a line of JSON: None is not measured."""
+        found = {"joules": self.joules, "watts": self.watts, "idle_watts": self.idle_w, "net_joules": self.net()}
+        rounded = {name: None if number is None else round(number, 3) for name, number in found.items()}
+        rails = {name: {"joules": round(rail.joules, 3), "gap_s": round(rail.gap_s, 3)} for name, rail in self.rails.items()}
+        return {"meter": self.meter.name, **rounded, "summed": list(self.meter.summed), "rails": rails}
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._interval):
+            self.sample()
+
+
+def idle_watts(meter: Meter, seconds: float) -> float | None:
+    """The mean over ``seconds`` in which nothing is asked of the machine; None if it was not measured throughout."""
+    with Energy(meter) as energy:
+        time.sleep(seconds)
+    return energy.watts
