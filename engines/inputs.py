@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgevlm.engines.onnx_file import FLOAT, FLOAT16, external_tensors, value_shapes
+from edgevlm.engines.onnx_file import external_tensors, value_shapes
 from edgevlm.errors import BundleError, CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec, VisionSpec
 from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, TowerBuffer
 from edgevlm.runtime.kv import DTYPES, KVType
 
-PER_LAYER = re.compile(r"per-layer\d+")  # names of those graphs in a bundle
 HALF = 128  # the code of an embedding that stands for 0
-SLICE = 1 << 22  # numbers that are looked at at once
 AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 
 Sizes = tuple[int | None, ...]  # None is any
@@ -70,29 +66,6 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
         raise BundleError(f"{path}: has {more[0]}, which bundle.json does not mean; {AGAIN}")
 
 
-def check_numbers(bundle: Bundle) -> None:
-    """Raise BundleError for weights that hold NaN or infinity: with them a model answers nothing."""
-    spec, changed = bundle.decoder, bundle.vision.changed
-    graphs = [spec.graphs["full"], bundle.vision.graph, *([changed.graph] if changed else [])]
-    tensors = {(each.file, each.offset): each for graph in graphs for each in external_tensors(bundle.file(graph).read_bytes())}
-    for each in tensors.values():
-        kind = {FLOAT: np.float32, FLOAT16: np.float16}.get(each.kind)
-        if kind is not None and each.length:
-            numbers = np.memmap(bundle.file(each.file), kind, "r", each.offset, (each.length // np.dtype(kind).itemsize,))
-            _check_finite(numbers, f"{bundle.path / each.file}: tensor {each.name[:80]!r}")
-    embedding = Embedding(bundle)
-    for table in (embedding.table, embedding.scales):
-        if table is not None and table.dtype.kind == "f":
-            _check_finite(table, f"{bundle.path / spec.embedding}")
-    bundle.closing_rows()
-
-
-def _check_finite(numbers: NDArray[np.floating], where: str) -> None:
-    step = max(1, SLICE // max(1, math.prod(numbers.shape[1:])))
-    if not all(np.isfinite(numbers[start : start + step]).all() for start in range(0, len(numbers), step)):
-        raise BundleError(f"{where}: holds NaN or infinity, so the model cannot answer; {AGAIN}")
-
-
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
     """Frames ``[F, 3, H, W]`` as a tower takes them, ``[G, group * 3, H, W]``, the last frame repeated to fill its group.
 
@@ -112,36 +85,24 @@ def graph_of(bundle: Bundle, variant: str) -> str:
     """The file of a decoder graph; raises UserError for a variant that the bundle does not have."""
     graphs = bundle.decoder.graphs
     if variant not in graphs:
-        raise _lacks(bundle, f"no {variant} decoder graph")
+        there = dict.fromkeys("per-layer" if name.startswith("per-layer") else name for name in graphs)
+        wanted = "per-layer" if variant.startswith("per-layer") else variant
+        raise UserError(f"{bundle.path}: has no {wanted} decoder graph (it has {', '.join(there)}); {AGAIN}")
     return graphs[variant]
 
 
 def per_layer_files(bundle: Bundle) -> list[str]:
     """The files of the per-layer decoder graphs; raises UserError for a bundle that does not have them."""
-    graphs, names = bundle.decoder.graphs, [f"per-layer{index}" for index in range(bundle.decoder.layers + 1)]
-    if any(name not in graphs for name in names):
-        raise _lacks(bundle, "no per-layer decoder graphs")
-    return [graphs[name] for name in names]
+    return [graph_of(bundle, f"per-layer{index}") for index in range(bundle.decoder.layers + 1)]
 
 
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
     """What a tower cache must be; raises UserError for a bundle without the graph, CacheError for memory of another size."""
     if (spec := bundle.vision.changed) is None:
-        raise UserError(
-            f"{bundle.path}: has no graph that encodes changed patches alone; give --encode all, or export the checkpoint "
-            "again (edgevlm export CHECKPOINT_DIR --out DIR)"
-        )
+        raise UserError(f"{bundle.path}: has no graph that encodes changed patches alone; give --encode all, or {AGAIN}")
     if buffer.size != spec.cache_bytes:
         raise CacheError(f"this tower keeps {spec.cache_bytes} bytes and the buffer has {buffer.size}")
     return spec
-
-
-def _lacks(bundle: Bundle, what: str) -> UserError:
-    there = dict.fromkeys("per-layer" if PER_LAYER.fullmatch(name) else name for name in bundle.decoder.graphs)
-    return UserError(
-        f"{bundle.path}: has {what} (it has {', '.join(there)}); "
-        "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
-    )
 
 
 def check_layer(spec: DecoderSpec, capacity: int, layer: int, rows: int, past: Int32) -> None:
@@ -160,13 +121,7 @@ def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
 
 
 def check_step(
-    spec: DecoderSpec,
-    capacity: Int64,
-    embeds: Float32,
-    cos: Float32,
-    sin: Float32,
-    past_len: Int32,
-    logit_rows: Sequence[int],
+    spec: DecoderSpec, capacity: Int64, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
 ) -> None:
     """Raise CacheError or CacheFull for a step that cannot be done in layers of ``capacity [layers]`` rows."""
     rows = len(embeds)
@@ -175,9 +130,8 @@ def check_step(
         raise CacheError(f"past_len must be {spec.layers} lengths of at least 0, not {past_len!r}")
     over = np.flatnonzero(past_len + np.int64(rows) > capacity)
     if over.size:
-        layer = int(over[0])
-        held, most = int(past_len[layer]), int(capacity[layer])
-        raise CacheFull(f"layer {layer} holds {held} rows of {most}: {rows} more do not fit")
+        held, most = int(past_len[over[0]]), int(capacity[over[0]])
+        raise CacheFull(f"layer {over[0]} holds {held} rows of {most}: {rows} more do not fit")
 
 
 def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:

@@ -7,12 +7,8 @@ other.
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,17 +37,6 @@ from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
-SYSTEM_ERROR = re.compile(r"system ?error(?: number| :) (\d+)\b", re.IGNORECASE)  # as ONNX Runtime says it
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        with path.open("rb") as stream:
-            while stream.read(1 << 20):
-                pass
-    except OSError:
-        return False
-    return True
 
 
 def has_vnni() -> bool:
@@ -133,10 +118,9 @@ class OnnxRuntimeCpu:
             return ort.InferenceSession(str(path), options, providers=self.providers)
         except Exception as error:
             reason = str(error).splitlines()[0]
-            hint = "check the disk" if not _is_readable(path) else "upgrade onnxruntime"
-            if found := SYSTEM_ERROR.search(reason):
-                hint = "check the disk" if int(found[1]) == errno.EIO else f"{os.strerror(int(found[1]))}; try again"
-            raise BundleError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); {hint}") from error
+            raise BundleError(
+                f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); check the disk, or upgrade onnxruntime"
+            ) from error
 
     @cached_property
     def _stored(self) -> tuple[bool, bool]:
@@ -328,10 +312,10 @@ class OnnxRuntimeDecoder:
             raise CacheError(f"this decoder graph {'needs a pattern' if self._takes_pattern else 'takes no pattern'}")
         if pattern is None:
             return
-        s, shape = self._spec, pattern.previous.shape
-        if len(shape) != 3 or shape[:2] != (s.layers, s.kv_heads) or shape[2] < 1 or rows % shape[2]:
+        (layers, heads, *patches), s = pattern.previous.shape, self._spec
+        if (layers, heads) != (s.layers, s.kv_heads) or len(patches) != 1 or patches[0] < 1 or rows % patches[0]:
             wanted = f"[{s.layers}, {s.kv_heads}, p] for {rows} rows of whole frames"
-            raise CacheError(f"previous must be {wanted}, not {list(shape)}")
+            raise CacheError(f"previous must be {wanted}, not {list(pattern.previous.shape)}")
         if not 0 <= pattern.shared <= int(past_len.min()):
             raise CacheError(f"{pattern.shared} shared slots: the layers hold from {past_len.min()} rows")
         if np.any(pattern.previous >= past_len[:, None, None]) or int(pattern.previous.min()) < -1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from edgevlm.export.precisions import Stored
 from edgevlm.export.prequantised import joined, prequantised, read_packed
 
 Float32 = NDArray[np.float32]
-Matrix = TypeVar("Matrix", bound=Float32 | Stored, covariant=True)
+STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}  # matrices of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +72,16 @@ def inverse_frequencies(theta: float, dim: int) -> Float32:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights(Generic[Matrix]):
-    """One layer: matrices ``[out, in]``, q, k, v stacked in one and gate, up in another.
+class LayerWeights:
+    """One layer: ``qkv``, ``output``, ``gate_up`` and ``down`` ``[out, in]``, q, k, v stacked in one and gate, up in another.
 
-    Matrices are numbers as the checkpoint has them, or stored as a precision, or the checkpoint itself, rounds them.
+    Matrices are float32 as the checkpoint has them, or stored as a precision, or the checkpoint itself, rounds them. biases:
+    ``[out]``, of matrices that have one. norms: ``input``, ``mlp`` ``[hidden]`` and, of heads, ``q``, ``k`` ``[head_dim]``.
     """
 
-    input_norm: Float32  # (hidden,)
-    qkv: Matrix  # ((heads + 2 kv_heads) head_dim, hidden)
-    qkv_bias: Float32 | None  # ((heads + 2 kv_heads) head_dim,)
-    query_norm: Float32 | None  # (head_dim,)
-    key_norm: Float32 | None  # (head_dim,)
-    output: Matrix  # (hidden, heads head_dim)
-    output_bias: Float32 | None  # (hidden,)
-    mlp_norm: Float32  # (hidden,)
-    gate_up: Matrix  # (2 intermediate, hidden)
-    gate_up_bias: Float32 | None  # (2 intermediate,)
-    down: Matrix  # (hidden, intermediate)
-    down_bias: Float32 | None  # (hidden,)
+    matrices: Mapping[str, Float32 | Stored]
+    biases: Mapping[str, Float32]
+    norms: Mapping[str, Float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,47 +128,32 @@ class Backbone:
             interleaved=interleaved,
         )
 
-    def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights[Float32 | Stored]:
+    def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
         """Layer ``layer``'s weights."""
-        biases = s.biases if self.biases is None else self.biases
-        attention, mlp = f"text.layers.{layer}.self_attn", f"text.layers.{layer}.mlp"
+        own = s.biases if self.biases is None else self.biases
+        place, packing = f"text.layers.{layer}", prequantised(checkpoint.config)
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
-        packing = prequantised(checkpoint.config)
-
-        def stacked(*parts: str) -> tuple[Float32 | Stored, Float32 | None]:
-            places = [f"{attention if part in 'qkvo' else mlp}.{part}_proj" for part in parts]
+        matrices, biases = dict[str, Float32 | Stored](), dict[str, Float32]()
+        for name, parts in STACKED.items():
+            places = [f"{place}.{'self_attn' if part in 'qkvo' else 'mlp'}.{part}_proj" for part in parts]
             pairs = list(zip(places, (sizes[part] for part in parts), strict=True))
-            weight: Float32 | Stored
             if packing is not None and f"{places[0]}.qweight" in checkpoint.tensors:
-                weight = joined([read_packed(checkpoint, packing, place, size) for place, size in pairs])
+                matrices[name] = joined([read_packed(checkpoint, packing, each, size) for each, size in pairs])
             else:
-                weight = np.empty((sum(size[0] for _, size in pairs), pairs[0][1][1]), np.float32)
-                filled = 0
-                for place, size in pairs:
-                    weight[filled : filled + size[0]] = checkpoint.tensor(f"{place}.weight", size)
+                weight, filled = np.empty((sum(size[0] for _, size in pairs), pairs[0][1][1]), np.float32), 0
+                for each, size in pairs:
+                    weight[filled : filled + size[0]] = checkpoint.tensor(f"{each}.weight", size)
                     filled += size[0]
-            if parts[0] not in biases:
-                return weight, None
-            return weight, np.concatenate([checkpoint.tensor(f"{place}.bias", size[:1]) for place, size in pairs])
-
-        (qkv, qkv_bias), (output, output_bias) = stacked("q", "k", "v"), stacked("o")
-        (gate_up, gate_up_bias), (down, down_bias) = stacked("gate", "up"), stacked("down")
-        return LayerWeights(
-            input_norm=checkpoint.tensor(f"text.layers.{layer}.input_layernorm.weight", (s.hidden,)),
-            qkv=qkv,
-            qkv_bias=qkv_bias,
-            query_norm=checkpoint.tensor(f"{attention}.q_norm.weight", (s.head_dim,)) if s.head_norms else None,
-            key_norm=checkpoint.tensor(f"{attention}.k_norm.weight", (s.head_dim,)) if s.head_norms else None,
-            output=output,
-            output_bias=output_bias,
-            mlp_norm=checkpoint.tensor(f"text.layers.{layer}.post_attention_layernorm.weight", (s.hidden,)),
-            gate_up=gate_up,
-            gate_up_bias=gate_up_bias,
-            down=down,
-            down_bias=down_bias,
-        )
+                matrices[name] = weight
+            if parts[0] in own:
+                biases[name] = np.concatenate([checkpoint.tensor(f"{each}.bias", size[:1]) for each, size in pairs])
+        norms = {"input": checkpoint.tensor(f"{place}.input_layernorm.weight", (s.hidden,))}
+        norms["mlp"] = checkpoint.tensor(f"{place}.post_attention_layernorm.weight", (s.hidden,))
+        for part in "qk" if s.head_norms else "":
+            norms[part] = checkpoint.tensor(f"{place}.self_attn.{part}_norm.weight", (s.head_dim,))
+        return LayerWeights(matrices, biases, norms)
 
 
 _LLAMA = Backbone(gated_biases=True)

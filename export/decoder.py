@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -45,7 +44,6 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.kv import KVType
 
 WEIGHTS = "decoder.weights"
-MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
 ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
 
 
@@ -122,9 +120,7 @@ def write_decoder(
     return DecoderFiles(files, table.files)
 
 
-def _stored(
-    w: LayerWeights[Float32 | Stored], layer: int, layout: Layout, samples: Samples | None, done: bool
-) -> LayerWeights[Stored]:
+def _stored(w: LayerWeights, layer: int, layout: Layout, samples: Samples | None, done: bool) -> LayerWeights:
     """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so; ``done``: in the file."""
 
     def stored(name: str, matrix: Float32 | Stored) -> Stored:
@@ -134,10 +130,7 @@ def _stored(
             return Stored.written(layout, matrix)
         return Stored.of(layout, matrix, None if samples is None else hessian(samples, layer, name))
 
-    matrices: Any = {name: stored(name, getattr(w, name)) for name in MATRICES}
-    rounded: Any = replace(w, **matrices)
-    stored_layer: LayerWeights[Stored] = rounded
-    return stored_layer
+    return replace(w, matrices={name: stored(name, matrix) for name, matrix in w.matrices.items()})
 
 
 def hessian(samples: Samples, layer: int, matrix: str) -> Float32:
@@ -195,12 +188,12 @@ class DecoderGraph:
         if self.sparse is not None:
             self.sparse.inputs()
 
-    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
+    def layer(self, layer: int, w: LayerWeights) -> None:
         query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
         sparse = self.sparse if self.sparse_from is not None and layer >= self.sparse_from else None
         self.after(layer, w, (sparse or self.cache).attend(layer, query, key, value))
 
-    def after(self, layer: int, w: LayerWeights[Stored], attention: str) -> None:
+    def after(self, layer: int, w: LayerWeights, attention: str) -> None:
         """What comes of a layer past its cache rows; of the last, of the rows asked for alone."""
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
@@ -212,10 +205,14 @@ class DecoderGraph:
                 features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
-    def linear(self, name: str, rows: str, weight: Stored, bias: Float32 | None = None) -> str:
-        """``rows @ weight.T + bias`` for a ``[out, in]`` weight that is stored already."""
-        g, product = self.graph, weight.multiply(self.graph, name, rows)
-        return product if bias is None else g.node("Add", [product, g.weight(f"{name}.bias", bias)], [f"{name}.biased"])
+    def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
+        """``rows @ weight.T + bias`` for a matrix that is stored already."""
+        g, weight = self.graph, w.matrices[matrix]
+        assert isinstance(weight, Stored)
+        product = weight.multiply(g, name, rows)
+        if matrix not in w.biases:
+            return product
+        return g.node("Add", [product, g.weight(f"{name}.bias", w.biases[matrix])], [f"{name}.biased"])
 
     def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
         """Split the last axis into named parts."""
@@ -233,27 +230,27 @@ class DecoderGraph:
         normed, _ = self.operators.norm(name, gamma, heads, None)
         return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
 
-    def project(self, layer: int, w: LayerWeights[Stored], residual: str, delta: str | None) -> tuple[str, str, str, str]:
+    def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
         """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
         s, name = self.shape, f"layer{layer}"
-        normed, residual = self.operators.norm(f"{name}.input_norm", w.input_norm, residual, delta)
-        packed = self.linear(f"{name}.qkv", normed, w.qkv, w.qkv_bias)
+        normed, residual = self.operators.norm(f"{name}.input_norm", w.norms["input"], residual, delta)
+        packed = self.linear(f"{name}.qkv", normed, w, "qkv")
         q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
-        q, k = self.head_norm(f"{name}.q_norm", q, w.query_norm), self.head_norm(f"{name}.k_norm", k, w.key_norm)
+        q, k = self.head_norm(f"{name}.q_norm", q, w.norms.get("q")), self.head_norm(f"{name}.k_norm", k, w.norms.get("k"))
         query = self.operators.rotate(f"query{layer}", q, s.heads)
         self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
         return query, self.operators.rotate(f"{name}.key", k, s.kv_heads), v, residual
 
-    def finish(self, layer: int, w: LayerWeights[Stored], attention: str, residual: str) -> tuple[str, str]:
+    def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
         """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
-        projected = self.linear(f"{name}.output", attention, w.output, w.output_bias)
-        normed, residual = self.operators.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
-        packed = self.linear(f"{name}.mlp", normed, w.gate_up, w.gate_up_bias)
+        projected = self.linear(f"{name}.output", attention, w, "output")
+        normed, residual = self.operators.norm(f"{name}.mlp_norm", w.norms["mlp"], residual, projected)
+        packed = self.linear(f"{name}.mlp", normed, w, "gate_up")
         gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
         sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
         gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
-        return residual, self.linear(f"{name}.down", gated, w.down, w.down_bias)
+        return residual, self.linear(f"{name}.down", gated, w, "down")
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
@@ -299,7 +296,7 @@ class PerLayerGraphs:
         part.operators.tables()
         part.residual = part.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
 
-    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
+    def layer(self, layer: int, w: LayerWeights) -> None:
         """End one graph with this layer's projections, and begin the next with its attention."""
         s, before = self.shape, self.parts[-1]
         _, key, value, residual = before.project(layer, w, before.residual, before.delta)

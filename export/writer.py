@@ -19,7 +19,6 @@ from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import ExportJournal, save_slices
 from edgevlm.export.kv_scales import add_scales
-from edgevlm.export.memory import check_room
 from edgevlm.export.options import ActivationSampler, ExportOptions, Samples
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile, rounded_layout
@@ -30,7 +29,6 @@ from edgevlm.runtime.graph_profiles import vision_precision
 from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
-FLOAT = 4  # bytes
 CHUNK = 8  # frames, as a session encodes at once
 QUESTION = 512  # tokens of a conversation and a question
 FRAME_TEXT = 32  # tokens of the text around a frame, at the most
@@ -46,26 +44,14 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
     check = partial(check_target, force=force)
     check(out_dir)
     model = _read(checkpoint, options, profile, progress)
-    tower_numbers = vision.count_parameters(model.parts.vision, checkpoint)
+    vision.count_parameters(model.parts.vision, checkpoint)  # all its tensors are there
     with atomic_directory(out_dir, check, key=fingerprint(source, options.facts()), notify=notify) as folder:
-        layer, layouts = layer_numbers(model.shape), profile.precision(precision)
-        tables = model.shape.vocab * model.shape.hidden * (1 if model.shape.tied else 2)
-        decoder_bytes = (
-            layer * model.shape.layers * layouts.matrices.bytes_per_weight() + tables * layouts.table.bytes_per_weight()
-        )
-        check_room(source, out_dir, folder, FLOAT * layer, int(decoder_bytes + FLOAT * tower_numbers))
         samples = options.samples
         if isinstance(samples, ActivationSampler):
             samples = samples.sample(folder.parent)
         with ExportJournal(journal_of(folder)) as journal:
             model.write(folder, journal, progress, samples)
     return out_dir
-
-
-def layer_numbers(shape: DecoderShape) -> int:
-    """The weights of one decoder layer; no other part is held whole."""
-    attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
-    return attention + 3 * shape.hidden * shape.intermediate
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from edgevlm.apps.planning.model import PlannedModel, layer_matrices
 from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.tensorrt.jobs import RUNTIME, build_need
 from edgevlm.errors import UserError
-from edgevlm.export.memory import needed_memory
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.kv import DTYPES
@@ -20,6 +19,7 @@ from edgevlm.runtime.kv import DTYPES
 FLOAT = 4
 THUMBNAILS = 2000 << 10  # bytes of their file that SQLite keeps in memory
 CPU_RUNTIME = 27_600_000
+EXPORT = 1 << 29  # bytes that an export takes beside its largest layer
 """ONNX Runtime and our own code, graphs and sessions on a CPU: between the demo's and a small tower's, x86-64."""
 POLICY_ROW = 12  # bytes that a policy may keep per row, layer and KV head: a float32 score and an int64 seq
 BANDWIDTH_EFFICIENCY = 0.75
@@ -229,7 +229,7 @@ class Roofline:
             vision=vision_bytes(model, chunk, kind) + (streams - 1) * chunk_bytes(model, chunk),
             runtime=CPU_RUNTIME if kind == "cpu" else RUNTIME,
             snapshots=self.served * snapshot_bytes(model, budget, chunk, self.kv),
-            export_peak=needed_memory(FLOAT * layer),
+            export_peak=FLOAT * layer + EXPORT,
             build_peak=build_need(self.weights.total, 0).host if kind == "jetson" else 0,
         )
 

@@ -2,7 +2,8 @@
 
 A file has a ``title``, a ``kind`` (jetson, cuda or cpu), the ``modules`` that a Jetson's device tree names it by, ``figures``
 and ``sources``. Each figure is a ``value``, the ``source`` it was taken from, and whether it was ``checked``: looked up in that
-source or in a text that quotes it. A figure that is not checked is remembered or allowed for.
+source or in a text that quotes it. A figure that is not checked is remembered or allowed for. Units are in the names; rates are
+dense unless the name says ``sparse``, and null is what a device does not have.
 """
 
 from __future__ import annotations
@@ -15,25 +16,6 @@ from importlib.resources import files
 from typing import Any
 
 from edgevlm.errors import UserError, nearest
-
-KINDS = ("jetson", "cuda", "cpu")
-FIGURES = {
-    "memory_gib": "installed memory, GiB",
-    "usable_mib": "of it Linux's MemTotal, or a graphics card's own, MiB",
-    "system_mib": "what the system takes of that before anything runs, MiB",
-    "bandwidth_gb_s": "memory bandwidth, 1e9 bytes a second",
-    "cuda_cores": "CUDA cores, null without a GPU",
-    "gpu_mhz": "the GPU's highest clock, MHz",
-    "fp32_tflops": "dense, without tensor cores, 1e12 operations a second (a multiplication and an addition are two)",
-    "fp16_tflops": "dense, by tensor cores; null where there is no float16 arithmetic",
-    "fp16_sparse_tflops": "with two of four weights zero; null where there is no such thing",
-    "int8_tops": "dense",
-    "int8_sparse_tops": "with two of four weights zero",
-    "max_watts": "the largest power budget, W",
-    "power_modes": "id, name and watts of each mode; null watts: as many as it takes",
-    "compute_capability": "of the GPU",
-    "releases": "versions that belong together: JetPack, its Jetson Linux and Ubuntu, Python, CUDA, TensorRT, ONNX Runtime",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +37,7 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. ``device["bandwidth_gb_s"]`` is a figure's value; :data:`FIGURES` says what each is, and its unit."""
+    """One device. ``device["bandwidth_gb_s"]`` is a figure's value; its name has the unit."""
 
     name: str
     title: str

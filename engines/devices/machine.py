@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -73,18 +74,13 @@ class Machine:
 
     def within(self, call: Callable[[], T]) -> T | None:
         """What ``call`` returns, None if that takes longer than the limit: it is left behind. Raises what it raises."""
-        results: list[T] = []
-        errors: list[BaseException] = []
+        found: Future[T] = Future()
 
         def work() -> None:
             try:
-                results.append(call())
-            except BaseException as error:  # handed to the caller below
-                errors.append(error)
+                found.set_result(call())
+            except BaseException as error:
+                found.set_exception(error)
 
-        thread = threading.Thread(target=work, name="probe", daemon=True)
-        thread.start()
-        thread.join(self.limit_s)
-        if errors:
-            raise errors[0]
-        return results[0] if results else None
+        threading.Thread(target=work, name="probe", daemon=True).start()
+        return found.result() if wait([found], self.limit_s).done else None

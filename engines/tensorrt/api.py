@@ -144,43 +144,28 @@ class Loaded:
 
 
 class ExecutionContext:
-    """An engine's calls of one kind. Addresses and shapes stay as they were given until they are given again.
-
-    ``version`` counts every change: what was recorded of a call is good for as long as it stays the same.
-    """
+    """An engine's calls of one kind. Addresses and shapes stay as they were given until they are given again."""
 
     def __init__(self, context: trt.IExecutionContext, name: str, call: int, stream: int, log: Log) -> None:
         self._context: trt.IExecutionContext = context
         self._name, self._stream, self._log = name, stream, log
-        self._given = dict[Any, Any]()
-        self.version = 0
         self._check(context.set_optimization_profile_async(call, stream), f"take calls of kind {call}")
 
     def work_in(self, address: int, nbytes: int) -> None:
         """Device memory to work in, which other contexts may use between the calls."""
-        if self._is_new("", (address, nbytes)):
-            self._context.set_device_memory(address, nbytes)
+        self._context.set_device_memory(address, nbytes)
 
     def bind(self, tensor: str, address: int) -> None:
         """Read or write a tensor at a device address."""
-        if self._is_new(("address", tensor), address):
-            self._check(self._context.set_tensor_address(tensor, address), f"take an address for {tensor}")
+        self._check(self._context.set_tensor_address(tensor, address), f"take an address for {tensor}")
 
     def shape(self, tensor: str, dims: Dims) -> None:
         """The shape of an input from now on."""
-        if self._is_new(("shape", tensor), dims):
-            self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
+        self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def run(self) -> None:
         """Ask the stream to run the engine; returns before it has. Raises RuntimeError with TensorRT's words."""
         self._check(self._context.execute_async_v3(self._stream), "run")
-
-    def _is_new(self, key: Any, value: Any) -> bool:
-        if self._given.get(key) == value:
-            return False
-        self._given[key] = value
-        self.version += 1
-        return True
 
     def _check(self, done: bool, what: str) -> None:
         if not done:

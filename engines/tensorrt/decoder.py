@@ -1,7 +1,7 @@
 """A decoder bound to one stream's memory on the device.
 
-Three kinds of calls, each with a context of its own whose addresses stay: one token, a chunk's rows, a question's. Keys and
-values are read where the cache has them; docs/internals/engines.md has the graphs' inputs and outputs.
+Three kinds of calls, each with a context of its own: one token, a chunk's rows, a question's. Keys and values are read where
+the cache has them; docs/internals/engines.md has the graphs' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from edgevlm.engines.inputs import check_step
 from edgevlm.engines.tensorrt.api import Loaded
 from edgevlm.engines.tensorrt.jobs import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
-from edgevlm.engines.tensorrt.workspace import DeviceBlocks, EngineCalls, Replayed, Workspace
+from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, KVBuffer, StepResult
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
-READ_STEP = 256  # rows by which the one-token call reads further: what was recorded of it is good for that long
-READ_SLACK = 2 * READ_STEP  # rows that it may read too many before it reads less
 UNUSED = "unused queries"  # the block that probes go to which nobody asked for
 
 
@@ -38,14 +36,12 @@ class TensorRTDecoder:
         self._writes_rows = bundle.profile == TENSORRT_10_3  # new rows are outputs, and go into the memory after the call
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
-        self._own = DeviceBlocks(workspace.driver)
-        self._columns = self._own.at("columns", 4 * int(self._capacity.max()))
-        with workspace.lock:  # another thread may be recording a graph of this stream's calls
-            workspace.driver.copy_in(self._columns, np.arange(self._capacity.max(), dtype=np.int32), workspace.stream)
+        columns = np.arange(self._capacity.max(), dtype=np.int32)  # the same for all decoders of a backend
+        with workspace.lock:
+            self._columns = workspace.at("columns", columns.nbytes)
+            workspace.driver.copy_in(self._columns, columns, workspace.stream)
             workspace.stream.synchronize()
         self._calls: dict[str, EngineCalls] = {}
-        self._read = np.zeros(len(self._buffers), np.int64)
-        self.replayed: Replayed | None = None
 
     def step(
         self,
@@ -99,36 +95,18 @@ class TensorRTDecoder:
         """One call of the engine; afterwards the new rows are in the memory, and the logits and probes on the host."""
         spec, calls = self._spec, self._call(kind)
         rows, total = inputs["inputs_embeds"].shape[1], past + inputs["inputs_embeds"].shape[1]
-        for name, array in (inputs | {"total_len": total.astype(np.int32)}).items():
-            calls.give(name, array)
-        for layer, read in enumerate(self._reads(kind, past, total)):
+        for layer, read in enumerate(np.maximum(past, 1) if self._writes_rows else total):
             calls.context.shape(f"columns{layer}", (int(read),))
         outputs: dict[str, Dims] = {"logits": (1, len(inputs["logit_rows"]), spec.vocab)}
         outputs |= {f"query{layer}": (1, rows, spec.heads * spec.head_dim) for layer in self._probes}
-        for name, shape in outputs.items():
-            calls.output(name, shape)
         self._leave(calls, rows)
-        calls.work()
         try:
-            if kind == ONE and self.replayed is not None:
-                self.replayed.run()
-            else:
-                calls.context.run()
+            calls.call(inputs | {"total_len": total.astype(np.int32)}, outputs)
         except RuntimeError as error:
             raise RuntimeError(f"{rows} rows after {past.min()} to {past.max()}: {error}") from error
         if self._writes_rows:
             self._write_rows(calls, rows, past)
         return calls.fetch(outputs)
-
-    def _reads(self, kind: str, past: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How far each layer is read: as far as it must be, and for one token, whose call is recorded, in larger steps."""
-        least = np.maximum(past, 1) if self._writes_rows else total
-        if kind != ONE:
-            return least
-        stays = (least <= self._read) & (self._read <= least + READ_SLACK)
-        further = np.minimum(-(-least // READ_STEP) * READ_STEP, self._capacity)
-        self._read = np.where(stays, self._read, further)
-        return self._read
 
     def _leave(self, calls: EngineCalls, rows: int) -> None:
         """Bind the outputs that stay on the device: new rows of keys and values, and queries that nobody asked for."""
@@ -153,16 +131,13 @@ class TensorRTDecoder:
     def _call(self, kind: str) -> EngineCalls:
         """The calls of a kind, with the addresses that they keep."""
         if kind not in self._calls:
-            own = self._own if kind == ONE else None
-            calls = self._calls[kind] = EngineCalls(self._workspace, self._loaded, DECODER_CALLS.index(kind), own)
+            calls = self._calls[kind] = EngineCalls(self._workspace, self._loaded, DECODER_CALLS.index(kind))
             for layer, buffer in enumerate(self._buffers):
                 calls.context.bind(f"columns{layer}", self._columns)
                 for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
                     calls.context.bind(f"{part}{layer}", address)
                     if not self._writes_rows:
                         calls.context.bind(f"{part}{layer}_out", address)
-            if kind == ONE:
-                self.replayed = Replayed(self._workspace.driver, self._workspace.stream, calls.context)
         return self._calls[kind]
 
 

@@ -65,7 +65,8 @@ class TensorRT:
         for piece in pieces(len(grouped), most):
             shape = features[piece].shape
             with self._workspace.lock:
-                features[piece] = self._vision.call({"pixel_values": grouped[piece]}, {"features": shape})["features"]
+                self._vision.call({"pixel_values": grouped[piece]}, {"features": shape})
+                features[piece] = self._vision.fetch({"features": shape})["features"]
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
@@ -102,8 +103,7 @@ class TensorRT:
         return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
     def release_memory(self, short: bool) -> None:
-        """While memory is short, free after each call the device memory for its frames or rows; the next takes it again."""
-        self._workspace.short = short
+        """Nothing: what a call takes of the device is small and kept."""
 
     def close(self) -> None:
         """Let go of the engines; decoders already bound keep what they need until they are dropped."""

@@ -192,7 +192,7 @@ def test_memory_is_checked_before(
     if fits:
         jobs.check_memory("decoder", wanted, driver)
     else:
-        with pytest.raises(UserError, match="an engine of decoder takes about .* --workspace") as error:
+        with pytest.raises(UserError, match=r"an engine of decoder takes about .* --workspace") as error:
             jobs.check_memory("decoder", wanted, driver)
         assert "\n" not in str(error.value)
 

@@ -149,42 +149,6 @@ def test_chunks_read_nothing_behind_the_valid_rows(pair: Pair) -> None:
     pair.step(pair.rows(3, 4), (0, 1, 2))
 
 
-def test_tokens_are_recorded_once_and_replayed(either: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a layer outgrows the rows that the recorded call reads, or falls far below them."""
-    from edgevlm.engines.tensorrt import decoder
-
-    monkeypatch.setattr(decoder, "READ_STEP", 16)
-    monkeypatch.setattr(decoder, "READ_SLACK", 32)
-    either.step(either.rows(8), ())
-    seen = []
-    for seed in range(20):
-        either.step(either.rows(1, seed))
-        seen.append((either.decoder.replayed.recorded, either.decoder.replayed.replayed))
-    grown = 9 if either.bundle.profile == OLD[0] else 8  # tokens until more than 16 rows are read
-    assert seen[:3] == [(0, 0), (1, 1), (1, 2)]
-    assert seen[grown - 1 : grown + 2] == [(1, grown - 1), (1, grown - 1), (2, grown)]
-    either.evict(3)
-    either.cpu.past_len[:] = 3
-    recorded = either.decoder.replayed.recorded
-    either.step(either.rows(1))
-    either.step(either.rows(1))
-    assert either.decoder.replayed.recorded == recorded  # 3 rows: what reads 32 is within the slack
-    monkeypatch.setattr(decoder, "READ_SLACK", 16)
-    either.step(either.rows(1))
-    either.step(either.rows(1))
-    assert either.decoder.replayed.recorded == recorded + 1
-
-
-def test_a_graph_is_dropped_when_the_working_memory_moves(llava: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(3):
-        llava.step(llava.rows(1, seed))
-    assert llava.decoder.replayed.recorded == 1
-    llava.engine._workspace.scratch(1 << 20)
-    for seed in range(3):
-        llava.step(llava.rows(1, seed))
-    assert llava.decoder.replayed.recorded == 2
-
-
 def test_long_calls_go_in_by_pieces(either: Pair) -> None:
     """A chunk, and rows whose logits are all wanted, longer than the engine's largest calls."""
     either.decoder._most |= {"chunk": 9, "question": 5}
@@ -215,26 +179,6 @@ def test_frames_become_the_same_features(pair: Pair) -> None:
         assert np.abs(found - expected).max(initial=0) < 1e-4
     with pytest.raises(ValueError, match="pixels must be float32"):
         pair.engine.encode(np.zeros((1, 3, 5, 5), np.float32))
-
-
-def test_embeddings_are_the_same(pair: Pair) -> None:
-    ids = np.array([0, 5, 3])
-    assert (pair.engine.embed(ids) == pair.cpu.engine.embed(ids)).all()
-
-
-def test_memory_goes_back_while_it_is_short(llava: Pair) -> None:
-    llava.step(llava.rows(20))
-    held = sum(block.nbytes for block in llava.driver.held.values())
-    assert llava.engine._workspace.blocks.nbytes > 0
-    llava.engine.release_memory(True)
-    for count in (10, 1, 1, 1):
-        llava.step(llava.rows(count))
-        assert llava.engine._workspace.blocks.nbytes == 0
-    assert sum(block.nbytes for block in llava.driver.held.values()) < held
-    assert llava.decoder.replayed.replayed > 0
-    llava.engine.release_memory(False)
-    llava.step(llava.rows(10))
-    assert llava.engine._workspace.blocks.nbytes > 0
 
 
 def test_a_step_that_does_not_fit_changes_nothing(llava: Pair) -> None:

@@ -56,7 +56,6 @@ def test_a_session_is_the_same_on_both(exported: Any, family: str, profile: str,
                     assert answers[0].token_ids == answers[1].token_ids
                 same_memory(ours, cpu)
             assert ours.stats.memory.compressions == cpu.stats.memory.compressions > 1
-            assert ours._stream.decoder.replayed.replayed > 0
         assert {"run 0", "run 2"} <= set(world.calls)  # a token alone, and chunks this small as text
 
 
