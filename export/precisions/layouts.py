@@ -21,7 +21,8 @@ from edgevlm.export.checkpoint import SLICE
 if TYPE_CHECKING:
     from edgevlm.export.graph import GraphBuilder
 
-Float32, UInt8 = NDArray[np.float32], NDArray[np.uint8]
+Float32 = NDArray[np.float32]
+UInt8 = NDArray[np.uint8]
 Parts = Mapping[str, NDArray]
 
 LARGEST_BLOCK = 128

@@ -12,7 +12,7 @@ from runner import Runner
 
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer, load_engine
+from edgevlm.runtime.engine import load_engine
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 
@@ -130,19 +130,6 @@ def test_a_step_that_does_not_fit_changes_nothing(runner: Runner) -> None:
         assert (old.view(np.uint32) == new.view(np.uint32)).all()
 
 
-def test_two_streams_on_one_engine_do_not_meet(runner: Runner) -> None:
-    memory = [np.zeros((2, 1, 2, 48, 16), np.float32) for _ in range(3)]
-    other = runner.engine.bind([KVBuffer(m[0].ctypes.data, m[1].ctypes.data, (1, 2, 48, 16), m.dtype, m) for m in memory])
-    alone = [runner.step(rows(n, n)).logits for n in (5, 1, 1)]
-    runner.past_len[:], runner.position = 0, 0
-    past = np.zeros(3, np.int32)
-    for n, expected in zip((5, 1, 1), alone, strict=True):
-        cos, sin = runner.tables(np.arange(past[0], past[0] + n, dtype=np.int32))
-        assert (other.step(rows(n, n), cos, sin, past).logits == expected).all()
-        past += n
-        runner.step(rows(3, 99))
-
-
 def test_engine_choice(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
     with pytest.raises(UserError, match="there is no engine 'cuda'; did you mean 'onnxruntime-cuda'"):
@@ -166,24 +153,3 @@ def test_a_graph_that_cannot_be_loaded_is_one_line(exported: Any, tmp_path: Any)
         with pytest.raises(UserError, match=name) as error:
             load_engine("onnxruntime-cpu", bundle)
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("says", "hint"),
-    [
-        ("[ONNXRuntimeError] : 1 : FAIL : Load model from decoder.onnx failed:system error number 5", "check the disk"),
-        ("SystemError : 5", "check the disk"),
-        ("Load model from decoder.onnx failed:system error number 24", "Too many open files; try again"),
-    ],
-)
-def test_a_file_that_cannot_be_read_says_why(exported: Any, monkeypatch: pytest.MonkeyPatch, says: str, hint: str) -> None:
-    """What ONNX Runtime 1.32 says of EIO from its graph, and from its weights, and of EMFILE."""
-    import onnxruntime
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(says)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
-    engine = load_engine("onnxruntime-cpu", Bundle.load(exported("llava", **SHAPE).bundle))
-    with pytest.raises(UserError, match=rf"onnx: .*\); {hint}$"):
-        engine.encode(np.zeros((1, 3, 56, 56), np.float32))

@@ -13,7 +13,6 @@ from runner import Layered, Runner
 from edgevlm.engines.inputs import per_layer_files
 from edgevlm.errors import CacheError, CacheFull
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.plugins import names
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
@@ -112,21 +111,6 @@ def test_every_head_may_hold_other_rows_and_as_many_as_it_will(exported: Any) ->
         assert (found.argmax(1) == expected.argmax(1)).all()
 
 
-@pytest.mark.parametrize("kv", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("count", [1, 5])
-def test_a_layer_writes_exactly_its_rows_of_each_head(exported: Any, kv: str, count: int) -> None:
-    runner = Runner(exported("llava", **SHAPE, **({} if kv == "fp32" else {"kv": kv})).bundle, capacity=64)
-    for memory in (*runner.keys, *runner.values):
-        memory[:] = 77
-    past = np.array([[0, 7], [64 - count, 12], [3, 3]], np.int32)
-    layered(runner).step(rows(count), *runner.tables(np.arange(count, dtype=np.int32)), past)
-    for layer in range(3):
-        for head in range(2):
-            inside = np.isin(np.arange(64), past[layer, head] + np.arange(count))
-            for memory in (runner.keys[layer], runner.values[layer]):
-                assert ((memory[0, head] != 77).any(1) == inside).all()
-
-
 def test_rows_put_between_two_layers_are_attended_to(runner: Runner) -> None:
     """What the memory holds when a layer is attended to counts, not when the call began."""
     through, tables = layered(runner), runner.tables(np.arange(12, 13, dtype=np.int32))
@@ -190,22 +174,6 @@ def test_while_memory_is_short_nothing_is_kept_for_longer_calls(runner: Runner) 
     for count, logits in zip((5, 1), expected, strict=True):
         assert (runner.step(rows(count), decoder=through).logits == logits).all()
         assert decoder._many is decoder._one
-
-
-def test_two_streams_on_one_engine_do_not_meet(exported: Any) -> None:
-    first = Runner(exported("llava", **SHAPE).bundle, capacity=48)
-    memory = [np.zeros((2, 1, 2, 48, 16), np.float32) for _ in range(3)]
-    buffers = [KVBuffer(m[0].ctypes.data, m[1].ctypes.data, (1, 2, 48, 16), m.dtype, m) for m in memory]
-    one, other = layered(first), first.engine.bind_layers(buffers)
-    expected = first.step(rows(5), decoder=one).logits
-    tables = first.tables(np.arange(5, dtype=np.int32))
-    one.decoder.begin(rows(5, 9), *tables)
-    query = other.begin(rows(5), *tables)
-    for layer in range(3):
-        one.decoder.attend(layer, np.full(2, 5, np.int32))
-        other.attend(layer, np.zeros(2, np.int32))
-    assert query.shape == (6, 5, 16)
-    assert (other.logits() == expected).all()
 
 
 @pytest.mark.parametrize(("family", "shape"), [("llava", {**SHAPE, "precision": "int4"}), ("qwen3_vl", {})])

@@ -107,46 +107,6 @@ def test_a_change_builds_what_depends_on_it(world: World, bundle: Bundle) -> Non
     assert built(world) == ["vision"]
 
 
-def test_a_file_that_is_not_whole_is_built_again(world: World, bundle: Bundle) -> None:
-    made = build(bundle, FakeDriver(), CAPACITY)
-    built(world)
-    Path(made[0].path).write_bytes(Path(made[0].path).read_bytes()[:-1])
-    Path(made[1].path).with_suffix(".json").unlink()
-    build(bundle, FakeDriver(), CAPACITY)
-    assert built(world) == GRAPHS
-
-
-def test_the_decoder_is_built_for_the_calls_there_are(world: World, bundle: Bundle) -> None:
-    made = build(bundle, FakeDriver(), CAPACITY)
-    about = json.loads(Path(made[1].path).read_bytes().split(b"\n", 2)[1])
-    one, rows, question = about["profiles"]
-    width = bundle.decoder.hidden
-    assert one["inputs_embeds"] == [[1, 1, width]] * 3
-    assert rows["inputs_embeds"][2] == [1, CAPACITY, width]  # a chunk has 128 rows, and the memory less
-    assert question["logit_rows"] == [[1], [1], [CAPACITY]]
-    assert one["columns0"] == [[1], [CAPACITY], [CAPACITY]]
-    inputs = {name: shape for name, _, shape in about["inputs"]}
-    assert inputs["key0"] == [1, 2, CAPACITY, 16]
-    names = {name for name, _, _ in about["outputs"]}
-    assert {"query0", "new_key2", "logits"} <= names
-    made = build(bundle, FakeDriver(), CAPACITY, probes=False)
-    about = json.loads(Path(made[1].path).read_bytes().split(b"\n", 2)[1])
-    assert names - {name for name, _, _ in about["outputs"]} == {"query0", "query1", "query2"}
-
-
-def test_parse_errors_name_their_nodes(world: World, bundle: Bundle) -> None:
-    words = "UNSUPPORTED_NODE:\n  no importer"
-    world.parse_errors = [("layer0.qkv", "MatMulNBits", words), ("", "Foo", "bar"), ("c", "C", "c"), ("d", "D", "d")]
-    with pytest.raises(UserError) as error:
-        build(bundle, FakeDriver(), CAPACITY)
-    line = str(error.value)
-    assert line.count("\n") == 0
-    assert "vision.onnx: TensorRT 10.3.0 cannot parse it: node layer0.qkv (MatMulNBits): UNSUPPORTED_NODE: no importer" in line
-    assert "node 7 (Foo): bar" in line
-    assert "edgevlm export --device" in line
-    assert plans(bundle.path) == []
-
-
 def test_a_full_disk_leaves_what_is_finished(world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.replace
 
@@ -195,14 +155,6 @@ def test_memory_is_checked_before(
         with pytest.raises(UserError, match=r"an engine of decoder takes about .* --workspace") as error:
             jobs.check_memory("decoder", wanted, driver)
         assert "\n" not in str(error.value)
-
-
-def test_graphs_of_another_profile_are_refused(exported: Any) -> None:
-    with faked("10.3.0"), pytest.raises(UserError, match="has graphs for ONNX Runtime; export the checkpoint for this device"):
-        build(Bundle.load(exported("llava", kv="fp32").bundle), FakeDriver(), CAPACITY)
-    newer = Bundle.load(exported("llava", profile="tensorrt-10.15", kv="fp16").bundle)
-    with faked("10.3.0"), pytest.raises(UserError, match=r"for TensorRT 10\.15 and newer, and 10\.3\.0 is installed"):
-        build(newer, FakeDriver(), CAPACITY)
 
 
 def test_the_capacity_is_that_of_a_session(exported: Any) -> None:

@@ -141,14 +141,6 @@ def test_every_step_is_that_of_onnx_runtime(pair: Pair) -> None:
     assert len(set(pair.cpu.past_len)) > 1
 
 
-def test_chunks_read_nothing_behind_the_valid_rows(pair: Pair) -> None:
-    """Not even to give it a weight of 0: NaN there changes nothing."""
-    pair.step(pair.rows(20, 1, wide=True), ())
-    pair.evict(2, left=np.nan)
-    pair.step(pair.rows(12, 3, wide=True), ())
-    pair.step(pair.rows(3, 4), (0, 1, 2))
-
-
 def test_long_calls_go_in_by_pieces(either: Pair) -> None:
     """A chunk, and rows whose logits are all wanted, longer than the engine's largest calls."""
     either.decoder._most |= {"chunk": 9, "question": 5}

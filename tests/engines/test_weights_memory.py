@@ -1,6 +1,5 @@
 """What opening a graph left behind goes back; huge pages are asked for under memory that is resident, and under no other."""
 
-import ctypes
 import mmap
 import re
 from pathlib import Path
@@ -56,18 +55,6 @@ def test_memory_that_is_filled_goes_into_huge_pages(size: int) -> None:
     del view, memory
 
 
-def test_memory_that_is_not_is_left_alone(size: int) -> None:
-    memory, view = mapped(size)
-    view[: size + size // 2] = 1
-    view[2 * size] = 1
-    resident = huge_and_resident(view)[1]
-    weights_memory.use_huge_pages()
-    huge, after = huge_and_resident(view)
-    assert huge <= size
-    assert after == resident
-    del view, memory
-
-
 def resident(path: Path) -> int:
     """Bytes of a file's mappings in this process that are resident."""
     inside, found = False, 0
@@ -93,13 +80,3 @@ def test_pages_of_the_bundles_files_are_given_back_and_written_ones_are_not(tmp_
     assert (resident(read), resident(written)) == (0, data.nbytes)
     np.testing.assert_array_equal(views[0], data)
     assert np.all(views[1] == 7)
-
-
-def test_memory_that_a_backend_freed_goes_back() -> None:
-    pieces = [ctypes.create_string_buffer(64 << 10) for _ in range(500)]
-    last = ctypes.create_string_buffer(64)  # above them: without being told, the C library keeps what is below it
-    filled = Path("/proc/self/statm").read_text().split()[1]
-    del pieces
-    weights_memory.settle_weights(Path("/nowhere"))
-    assert int(filled) - int(Path("/proc/self/statm").read_text().split()[1]) > (24 << 20) // mmap.PAGESIZE
-    del last

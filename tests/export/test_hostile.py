@@ -8,10 +8,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from test_refusals import NORMED, SHAPE, SHARD, config, cut, text
 
@@ -117,26 +115,6 @@ def test_a_mark_around_frames_that_is_no_token(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.json: lacks token .*<global-img>"):
         export_checkpoint(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_too_little_memory(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    checkpoint = exported("llava", **SHAPE).checkpoint
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 << 20))
-    capsys.readouterr()
-    assert edgevlm(monkeypatch, "export", checkpoint, "--out", tmp_path / "bundle") == 2
-    line = f"edgevlm: {checkpoint}: exporting it takes 0.5 GB of memory and 0.1 GB are available; end other programs\n"
-    assert capsys.readouterr().err == line
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_too_little_disk(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    checkpoint = exported("llava", **SHAPE).checkpoint
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    capsys.readouterr()
-    assert edgevlm(monkeypatch, "export", checkpoint, "--out", tmp_path / "bundle") == 2
-    line = f"edgevlm: {tmp_path / 'bundle'}: the bundle takes 0.0 GB and its disk has 0.0 GB free; choose another --out\n"
-    assert capsys.readouterr().err == line
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_code_of_a_checkpoint_is_run(exported: Any, tmp_path: Path) -> None:

@@ -129,32 +129,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def test_another_export_in_progress_is_left_alone(exported: Any, tmp_path: Path) -> None:
-    made = exported("llava", **SHAPE)
-    target = tmp_path / "bundle"
-    with atomic_directory(target) as folder:
-        shutil.copytree(made.bundle, folder, dirs_exist_ok=True)
-        with atomic_directory(target) as other:
-            shutil.copytree(made.bundle, other, dirs_exist_ok=True)
-            assert folder.exists()
-        Bundle.load(target)
-        shutil.rmtree(target)
-    Bundle.load(target)
-    assert leftovers(tmp_path) == []
-
-
-def test_a_failure_inside_removes_the_temporary_folder(tmp_path: Path) -> None:
-    def fail(error: type[BaseException]) -> None:
-        with atomic_directory(tmp_path / "bundle") as folder:
-            (folder / "file").write_text("x")
-            raise error
-
-    for error in (KeyboardInterrupt, RuntimeError):
-        with pytest.raises(error):
-            fail(error)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot be written"), atomic_directory(tmp_path / "file" / "bundle"):
-        pass

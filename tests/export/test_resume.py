@@ -170,24 +170,3 @@ def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) 
     export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notify=said.append)
     assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
     assert leftovers(out) == []
-
-
-def test_keys_do_not_mix(tmp_path: Path) -> None:
-    """One of another key, or of none, does not get what was left; another that runs keeps its own."""
-
-    def left(key: str) -> None:
-        with atomic_directory(tmp_path / "bundle", key=key) as folder:
-            (folder / "file").write_text(key)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        left("a")
-    with atomic_directory(tmp_path / "bundle", key="a") as first, atomic_directory(tmp_path / "bundle", key="a") as second:
-        assert [path.name for path in first.iterdir()] == ["file"]
-        assert list(second.iterdir()) == []
-        shutil.rmtree(first)
-        first.mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        left("a")
-    with atomic_directory(tmp_path / "other", key="a") as folder:
-        assert list(folder.iterdir()) == []
