@@ -89,7 +89,7 @@ def weights(
         where = checkpoint / "config.json"
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
-        folder, samples = Path(place), None
+        folder = Path(place)
         progress("exporting in fp32")
         fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
