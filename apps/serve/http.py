@@ -238,10 +238,8 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
     add_health(app, server)
     if service.config.server.key is not None:  # the guard asks for it; here it is described, of the routes that follow
         app.router.dependencies.append(Security(HTTPBearer(auto_error=False, description="The server's key.")))
-    add_openai(app, server)
-    add_streams(app, server)
-    add_events(app, server)
-    add_watches(app, server)
+    for add in (add_openai, add_streams, add_events, add_watches):
+        add(app, server)
     add_rest(app, server, load)
     return app
 

@@ -181,13 +181,10 @@ def test_edgevlm_ask_asks_it(demo, tmp_path):
     wrong = edgevlm("ask", NOW, "--url", demo.url, "--stream", "dmeo")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "did you mean 'demo'?" in wrong.stderr
-    for url in ("http://127.0.0.1:9", "http://[::1", "http://10.0.0..1", "http://ho st"):
-        nobody = edgevlm("ask", NOW, "--url", url)
-        assert (nobody.returncode, nobody.stderr.count("\n")) == (2, 1), nobody.stderr
-    key = tmp_path / "key"
-    key.write_text("correct-horse\nbattery")
-    refused = edgevlm("ask", NOW, "--url", demo.url, "--key-file", key)
-    assert (refused.returncode, refused.stderr.count("\n"), "horse" in refused.stderr) == (2, 1, False)
+    (tmp_path / "key").write_text("correct-horse\nbattery")
+    for more in (["--url", "http://127.0.0.1:9"], ["--url", "http://[::1"], ["--key-file", tmp_path / "key"]):
+        refused = edgevlm("ask", NOW, "--url", demo.url, *more)
+        assert (refused.returncode, refused.stderr.count("\n"), "horse" in refused.stderr) == (2, 1, False)
     said = subprocess.run(command, input=b"caf\xe9?\n", capture_output=True, check=False)
     assert (said.returncode, json.loads(said.stdout)["question"]) == (0, "caf\ufffd?")
 
