@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -53,7 +53,7 @@ def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notif
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
-def export_here(checkpoint: str, out: str, *, camera: list[int], **options: Any) -> None:
+def export_here(checkpoint: str | Path, out: str | Path, *, camera: Sequence[int], **options: Any) -> None:
     """Export in this process, with options as JSON has them."""
     needed("edgevlm.export", "exporting").export_checkpoint(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 

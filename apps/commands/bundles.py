@@ -46,7 +46,7 @@ def export(
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
         from edgevlm.apps.bundles.build import ExportTarget, target_for
-        from edgevlm.apps.bundles.cache import cached_bundle, export_apart
+        from edgevlm.apps.bundles.cache import cached_bundle, export_here
         from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
@@ -66,7 +66,7 @@ def export(
             path = cached_bundle(folder, step, to_stderr, force=force, **options)
         else:
             path = out
-            export_apart(folder, path, progress=step, notify=to_stderr, force=force, **options)
+            export_here(folder, path, progress=step, notify=to_stderr, force=force, **options)
     typer.echo(str(path))
 
 
