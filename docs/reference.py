@@ -124,24 +124,10 @@ Every measurement prints some of these fields. Times are milliseconds, `mb` is 1
 """
 
 
-STATUSES = {
-    400: "A field is wrong; the error names it.",
-    401: "The key is missing or wrong.",
-    403: "A page of another site asks.",
-    404: "It is not there.",
-    405: "The path has no such method.",
-    408: "The body does not come.",
-    413: "The body is too large.",
-    421: "The Host header does not match this server.",
-    429: "There are too many requests; ask again after `Retry-After` seconds.",
-    500: "The server has a fault.",
-    503: "It is not ready, or has too many connections; ask again after `Retry-After` seconds.",
-}
-
-
 def http() -> str:
     """The routes of ``edgevlm serve``: parameters, bodies and media types of answers, as its OpenAPI description has them."""
     from edgevlm.apps.serve.config import ServeConfig
+    from edgevlm.apps.serve.errors import STATUSES
     from edgevlm.apps.serve.http import make_app
     from edgevlm.apps.serve.service import Service
 

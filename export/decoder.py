@@ -35,8 +35,8 @@ from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile
 from edgevlm.export.kv import HeadMemory, Memory
-from edgevlm.export.options import ExportOptions
-from edgevlm.export.precisions import DEFAULT_PRECISION, Layout, Stored
+from edgevlm.export.options import ExportOptions, Samples
+from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import WeightTable, head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.st_spattn import SparseAttention
@@ -64,13 +64,15 @@ def write_decoder(
     *,
     progress: Notify = lambda _: None,
     sparse: bool = True,
+    samples: Samples | None = None,
     journal: ExportJournal | None = None,
 ) -> DecoderFiles:
     """Write the graphs of the profile, ``decoder.weights`` and the embedding into ``folder``.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. A tied head is
-    the embedding's files themselves: the graphs refer to their bytes. What ``journal`` has is not written again. Raises
-    UserError for tensors that are missing or of another shape and for an unknown precision, OSError if the disk is full.
+    the embedding's files themselves: the graphs refer to their bytes. With ``samples`` matrices are rounded by GPTQ for inputs
+    like those; see :mod:`edgevlm.export.precisions.rounding`. What ``journal`` has is not written again. Raises UserError for
+    tensors that are missing or of another shape and for an unknown precision, OSError if the disk does not take them.
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
@@ -98,7 +100,7 @@ def write_decoder(
             progress(step)
             done = step in journal.records
             read = backbone.layer(checkpoint.without_reading() if done else checkpoint, shape, layer)
-            w = _stored(read, chosen.matrices, done)
+            w = _stored(read, layer, chosen.matrices, samples, done)
             for writer in writers.values():
                 writer.layer(layer, w)
             weights.finish(step)
@@ -118,11 +120,24 @@ def write_decoder(
     return DecoderFiles(files, table.files)
 
 
-def _stored(w: LayerWeights, layout: Layout, done: bool) -> LayerWeights:
+def _stored(w: LayerWeights, layer: int, layout: Layout, samples: Samples | None, done: bool) -> LayerWeights:
     """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so; ``done``: in the file."""
-    store = Stored.written if done else Stored.of
-    matrices = {name: each if isinstance(each, Stored) else store(layout, each) for name, each in w.matrices.items()}
-    return replace(w, matrices=matrices)
+
+    def stored(name: str, matrix: Float32 | Stored) -> Stored:
+        if isinstance(matrix, Stored):
+            return matrix
+        if done:
+            return Stored.written(layout, matrix)
+        return Stored.of(layout, matrix, None if samples is None else hessian(samples, layer, name))
+
+    return replace(w, matrices={name: stored(name, matrix) for name, matrix in w.matrices.items()})
+
+
+def hessian(samples: Samples, layer: int, matrix: str) -> Float32:
+    """``x.T @ x`` ``[in, in]`` of a matrix's rows, over their number."""
+    rows = samples[f"layer{layer}.{matrix}"].astype(np.float32)
+    product: Float32 = rows.T @ rows / np.float32(len(rows))
+    return product
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edgevlm import __version__
 from edgevlm.errors import UserError
@@ -20,7 +23,7 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
     """SHA-256, in hexadecimal, of all that decides the bytes of a bundle.
 
     ``folder``: small files by their content, weights and other large ones by name, size and time of change; a snapshot of the
-    Hugging Face Hub by its commit. ``options``: JSON values.
+    Hugging Face Hub by its commit. ``options``: JSON values; arrays by name stand for their bytes.
     Raises UserError for what cannot be read.
     """
     try:
@@ -30,8 +33,13 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
             files = [_file(path) for path in visible]
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}); give a file that can") from None
-    parts = [FORMAT, __version__, _exporter(), options, files]
+    settings = {name: _hashed(value) if isinstance(value, Mapping) else value for name, value in options.items()}
+    parts = [FORMAT, __version__, _exporter(), settings, files]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _hashed(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for name, array in arrays.items()}
 
 
 def _file(path: Path) -> Any:

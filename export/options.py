@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
+
+Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,output,gate_up,down} -> rows of its input, [n, in]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSampler:
+    """Makes samples, in a work folder, from what it has of them, and leaves them there. source: what they depend on."""
+
+    source: str
+    sample: Callable[[Path], Samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +34,8 @@ class ExportOptions:
         to which other frames are stretched.
     precision: of the decoder's weights, a name of :mod:`edgevlm.export.precisions`; fp32 unless given, int4-zp for AWQ and GPTQ
         checkpoints, which are stored as they are rounded already.
+    samples: round for these inputs of matrices by GPTQ; an :class:`ActivationSampler` makes them in a folder that is kept with
+        the rest where an export is stopped.
     vision_precision: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, and fp16 there unless
         ``precision`` is fp32.
     kv: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
@@ -28,7 +46,13 @@ class ExportOptions:
     st_spattn_from: int | None = None
     camera: tuple[int, int] = (480, 640)
     precision: str | None = None
+    samples: Samples | ActivationSampler | None = None
     vision_precision: str | None = None
     kv: KVType = "fp32"
     profile: str = ONNXRUNTIME
     positions: str = "trained"
+
+    def facts(self) -> dict[str, Any]:
+        """All of them, for a fingerprint."""
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return facts | {"samples": self.samples.source if isinstance(self.samples, ActivationSampler) else self.samples or {}}

@@ -19,9 +19,9 @@ from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import ExportJournal, save_slices
 from edgevlm.export.kv_scales import add_scales
-from edgevlm.export.options import ExportOptions
+from edgevlm.export.options import ActivationSampler, ExportOptions, Samples
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
-from edgevlm.export.profiles import Profile, load_profile
+from edgevlm.export.profiles import Profile, load_profile, rounded_layout
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, check_target, hash_file, seal_manifest
 from edgevlm.runtime.files import atomic_directory, journal_of
@@ -45,12 +45,12 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
     check(out_dir)
     model = _read(checkpoint, options, profile, progress)
     vision.count_parameters(model.parts.vision, checkpoint)  # all its tensors are there
-    key = fingerprint(source, asdict(options))
-    with (
-        atomic_directory(out_dir, check, key=key, notify=notify) as folder,
-        ExportJournal(journal_of(folder)) as journal,
-    ):
-        model.write(folder, journal, progress)
+    with atomic_directory(out_dir, check, key=fingerprint(source, options.facts()), notify=notify) as folder:
+        samples = options.samples
+        if isinstance(samples, ActivationSampler):
+            samples = samples.sample(folder.parent)
+        with ExportJournal(journal_of(folder)) as journal:
+            model.write(folder, journal, progress, samples)
     return out_dir
 
 
@@ -70,7 +70,7 @@ class ModelSource:
     tokenizer: str
     frames: dict[str, Any]
 
-    def write(self, folder: Path, journal: ExportJournal, progress: Notify) -> None:
+    def write(self, folder: Path, journal: ExportJournal, progress: Notify, samples: Samples | None) -> None:
         """The files of the bundle, but for what ``journal`` has."""
         checkpoint, parts, family, options, profile = self.checkpoint, self.parts, self.family, self.options, self.profile
         progress("writing the vision tower")
@@ -79,7 +79,7 @@ class ModelSource:
         has_text = bool(family.before or family.after)
         made = decoder.write_decoder(
             checkpoint, self.backbone, self.shape, folder, options,
-            progress=progress, sparse=not has_text, journal=journal,
+            progress=progress, sparse=not has_text, samples=samples, journal=journal,
         )  # fmt: skip
         (folder / self.chat["tokenizer"]).write_text(self.tokenizer, encoding="utf-8")
         if parts.closing is not None:
@@ -95,7 +95,7 @@ class ModelSource:
             "decoder": self._decoder_section(made)
             | {
                 "precision": options.precision,
-                "rounding": "nearest",
+                "rounding": "nearest" if samples is None else "gptq",
                 "kv": options.kv,
             },
             "vision": {
@@ -175,9 +175,13 @@ def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile)
     if profile.is_tensorrt:
         check_no_zero_points(checkpoint.config, checkpoint.folder)
     profile.precision(chosen)
-    if packing is not None and chosen != PREQUANTISED:
+    if options.samples is not None:
+        rounded_layout(chosen, profile.name)
+    if packing is not None and (chosen != PREQUANTISED or options.samples is not None):
         where = checkpoint.folder / "config.json"
-        raise UserError(f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision out")
+        raise UserError(
+            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --rounding out"
+        )
     return chosen
 
 

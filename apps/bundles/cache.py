@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -38,13 +38,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgevlm" / "bundles"
 
 
-def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
+def cached_bundle(
+    checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, gptq: bool = False, **options: Any
+) -> Path:
     """Return a checkpoint's cached bundle with these options of ``export_checkpoint``; export it if missing or ``force``."""
-    target = cached_path(checkpoint, **options)
+    target = cached_path(checkpoint, gptq=gptq, **options)
     with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
             chosen = DEFAULTS | options | {"force": True}
-            export_apart(checkpoint, target, progress=progress, notify=notify, **chosen)
+            export_apart(checkpoint, target, gptq=gptq, progress=progress, notify=notify, **chosen)
     return target
 
 
@@ -53,16 +55,18 @@ def export_apart(checkpoint: Path, out: Path, *, progress: Notify, notify: Notif
     call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notify=notify, **options)
 
 
-def export_here(checkpoint: str | Path, out: str | Path, *, camera: Sequence[int], **options: Any) -> None:
+def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **options: Any) -> None:
     """Export in this process, with options as JSON has them."""
-    needed("edgevlm.export", "exporting").export_checkpoint(Path(checkpoint), Path(out), camera=tuple(camera), **options)
+    module, name = ("edgevlm.apps.bundles.gptq", "export_by_gptq") if gptq else ("edgevlm.export", "export_checkpoint")
+    getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
 
-def cached_path(checkpoint: Path, **options: Any) -> Path:
+def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:
     """Return where a checkpoint's bundle with these options is cached. Raises UserError where it is no checkpoint."""
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
     options["precision"] = stored_in(ConfigOnly(folder).config, options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
+    options["samples"] = needed("edgevlm.apps.bundles.gptq", "exporting").source() if gptq else {}
     name = plain_name(ConfigOnly(folder).name)
     return cache_folder() / f"{name}-{fingerprint(folder, {})[:DIGITS]}-{fingerprint(folder, options)[:DIGITS]}"
 

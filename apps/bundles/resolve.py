@@ -135,7 +135,7 @@ def find_bundle(
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
     options = {} if hint or choice is None else choice.options(folder)
-    wanted = cached_path(folder, **options)
+    wanted = cached_path(folder, gptq=False, **options)
     if not hint and is_complete(wanted):
         return wanted, options
     takes = getattr(backend, "takes", lambda bundle: bundle.profile == ONNXRUNTIME)

@@ -21,6 +21,7 @@ def export(
     precision: Annotated[
         str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as the checkpoint")
     ] = None,
+    rounding: Annotated[Literal["nearest", "gptq"], option("nearest|gptq", "How to round weights.")] = "nearest",
     vision_precision: Annotated[
         str | None, option("NAME", "Store vision weights as fp32, fp16 or int8.", "fp32, TensorRT fp16")
     ] = None,
@@ -46,7 +47,7 @@ def export(
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
         from edgevlm.apps.bundles.build import ExportTarget, target_for
-        from edgevlm.apps.bundles.cache import cached_bundle, export_here
+        from edgevlm.apps.bundles.cache import cached_bundle, export_apart
         from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
@@ -62,11 +63,12 @@ def export(
             "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
         complete_checkpoint(checkpoint, folder, step, to_stderr)
+        gptq = rounding == "gptq"
         if out is None:
-            path = cached_bundle(folder, step, to_stderr, force=force, **options)
+            path = cached_bundle(folder, step, to_stderr, force=force, gptq=gptq, **options)
         else:
             path = out
-            export_here(folder, path, progress=step, notify=to_stderr, force=force, **options)
+            export_apart(folder, path, gptq=gptq, progress=step, notify=to_stderr, force=force, **options)
     typer.echo(str(path))
 
 

@@ -54,7 +54,26 @@ class ErrorReply(BaseModel):
     error: ErrorFields
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
+STATUSES = {
+    400: "A field is wrong; the error names it.",
+    401: "The key is missing or wrong.",
+    403: "A page of another site asks.",
+    404: "It is not there.",
+    405: "The path has no such method.",
+    408: "The body does not come.",
+    413: "The body is too large.",
+    421: "The Host header does not match this server.",
+    429: "There are too many requests; ask again after `Retry-After` seconds.",
+    500: "The server has a fault.",
+    503: "It is not ready, or has too many connections; ask again after `Retry-After` seconds.",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    f"{hundreds}XX": {
+        "model": ErrorReply,
+        "description": " ".join(f"{status}: {what}" for status, what in STATUSES.items() if status // 100 == hundreds),
+    }
+    for hundreds in (4, 5)
+}
 
 
 def add_errors(app: FastAPI) -> None:

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -33,10 +34,18 @@ READ_S = 20.0  # that a client may leave unread what was sent to it
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
 
 
-def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Any] | None = None) -> None:
+class Membership(Protocol):
+    """A service's part in a cluster."""
+
+    def open(self) -> None: ...
+    def routes(self, app: FastAPI) -> Any: ...
+    def close(self) -> None: ...
+
+
+def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
     """Serve until a signal. SIGHUP reads the configuration again with ``load``. Raises UserError before anything is served.
 
-    join: makes a service a node of a cluster, given it, its port and ``notify``; the node opens, wraps and closes it.
+    join: makes a service a node of a cluster; is given it, its port, and what notifies.
     """
     config, notify = load(), (lambda line: None) if quiet else to_stderr
     service = Service(config, notify)

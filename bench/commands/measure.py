@@ -90,7 +90,7 @@ speed = command(
 
     decode and prefill run beside llama.cpp, OpenVINO and transformers with the same weights, taking turns; vision beside
     transformers. Models are seeded-135m|360m|0.5b|3b with random weights, demo, a checkpoint or a bundle.
-    precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed).
+    precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed; int4+gptq rounds by GPTQ).
     """,
 )
 compression = command(

@@ -65,7 +65,7 @@ class Forced:
 
 def weights(
     model: str,
-    precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp"),
+    precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp", "int4+gptq"),
     tokens: int = 2000,
     threads: int | None = None,
     *,
@@ -77,19 +77,25 @@ def weights(
     Raises UserError for an unknown precision and for a checkpoint that cannot be exported or is quantized already.
     """
     with needs("exporting a checkpoint"):
-        from edgevlm.calib.activations import passages
+        from edgevlm.calib.activations import passages, sample_activations
         from edgevlm.export import export_checkpoint
         from edgevlm.export.checkpoint import ConfigOnly
         from edgevlm.export.precisions import load_precision
         from edgevlm.export.prequantised import ADVICE, prequantised
+        from edgevlm.export.profiles import rounded_layout
     checkpoint, config = Path(model), ConfigOnly(model)
     for name in precisions:
-        load_precision(name)
+        stored, plus, rounding = name.partition("+")
+        load_precision(stored)
+        if plus:
+            rounded_layout(stored)
+        if plus and rounding != "gptq":
+            raise UserError(f"--precisions {name!r}: the only rounding is gptq; write {stored}+gptq")
     if packing := prequantised(config.config):
         where = checkpoint / "config.json"
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
-        folder = Path(place)
+        folder, samples = Path(place), None
         progress("exporting in fp32")
         fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
@@ -103,7 +109,11 @@ def weights(
             path = folder / "fp32"
             if name != "fp32":
                 progress(f"exporting in {name}")
-                path = export_checkpoint(checkpoint, folder / "other", precision=name, force=True)
+                stored, rounding, _ = name.partition("+")
+                if rounding and samples is None:
+                    samples = sample_activations(fp32.bundle)
+                given: dict[str, Any] = {"precision": stored, "samples": samples if rounding else None, "force": True}
+                path = export_checkpoint(checkpoint, folder / "other", **given)
             other = Model.load(path, threads=threads)
             progress(f"comparing {name}")
             yield {

@@ -66,8 +66,8 @@ class Stored:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, layout: Layout, weight: Float32) -> Stored:
-        return cls(layout, layout.parts(weight), (weight.shape[0], weight.shape[1]))
+    def of(cls, layout: Layout, weight: Float32, hessian: Float32 | None = None) -> Stored:
+        return cls(layout, layout.parts(weight, hessian), (weight.shape[0], weight.shape[1]))
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:

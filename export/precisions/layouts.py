@@ -17,12 +17,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import SLICE
+from edgevlm.export.precisions.rounding import Float32, UInt8, best_grid, gptq, round_to_blocks
 
 if TYPE_CHECKING:
     from edgevlm.export.graph import GraphBuilder
 
-Float32 = NDArray[np.float32]
-UInt8 = NDArray[np.uint8]
 Parts = Mapping[str, NDArray]
 
 LARGEST_BLOCK = 128
@@ -35,8 +34,11 @@ class Layout(ABC):
     is_integer: ClassVar[bool] = False
 
     @abstractmethod
-    def parts(self, weight: Float32) -> Parts:
-        """The arrays to store, by name; what is rounded, is rounded here, to nearest."""
+    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
+        """The arrays to store, by name; what is rounded, is rounded here: to nearest, with a ``hessian`` by GPTQ.
+
+        hessian: ``x.T @ x / n`` ``[in, in]`` of n rows ``x`` that the matrix is multiplied with; where ``is_integer``.
+        """
 
     @abstractmethod
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
@@ -62,7 +64,7 @@ class Dense(Layout):
     by_row: bool = False
     half: bool = False
 
-    def parts(self, weight: Float32) -> Parts:
+    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         return {"weight": _as(self.dtype, weight if self.by_row else weight.T)}
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
@@ -76,34 +78,6 @@ class Dense(Layout):
 
     def bytes_per_weight(self, group: int | None = None) -> float:
         return np.dtype(self.dtype).itemsize
-
-
-def round_to_blocks(weight: Float32, bits: int, size: int, with_zeros: bool) -> tuple[UInt8, Float32, UInt8 | None]:
-    """Codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` of a matrix ``[out, in]``, rounded to nearest.
-
-    Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
-    on its side. With zeros the codes span a block's numbers and 0.
-    """
-    out, width = weight.shape
-    padded = np.zeros((out, -(-width // size) * size), np.float32)
-    padded[:, :width] = weight
-    blocks = padded.reshape(out, -1, size)
-    top, half = (1 << bits) - 1, 1 << (bits - 1)
-    if with_zeros:
-        low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
-        scales = _never_zero((high - low) / np.float32(top))
-        zeros: UInt8 | None = np.rint(-low / scales).astype(np.uint8)
-    else:
-        largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
-        scales, zeros = _never_zero(largest / np.float32(-half)), None
-    shift = half if zeros is None else zeros[..., None]
-    codes: UInt8 = np.clip(np.rint(blocks / scales[..., None]) + shift, 0, top).astype(np.uint8)
-    return codes, scales, zeros
-
-
-def _never_zero(scales: Float32) -> Float32:
-    """A block of zeros has scale 1."""
-    return np.where(scales == 0, np.float32(1), scales).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +98,27 @@ class Blocks(Layout):
 
     is_integer: ClassVar[bool] = True
 
-    def parts(self, weight: Float32) -> Parts:
+    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
+        if hessian is not None:
+            return self.packed(*self._by_gptq(weight, hessian))
         step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
         slices = (weight[row : row + step] for row in range(0, len(weight), step))
         done = [self.packed(*round_to_blocks(rows, self.bits, self.size, self.with_zeros)) for rows in slices]
         return {part: np.concatenate([parts[part] for parts in done]) for part in done[0]}
+
+    def _by_gptq(self, weight: Float32, hessian: Float32) -> tuple[UInt8, Float32, UInt8 | None]:
+        """As :func:`round_to_blocks`, with scales that are searched for too."""
+        top, half = (1 << self.bits) - 1, np.float32(1 << (self.bits - 1))
+
+        def grid(block: Float32) -> tuple[Float32, Float32]:
+            scales, zeros = best_grid(block, self.bits, self.with_zeros)
+            return scales, np.full_like(scales, half) if zeros is None else zeros.astype(np.float32)
+
+        codes, scales, zeros = gptq(weight, hessian, self.size, grid, (0, top))
+        blocks = np.zeros((len(weight), scales.shape[1] * self.size), np.uint8)
+        blocks[:, : weight.shape[1]] = codes
+        packed_zeros = zeros.astype(np.uint8) if self.with_zeros else None
+        return blocks.reshape(len(weight), -1, self.size), scales, packed_zeros
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
         """The parts of codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, one number a byte."""
@@ -161,8 +151,8 @@ class PerChannel(Layout):
 
     is_integer: ClassVar[bool] = True
 
-    def parts(self, weight: Float32) -> Parts:
-        codes, scales = _symmetric(weight, weight.shape[1], 127)
+    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
+        codes, scales = _symmetric(weight, hessian, weight.shape[1], 127)
         return {"codes": codes.T.astype(np.int8), "scales": scales[:, 0]}
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
@@ -183,13 +173,13 @@ class PerBlock(Layout):
 
     is_integer: ClassVar[bool] = True
 
-    def parts(self, weight: Float32) -> Parts:
+    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         import ml_dtypes
 
         out, width = weight.shape
         if out % 2:
             raise UserError(f"a matrix with {out} outputs cannot be stored in 4 bits; give --precision int8 or fp16")
-        codes, scales = _symmetric(weight, block_of(width), 7)
+        codes, scales = _symmetric(weight, hessian, block_of(width), 7)
         return {"codes": codes.T.astype(np.int8).astype(ml_dtypes.int4), "scales": scales.T}
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
@@ -206,10 +196,21 @@ def block_of(width: int) -> int:
     return int(np.gcd(width, LARGEST_BLOCK))
 
 
-def _symmetric(weight: Float32, size: int, top: int) -> tuple[Float32, NDArray[np.float16]]:
+def _symmetric(weight: Float32, hessian: Float32 | None, size: int, top: int) -> tuple[Float32, NDArray[np.float16]]:
     """Codes ``[out, in]`` from -top to top, and scales ``[out, in / size]``: max|w| / top of ``size`` numbers of a row."""
+
+    def scales_of(blocks: Float32) -> NDArray[np.float16]:
+        return _half_scales(np.abs(blocks).max(-1) / np.float32(top))
+
+    def grid(block: Float32) -> tuple[Float32, Float32]:
+        scales = scales_of(block).astype(np.float32)
+        return scales, np.zeros_like(scales)
+
+    if hessian is not None:
+        codes, found, _ = gptq(weight, hessian, size, grid, (-top, top))
+        return codes, found.astype(np.float16)
     blocks = weight.reshape(len(weight), -1, size)
-    scales = _half_scales(np.abs(blocks).max(-1) / np.float32(top))
+    scales = scales_of(blocks)
     return np.clip(np.rint(blocks / scales.astype(np.float32)[..., None]), -top, top).reshape(weight.shape), scales
 
 

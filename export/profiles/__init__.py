@@ -18,7 +18,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import IR_VERSION, OPSET, GraphBuilder
 from edgevlm.export.kv import Memory
-from edgevlm.export.precisions import Layouts, load_precision
+from edgevlm.export.precisions import Layout, Layouts, load_precision
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, check_profile
 from edgevlm.runtime.kv import KV_TYPES, KVType
 from edgevlm.runtime.plugins import names
@@ -102,3 +102,11 @@ def load_profile(name: str) -> Profile:
     from edgevlm.export.profiles import tensorrt
 
     return tensorrt.PROFILES[name]
+
+
+def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
+    """The layout of a precision's matrices; raises UserError for one that rounds nothing."""
+    layout = load_profile(profile).precision(precision).matrices
+    if not layout.is_integer:
+        raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")
+    return layout

@@ -41,6 +41,28 @@ def test_a_real_clip(bundle, name):
     assert summary["cache_tokens"] <= 32
 
 
+def test_a_precision_of_whole_numbers_runs_and_an_unknown_one_is_one_line(bundle):
+    checkpoint, out = bundle.parent / "checkpoint", bundle.parent / "int4"
+    done = edgevlm("export", checkpoint, "--out", out, "--precision", "int4", "--rounding", "gptq")
+    assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
+    assert sorted(path.name for path in out.parent.glob(".*")) == []
+    decoder = json.loads((out / "bundle.json").read_text())["decoder"]
+    assert (decoder["precision"], decoder["rounding"]) == ("int4", "gptq")
+    done = edgevlm("run", "--model", out, "--frames", "12", "--ask", "how many are there now?", "--json")
+    assert done.returncode == 0, done.stderr
+    assert any(json.loads(line)["event"] == "answer" for line in done.stdout.splitlines())
+    for options, says in (
+        (["--precision", "int44"], "--precision 'int44' is not known; did you mean 'int4'?"),
+        (
+            ["--rounding", "gptq"],
+            "--rounding gptq is for integers, not fp32; give --precision int4, int4-zp or int8 too",
+        ),
+    ):
+        done = edgevlm("export", checkpoint, "--out", bundle.parent / "other", *options)
+        assert (done.returncode, done.stderr) == (2, f"edgevlm: {says}\n")
+        assert not (bundle.parent / "other").exists()
+
+
 def write_video(path, width, height):
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 4.0, (width, height))
     random = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """What a run chooses for a checkpoint: from its config.json, a described machine and the options. Nothing is exported."""
 
+from types import SimpleNamespace
+
 import pytest
 from more_checkpoints import make_more
 from planned import with_figures
@@ -7,6 +9,7 @@ from planned import with_figures
 from edgevlm.apps.bundles.resolve import ExportChoice
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.engines.devices import load_device
+from edgevlm.runtime.bundle import PixelBudget
 
 WIDE = (720, 1280)
 SLOW = {"fp32_tflops": 1e-9, "int8_tops": 1e-7, "bandwidth_gb_s": 1e-4}
@@ -47,3 +50,18 @@ def test_what_falls_short_is_said_with_what_would_help(qwen):
     assert "too few: give --fps 0." in said[0]
     assert "or take a smaller model" in said[0]
     assert "\n" not in said[0]
+
+
+def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
+    made, _, _ = choice()
+    made.options(qwen)
+    size = made.plan.roofline.model.tower.size
+    spec = SimpleNamespace(precision="int4", kv="fp32")
+    vision = SimpleNamespace(precision="fp32", size=size, pixels=None)
+    kept = SimpleNamespace(decoder=spec, vision=vision, family="qwen2_vl", path="")
+    assert made.suits(kept)
+    assert not choice(precision="int8")[0].suits(kept)
+    vision.size = (168, 224)
+    assert not made.suits(kept)
+    vision.pixels = PixelBudget(14, 1, 10**6)
+    assert made.suits(kept)

@@ -25,7 +25,7 @@ def checkpoint(exported, tmp_path, monkeypatch) -> Path:
 def apart(checkpoint: Path, out: Path, progress: Any = print, **options: Any) -> list[str]:
     notices: list[str] = []
     camera = {"camera": (480, 640)}
-    export_apart(checkpoint, out, progress=progress, notify=notices.append, **camera | options)
+    export_apart(checkpoint, out, gptq=False, progress=progress, notify=notices.append, **camera | options)
     return notices
 
 

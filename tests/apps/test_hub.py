@@ -91,6 +91,12 @@ def test_a_run_downloads_what_an_export_reads_once_and_then_needs_no_network(wor
     )
 
 
+def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
+    assert edgevlm(monkeypatch, "plan", f"{NAME}@v1") == 0
+    assert capsys.readouterr().out.startswith(f"{NAME} (llava) on ")
+    assert world.hub.fetched() == ["config.json"]
+
+
 @pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_connection_that_is_cut_is_taken_up_where_it_broke(world, times):
     """Every byte arrives, and little of it twice."""

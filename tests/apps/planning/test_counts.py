@@ -3,6 +3,7 @@
 import json
 import re
 from math import prod
+from pathlib import Path
 
 import pytest
 from more_checkpoints import FRAME
@@ -15,6 +16,8 @@ from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
+
+CHECKPOINT = Path(__file__).parents[3] / "calib" / "demo" / "checkpoint"
 
 SHAPES = {
     "llava": {"tower": "clip", "feature_layer": -2, "side": 6},
@@ -90,6 +93,16 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
     assert make_plan(PlanRequest(str(folder), "cpu")).line()["precision"] == "int4-zp"
     with pytest.raises(UserError, match="weights are int4-zp already; leave --precision out"):
         make_plan(PlanRequest(str(folder), "cpu", precision="int8"))
+
+
+WITHOUT = """
+import sys
+for package in ("ml_dtypes", "onnx", "torch", "transformers", "safetensors"):
+    sys.modules[package] = None
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
+print(make_plan(PlanRequest("demo", "cpu")).memory.weights > 0)
+print(make_plan(PlanRequest(sys.argv[1], "cpu")).memory.weights > 0)
+"""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import ClassVar
@@ -12,6 +13,7 @@ import pytest
 
 from edgevlm.apps.run.process import SourceStatus
 from edgevlm.apps.sources import SourceError, SourceOptions, State
+from edgevlm.apps.sources import live as live_module
 from edgevlm.apps.sources.base import Connection, Grabbed
 from edgevlm.apps.sources.live import ADRIFT, LiveSource, pauses
 from edgevlm.errors import SourceRefused
@@ -162,6 +164,18 @@ def test_pictures_before_one_that_stands_alone_are_dropped(live):
     for _ in range(3):
         assert source.read() is not None
     assert source.drops == {"keyframe": 3}
+
+
+def test_a_stream_without_pictures_that_stand_alone_is_shown_after_a_while(live, monkeypatch):
+    monkeypatch.setattr(live_module, "KEYFRAME_WAIT_S", 0.5)
+    connection = Scripted()
+    source = live(Camera(connection), replace(OPTIONS, stall_timeout_s=120, read_timeout_s=120))
+    connection.say(Grabbed(intra=False))
+    until(lambda: source.drops["keyframe"] == 1)
+    time.sleep(0.55)
+    connection.say(Grabbed(decoded=False), Grabbed(intra=False))
+    assert source.read() is not None
+    assert source.drops == {"keyframe": 2}, "what is not decoded is no picture, however long it was waited for"
 
 
 def test_damaged_pictures_are_dropped_and_alone_they_are_no_stream(live):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
-from edgevlm.apps.sources.base import FrameSampler
+from edgevlm.apps.sources.base import FrameSampler, State
 from edgevlm.apps.sources.recordings import JUMP_S, LEAST_S, RecordedClock
 from edgevlm.errors import UserError
 
@@ -29,6 +29,15 @@ def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
     for frame, (_, image) in zip(frames[::5], wanted[::5], strict=True):
         assert frame.image.shape == image.shape
         assert np.abs(frame.image.astype(int) - image).mean() < 3, "colour conversion differs by a level or two"
+
+
+def test_a_damaged_clip_is_watched_to_its_end():
+    """box.mp4 begins with a broken keyframe, and its times go back and forth."""
+    source = open_source(None, str(clip("box.mp4")), SourceOptions(fps=10))
+    times = [frame.time_s for frame in source]
+    assert source.state is State.ENDED
+    assert len(times) > 140, "ten a second of 15 seconds"
+    assert (np.diff(times) > 0).all()
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no video\n" * 100, clip])

@@ -27,7 +27,7 @@ def lines(checkpoint):
         "--model",
         str(checkpoint),
         "--precisions",
-        "fp32,fp16,int8,int4",
+        "fp32,fp16,int8,int4,int4+gptq",
         "--tokens",
     ]
     done = CliRunner().invoke(app, [*command, "140", "--threads", "1", "--json"], catch_exceptions=False)
@@ -47,12 +47,13 @@ def test_a_checkpoint_that_is_rounded_already_has_nothing_to_be_compared_with(ch
 
 
 def test_float32_is_itself_and_the_rest_is_near(lines):
-    assert list(lines) == ["fp32", "fp16", "int8", "int4"]
+    assert list(lines) == ["fp32", "fp16", "int8", "int4", "int4+gptq"]
     assert (lines["fp32"]["top1"], lines["fp32"]["kl"], lines["fp32"]["size_over_fp32"]) == (1, 0, 1)
     for line in lines.values():
         assert (line["bench"], line["model"], line["tokens"], line["threads"]) == ("precision", "checkpoint", 140, 1)
         assert line["ms_per_token"] > 0 < line["fp32_ms_per_token"]
     assert lines["fp16"]["kl"] <= lines["int8"]["kl"] < lines["int4"]["kl"] < 10
     assert lines["int4"]["top1"] < 1
+    assert lines["int4+gptq"]["kl"] != lines["int4"]["kl"]
     sizes = [lines[name]["decoder_mb"] for name in ("int4", "int8", "fp16", "fp32")]
     assert sizes == sorted(sizes)
