@@ -31,11 +31,12 @@ class Commands:
 
     def __call__(self, line: str) -> None:
         """Carry out a slash command or ask a question; an error is one line."""
+        line = line.strip()
         try:
             if is_command(line):
                 self._command(line.split()[0])
-            elif line.strip():
-                self._run.ask_typed(line.strip())
+            elif line:
+                self._run.ask_typed(line)
         except UserError as error:
             self._say(str(error))
 

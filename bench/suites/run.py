@@ -20,7 +20,7 @@ from edgevlm.bench.suites.scoring import Line, Record, Scores, marks_of
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
 from edgevlm.calib.accuracy.pools import HERE, Processes
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, parse_variants, reason_of, split
-from edgevlm.calib.accuracy.worker import check_same_model, model_identity
+from edgevlm.calib.accuracy.worker import model_identity
 from edgevlm.errors import UserError
 from edgevlm.progress import Report
 from edgevlm.runtime.budget import TextBudget
@@ -156,7 +156,7 @@ def _answer(
         lacking = [run for run in runs if not all(is_answered(journal.records.get(answer_key(run, one))) for one in of)]
         if lacking:
             tasks.append(VideoTask(video, tuple(of), tuple(lacking)))
-    made = partial(_perform_of_new_worker, worker.settings, model_identity(worker.model))
+    made = partial(_perform_of_new_worker, worker.settings)
     for number, records in enumerate(pool.map(worker.perform, made, tasks)):
         progress("videos", len(videos) - len(tasks) + number, len(videos))
         for record in records:
@@ -164,10 +164,8 @@ def _answer(
                 journal.add(record)
 
 
-def _perform_of_new_worker(settings: VideoSettings, identity: str) -> Callable[[VideoTask], list[Record]]:
-    worker = VideoWorker(settings)
-    check_same_model(worker.model, identity)
-    return worker.perform
+def _perform_of_new_worker(settings: VideoSettings) -> Callable[[VideoTask], list[Record]]:
+    return VideoWorker(settings).perform
 
 
 def is_answered(record: Record | None) -> bool:

@@ -71,7 +71,7 @@ def compare(
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
         todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
         progress("streams", len(tasks) - len(todo), len(tasks))
-        records_done = pool.map(worker.perform, partial(make_worker, settings, worker.identity), todo)
+        records_done = pool.map(worker.perform, partial(make_worker, settings), todo)
         for number, record in enumerate(records_done, 1):
             journal.add(record)
             progress("streams", len(tasks) - len(todo) + number, len(tasks))

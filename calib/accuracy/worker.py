@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -11,14 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.accuracy.cases import (
-    LONGSTREAM,
-    Case,
-    CaseQuestion,
-    make_case,
-    score_evidence,
-    seed_words,
-)
+from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_case, score_evidence, seed_words
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
@@ -179,12 +171,6 @@ def model_identity(model: Model) -> str:
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
-def check_same_model(model: Model, identity: str) -> None:
-    """Raise UserError if ``model``, on this machine, is not the model of ``identity``."""
-    if model_identity(model) != identity:
-        raise UserError(f"{model.bundle.path}: is another model on {os.uname().nodename} than on the machine that asks")
-
-
 def _open(model: Model, policy: Policy, tokens: int, variant: Variant, text_budget: TextBudget) -> Session:
     return Session.open(
         model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=text_budget,
@@ -270,8 +256,6 @@ def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float
     return round(float(there.mean()), 4), round(float(there.any(2).mean()), 4)
 
 
-def make_worker(settings: AccuracySettings, identity: str) -> Callable[[CaseTask], Record]:
-    """Return a new worker's ``perform``, in another process or machine. Raises UserError if its model is another one."""
-    worker = Worker(settings)
-    check_same_model(worker.model, identity)
-    return worker.perform
+def make_worker(settings: AccuracySettings) -> Callable[[CaseTask], Record]:
+    """Return a new worker's ``perform``, in another process."""
+    return Worker(settings).perform
