@@ -102,7 +102,7 @@ def test_a_read_only_bundle_is_one_line(copy, made_up):
         ({"cv": [0.1]}, "different length"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
-        ({"clie": 3}, "clie that is no candidate"),
+        ({"clie": 3}, "a clie that"),
     ],
 )
 def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):
