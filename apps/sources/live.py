@@ -53,7 +53,7 @@ class Slot:
             self._changed.notify_all()
 
 
-class Captured(Source):
+class ThreadedSource(Source):
     """A source whose frames pass through a :class:`Slot`, filled by a thread."""
 
     def __init__(self, name: str, rule: Rule) -> None:
@@ -70,7 +70,7 @@ class Captured(Source):
                 return frame
 
 
-class ReadAhead(Captured):
+class ReadAhead(ThreadedSource):
     """Reads another source in its own thread, from the first :meth:`read` on.
 
     Each frame is decoded and prepared while the one before it is being watched. ``drops`` counts as ``replaced`` those not
@@ -194,7 +194,7 @@ class Link:
             connection.close()
 
 
-class LiveSource(Captured):
+class LiveSource(ThreadedSource):
     """Reads what ``connect`` opens. Raises SourceError, one line, when the first connection fails, unless ``options.wait``.
 
     Frames are captured whether :meth:`read` is called or not. Times are seconds since the first ``read``, by the monotonic
