@@ -27,8 +27,7 @@ from edgevlm.engines.inputs import (
     per_layer_files,
 )
 from edgevlm.engines.onnx_file import FLOAT16, external_types, operators
-from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
-from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
+from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, OnnxRuntimeTower, bind_array, share_arena
 from edgevlm.engines.threads import default_threads
 from edgevlm.engines.weights_memory import settle_weights
 from edgevlm.errors import BundleError, CacheError, UserError

@@ -14,8 +14,7 @@ from typing import Any
 import onnxruntime as ort
 
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
-from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
-from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
+from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers, OnnxRuntimeTower
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import KVBuffer, KVDevice, TowerBuffer

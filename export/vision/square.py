@@ -63,9 +63,14 @@ class SquareTower(VisionTower):
         if (kind := str(section.get("model_type"))) not in TOWERS:
             raise UserError(f"config.json: vision tower {kind!r} cannot be exported; {nearest(kind, TOWERS)}")
         self.is_clip, self.encoder = kind == "clip_vision_model", Encoder(section)
-        _check_strategy(settings["vision_feature_select_strategy"], self.is_clip)
+        strategy, wanted = settings["vision_feature_select_strategy"], "default" if self.is_clip else "full"
+        if strategy != wanted:  # CLIP's class token has no place in a grid, and SigLIP has none to drop
+            raise UserError(f"config.json: vision_feature_select_strategy {strategy!r} cannot be exported; set {wanted!r}")
         chosen, layers = settings["vision_feature_layer"], self.encoder.layers
-        self.chosen = [_hidden_state(index, layers) for index in (chosen if isinstance(chosen, list) else [chosen])]
+        chosen = chosen if isinstance(chosen, list) else [chosen]
+        if not all(-layers - 1 <= index <= layers for index in chosen):
+            raise UserError(f"config.json: vision_feature_layer {chosen} does not exist in a tower of {layers} layers")
+        self.chosen = [index % (layers + 1) for index in chosen]
         self.size, self.side = self.encoder.size, self.encoder.side
         self.tokens, self.width = self.side**2, int(checkpoint.section("text_config")["hidden_size"])
         self.activation = str(settings.get("projector_hidden_act", "gelu"))
@@ -102,23 +107,6 @@ class SquareTower(VisionTower):
         if matrix is None:
             return rows
         return g.chosen("pooled.chosen", g.resample("pooled", g.kept("pooled.kept", rows, width), width, matrix))
-
-
-def _check_strategy(strategy: object, is_clip: bool) -> None:
-    if strategy not in ("default", "full"):
-        raise UserError(f"config.json: vision_feature_select_strategy {strategy!r} is unknown; there are 'default' and 'full'")
-    if is_clip and strategy == "full":
-        raise UserError(
-            "config.json: vision_feature_select_strategy 'full' keeps CLIP's class token beside its grid; set 'default'"
-        )
-    if not is_clip and strategy == "default":
-        raise UserError("config.json: vision_feature_select_strategy 'default' drops a patch of a SigLIP tower; set 'full'")
-
-
-def _hidden_state(index: int, layers: int) -> int:
-    if not -layers - 1 <= index <= layers:
-        raise UserError(f"config.json: vision_feature_layer {index} does not exist in a tower of {layers} layers")
-    return index % (layers + 1)
 
 
 class SmolVLMTower(VisionTower):

@@ -1,19 +1,12 @@
 """What TensorRT's Python module offers, as facts in files: names, parameters, and whether a property can be set.
 
-``python tests/engines/trt_facts.py WHEEL...`` writes ``tensorrt_api/VERSION.json`` from wheels of its bindings (``pip
-download --no-deps tensorrt-cu12-bindings==10.3.0``). TensorRT itself is not needed: the libraries that the bindings load are
-stood in for by ones whose functions do nothing, compiled here.
+``python tests/engines/trt_facts.py`` writes ``tensorrt_api/VERSION.json`` of the bindings that are installed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +17,6 @@ CLASSES = (
     "IOptimizationProfile", "ITensor", "LayerType", "MemoryPoolType",
     "NetworkDefinitionCreationFlag", "OnnxParser", "ParserError", "Runtime", "TensorIOMode",
 )  # fmt: skip
-FUNCTIONS = (
-    "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL", "initLibNvInferPlugins",
-    "createNvOnnxParserRefitter_INTERNAL", "createNvOnnxParser_INTERNAL", "getBuilderPluginRegistry", "getPluginRegistry",
-    "getNvOnnxParserVersion",
-)  # fmt: skip
-LIBRARIES = ("nvinfer", "nvonnxparser", "nvinfer_plugin")
 
 
 def describe(module: Any) -> dict[str, Any]:
@@ -78,30 +65,6 @@ def _split(parameters: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def unpack(wheel: Path, folder: Path) -> dict[str, str]:
-    """The bindings in a folder, with libraries that do nothing; the environment to import them in."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    version = wheel.name.split("-")[1].split(".")[0]
-    source = folder / "nothing.c"
-    source.write_text("".join(f"void *{name}(void) {{ return 0; }}\n" for name in FUNCTIONS))
-    for library in LIBRARIES:
-        name = f"lib{library}.so.{version}"
-        command = ["cc", "-shared", "-fPIC", "-o", str(folder / name), str(source), f"-Wl,-soname,{name}"]
-        subprocess.run(command, check=True)
-    return os.environ | {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(folder)}
-
-
-def facts_of(wheel: Path) -> dict[str, Any]:
-    """What a wheel's module offers."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = unpack(wheel, Path(folder))
-        code = f"import json, runpy, tensorrt_bindings as t; print(json.dumps(runpy.run_path({__file__!r})['describe'](t)))"
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    facts: dict[str, Any] = json.loads(done.stdout)
-    return facts
-
-
 def as_text(facts: dict[str, Any]) -> str:
     """One line a member."""
     classes = []
@@ -112,6 +75,6 @@ def as_text(facts: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        read = facts_of(path)
-        (FACTS / f"{read['version']}.json").write_text(as_text(read))
+    import tensorrt
+
+    (FACTS / f"{tensorrt.__version__}.json").write_text(as_text(describe(tensorrt)))

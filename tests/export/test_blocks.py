@@ -71,17 +71,6 @@ def test_rounding_is_to_the_nearest_code(bits: int) -> None:
         assert error.max() <= 1 + 1e-3
 
 
-def test_a_block_of_zeros_stays_zero(tmp_path: Path) -> None:
-    weight = random(4, 64)
-    weight[:, 32:] = 0
-    weight[2] = 0
-    for layout in (Blocks(4), Blocks(4, with_zeros=True), Blocks(8)):
-        product(tmp_path, layout, weight, random(1, 64))
-        stored = matrices(tmp_path, "g.onnx")["y"]
-        assert not stored[:, 32:].any()
-        assert not stored[2].any()
-
-
 @pytest.mark.parametrize("layout", [Dense(np.float16), Dense(np.float16, by_row=True)], ids=str)
 def test_float16_is_stored_rounded_and_computed_in_float32(tmp_path: Path, layout: Layout) -> None:
     weight, x = random(12, 100), random(5, 100, 1)

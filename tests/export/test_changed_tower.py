@@ -167,14 +167,3 @@ def test_nothing_changed_is_nothing_computed_and_state_is_the_caller_s(tower: tu
         assert np.array_equal(mine, theirs)
     assert np.array_equal(stream.memory, other.memory)
     assert not np.array_equal(stream.memory, before)
-
-
-def test_products_of_eight_bits_are_the_same_with_vnni_as_without(
-    exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the processor has it, the faster way is taken, and its sums do not overflow."""
-    bundle = Bundle.load(exported("llava_onevision", vision_precision="int8").bundle)
-    pixels = np.random.default_rng(0).choice(np.float32([-1, 1]), (1, 3, *bundle.vision.size))
-    found = load_engine("onnxruntime-cpu", bundle, threads=1).encode(pixels)
-    monkeypatch.setattr("edgevlm.engines.onnxruntime_cpu.has_vnni", lambda: False)
-    np.testing.assert_array_equal(load_engine("onnxruntime-cpu", bundle, threads=1).encode(pixels), found)

@@ -13,10 +13,9 @@ from onnx import TensorProto
 from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
-from edgevlm.errors import UserError
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Dense, PerBlock, PerChannel, block_of
+from edgevlm.export.precisions.layouts import Dense, PerBlock, PerChannel
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 LAYOUTS: dict[str, tuple[Any, float]] = {  # with half of the largest code's step, of the largest number
@@ -62,22 +61,6 @@ def test_a_product_is_that_of_the_stored_numbers(tmp_path: Path, name: str, widt
     assert not stored[3].any()
     bound = 2**-11 * np.abs(x) @ np.abs(stored).T * 4 + 1e-3
     assert np.all(np.abs(found - x.astype(np.float64) @ stored.T) < bound)
-
-
-def test_blocks_and_scales(tmp_path: Path) -> None:
-    assert [block_of(width) for width in (128, 896, 576, 96, 40, 7)] == [128, 128, 64, 32, 8, 1]
-    weight = np.zeros((4, 96), np.float32)
-    weight[0], weight[1, 40] = 1e-9, -1
-    for layout in (PerBlock(), PerChannel()):
-        parts = layout.parts(weight)
-        assert parts["scales"].dtype == np.float16
-        assert (parts["scales"] > 0).all()
-        codes, scales = parts["codes"].astype(np.int8), parts["scales"].astype(np.float32)
-        assert abs(codes[40, 1] * (scales[1] if scales.ndim == 1 else scales[1, 1]) + 1) < 1e-3
-    with pytest.raises(UserError, match="3 outputs cannot be stored in 4 bits; give --precision int8 or fp16"):
-        PerBlock().parts(np.ones((3, 32), np.float32))
-    with pytest.raises(UserError, match="does not fit in fp16"):
-        PerBlock().parts(np.full((2, 32), 1e7, np.float32))
 
 
 def logits(runner: Runner | EngineRunner, tables: Callable[..., Any]) -> np.ndarray:
