@@ -88,7 +88,6 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
 
 
 def _inside(raw: bytes, *path: int) -> Iterator[bytes]:
-    """Yield the messages and texts at a path of field numbers."""
     for number, value in _fields(raw):
         if number == path[0]:
             if isinstance(value, int):
@@ -108,7 +107,6 @@ def _text(raw: bytes, number: int) -> str:
 
 
 def _numbers(raw: bytes, number: int) -> Iterator[int]:
-    """Yield a repeated integer, written one by one or packed into bytes."""
     for found, value in _fields(raw):
         if found == number and isinstance(value, int):
             yield value

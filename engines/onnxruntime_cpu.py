@@ -85,7 +85,6 @@ class OnnxRuntimeCpu:
         self._per_layer: list[Any] = []  # and those of the per-layer decoder
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
-        """A session of one graph, its weights in huge pages where it has them to itself."""
         session = self._session_of(name, {}, copies=copies)
         if copies or self._stored[0]:
             settle_weights(self.bundle.path)
@@ -123,7 +122,6 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _stored(self) -> tuple[bool, bool]:
-        """Whether matrices are integers, and whether they are float16: the decoder's graph says so."""
         graph = self.bundle.file(self.bundle.decoder.graphs["full"]).read_bytes()
         return "MatMulNBits" in operators(graph), FLOAT16 in external_types(graph)
 
@@ -149,7 +147,6 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _vision(self) -> Any:
-        """Opened when a whole frame is first encoded: a stream that encodes changes alone never takes memory for it."""
         return self._open(self.bundle.vision.graph)
 
     def capacity(self, rows: int) -> int:
@@ -275,7 +272,6 @@ class OnnxRuntimeDecoder:
         return StepResult(logits.copy() if binding is self._one else logits, probes)
 
     def _bind_memory(self) -> Any:
-        """A binding whose keys and values are read and written at the caller's addresses."""
         binding = self._session.io_binding()
         for layer, buffer in enumerate(self._buffers):
             parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
@@ -289,7 +285,6 @@ class OnnxRuntimeDecoder:
         return binding
 
     def _arrays(self, rows: int, logit_rows: int) -> dict[str, np.ndarray]:
-        """The small inputs and the outputs of a call."""
         s = self._spec
         half = s.head_dim // 2
         arrays: dict[str, np.ndarray] = {

@@ -88,7 +88,6 @@ class OnnxRuntimeLayers:
         return logits
 
     def _run(self, index: int) -> Float32:
-        """Run graph ``per-layer{index}``; returns its layer's query."""
         try:
             self._sessions[index].run_with_iobinding(self._call.bindings[index], self._calls.options)
         except Exception as error:
@@ -208,7 +207,6 @@ class OnnxRuntimeTower:
         return features, tokens.astype(np.int32)
 
     def _bind_cache(self) -> None:
-        """Bind each part of the cache, one after another, as what the graph reads and what it writes."""
         spec, start = self._spec, self._buffer.address
         keys = [f"{part}{layer}" for layer in range(spec.layers) for part in ("key", "value")]
         shape = (1, spec.heads, spec.positions, spec.head_dim)

@@ -70,7 +70,6 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
 
 
 def _template(checkpoint: Checkpoint) -> str:
-    """The default template, wherever a transformers version keeps it."""
     template: Any = checkpoint.text("chat_template.jinja")
     for file in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
         if template is None:
@@ -85,7 +84,6 @@ def _template(checkpoint: Checkpoint) -> str:
 
 
 def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
-    """``bos_token`` and the like, as text: what the template may refer to."""
     special: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in (checkpoint.json(file) or {}).items():
@@ -96,7 +94,6 @@ def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, special: dict[str, str], vocab: int) -> list[int]:
-    """Every token that ends an answer: the generation and model configurations' and the tokenizer's own."""
     file, generation = checkpoint.folder / "generation_config.json", checkpoint.json("generation_config.json") or {}
     check_settings(file, generation)
     ids: set[Any] = {tokenizer.token_to_id(special["eos_token"])} if "eos_token" in special else set()

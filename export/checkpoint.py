@@ -209,7 +209,6 @@ class Checkpoint:
         return sorted(set(self._weight_map().values())) or [_SINGLE]
 
     def _weight_map(self) -> dict[str, str]:
-        """Tensor -> file; empty without an index."""
         index = self.json(_INDEX)
         stored = {} if index is None else index.get("weight_map")
         if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
@@ -217,7 +216,6 @@ class Checkpoint:
         return stored
 
     def _read_headers(self) -> dict[str, Unread]:
-        """Canonical name -> tensor; reads the header of each file, so that a damaged one is found at the start."""
         stored, held = self._weight_map(), dict[str, dict[str, Unread]]()
         for file in self.weight_files():
             path = inside(self.folder, file)
@@ -271,7 +269,6 @@ def processor_defaults(model_type: str) -> dict[str, Any]:
 
 @cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    """Model type -> what transformers takes where ``config.json`` leaves it out."""
     table: dict[str, dict[str, Any]] = json.loads(_DEFAULTS.read_text())
     return table
 

@@ -68,7 +68,6 @@ def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
 
 
 def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str, Any]:
-    """``stretch`` to the tower's size, or resize the shorter edge and ``crop`` the middle."""
     size, crop = sides(config), sides(config, "crop_size") if config.get("do_center_crop") else {}
     final, edge = crop or size, size.get("shortest_edge")
     if (final.get("height"), final.get("width")) != wanted:

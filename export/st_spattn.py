@@ -98,7 +98,6 @@ class SparseAttention:
         return g.node("Reshape", [by_token, shape], [f"{name}.attention"])
 
     def _shape_of(self, name: str, *sizes: int | str) -> None:
-        """A shape of numbers and of tensors of one number."""
         parts = [size if isinstance(size, str) else self.graph.integers(size) for size in sizes]
         self.graph.node("Concat", parts, [name], axis=0)
 

@@ -146,7 +146,6 @@ class ModelSource:
 
 
 def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, progress: Notify) -> ModelSource:
-    """Everything that can be refused before a byte is written, the cheapest first."""
     model_type, config = str(checkpoint.config.get("model_type")), checkpoint.folder / "config.json"
     family = load_family(model_type, config)
     backbone, shape = decoder_shape(checkpoint)

@@ -102,7 +102,6 @@ def _started(start: Callable[[], Any], log: Log) -> Any:
 
 
 def _allow_several_kernels(network: trt.INetworkDefinition) -> None:
-    """Let attention become several kernels where there is no fused one for it, as TensorRT does not by itself."""
     for index in range(network.num_layers):
         layer: trt.ILayer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_INPUT:

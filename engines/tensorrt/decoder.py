@@ -78,7 +78,6 @@ class TensorRTDecoder:
         return StepResult(logits, {layer: _by_head(parts) for layer, parts in probes.items()})
 
     def _kind(self, rows: int, logit_rows: int) -> str:
-        """One token; text, and all that wants several rows of logits; the rest are a chunk's rows."""
         if logit_rows > 1:
             return QUESTION
         if rows == 1:
@@ -92,7 +91,6 @@ class TensorRTDecoder:
         return wide
 
     def _run(self, kind: str, inputs: dict[str, NDArray], past: NDArray[np.int64]) -> dict[str, NDArray]:
-        """One call of the engine; afterwards the new rows are in the memory, and the logits and probes on the host."""
         spec, calls = self._spec, self._call(kind)
         rows, total = inputs["inputs_embeds"].shape[1], past + inputs["inputs_embeds"].shape[1]
         for layer, read in enumerate(np.maximum(past, 1) if self._writes_rows else total):
@@ -109,7 +107,6 @@ class TensorRTDecoder:
         return calls.fetch(outputs)
 
     def _leave(self, calls: EngineCalls, rows: int) -> None:
-        """Bind the outputs that stay on the device: new rows of keys and values, and queries that nobody asked for."""
         spec = self._spec
         for layer in range(spec.layers):
             if f"query{layer}" in self._loaded.dtypes and layer not in self._probes:
@@ -129,7 +126,6 @@ class TensorRTDecoder:
                 driver.copy_rows(to, buffer.shape[2] * row, new, rows * row, rows * row, heads, stream)
 
     def _call(self, kind: str) -> EngineCalls:
-        """The calls of a kind, with the addresses that they keep."""
         if kind not in self._calls:
             calls = self._calls[kind] = EngineCalls(self._workspace, self._loaded, DECODER_CALLS.index(kind))
             for layer, buffer in enumerate(self._buffers):

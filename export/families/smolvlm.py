@@ -41,7 +41,6 @@ class SmolVLM(Family):
         return FamilyParts(tower, (few, few), longest_edge=self._longest_edge(checkpoint, tower.size[0]))
 
     def _longest_edge(self, checkpoint: Checkpoint, side: int) -> int:
-        """What a frame's longer edge is first resized to; raises UserError if it does not end as the tower's square."""
         file, config = processor(checkpoint, self.processors)
         sampled = (config.get("video_sampling") or {}).get("video_size") or sides(config)
         final = (config.get("max_image_size") or {}).get("longest_edge")

@@ -308,7 +308,6 @@ class VisionGraph:
         return self.graph.cast(self.node("MatMul", inputs, f"{name}.half"), name, np.float32)
 
     def _half(self, rows: str, name: str) -> str:
-        """Rows as products take them."""
         return self.graph.cast(rows, f"{name}.rows", np.float16) if self.precision == "fp16" else rows
 
 
@@ -540,6 +539,5 @@ class ChangedGraph(VisionGraph):
         return self.node("ScatterElements", [zeros, at, updates], name, axis=0)
 
     def _expanded(self, name: str, like: str, number: Any) -> str:
-        """A number as often as ``like`` is long."""
         one = self.graph.constant(f"{name}.one", np.array([number]))
         return self.node("Expand", [one, self.node("Shape", [like], f"{name}.shape")], name)

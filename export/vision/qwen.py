@@ -105,7 +105,6 @@ class PatchLayout:
 
 
 def _joined(g: VisionGraph, windows: Windows) -> Windows:
-    """Known runs of no window left out, and neighbours of one length as one."""
     joined: Windows = []
     for count, length in windows:
         if not isinstance(count, str) and joined and joined[-1][1] == length:

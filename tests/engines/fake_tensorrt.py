@@ -29,7 +29,6 @@ class World:
 
     version: str = "10.3.0"
     starts: bool = True
-    parse_errors: list[tuple[str, str, str]] = field(default_factory=list)  # (node, operator, words)
     builds: bool = True
     runs: bool = True
     steps: int = 3
@@ -147,42 +146,13 @@ class INetworkDefinition:
         self.outputs.remove(tensor)
 
 
-@dataclass
-class ParserError:
-    name: str
-    operator: str
-    words: str
-
-    def node_name(self) -> str:
-        return self.name
-
-    def node(self) -> int:
-        return 7
-
-    def node_operator(self) -> str:
-        return self.operator
-
-    def desc(self) -> str:
-        return self.words
-
-
 class OnnxParser:
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
         self._network = network
-        self._errors = [ParserError(*error) for error in world.parse_errors]
         complain(logger)
-
-    @property
-    def num_errors(self) -> int:
-        return len(self._errors)
-
-    def get_error(self, index: int) -> ParserError:
-        return self._errors[index]
 
     def parse(self, model: bytes, path: str) -> bool:
         world.calls.append(f"parse {Path(path).stem}")
-        if self._errors:
-            return False
         graph = onnx.load_model_from_string(model).graph
         self._network.model, self._network.path = model, path
         kinds = [LayerType.ATTENTION_INPUT if node.op_type == "Attention" else LayerType.SCATTER for node in graph.node]

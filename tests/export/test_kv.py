@@ -18,7 +18,7 @@ from edgevlm.errors import BundleError
 from edgevlm.export.kv_scales import in_fp32, measured_scales
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.engine import KVBuffer
-from edgevlm.runtime.kv import SCALES, KVScales, codes
+from edgevlm.runtime.kv import SCALES, codes
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llava", {"tower": "clip", "backbone": "llama", "layers": 3, "heads": 4, "kv_heads": 1, "feature_layer": -2}),
@@ -109,15 +109,3 @@ def test_a_bundle_whose_scales_do_not_fit_is_refused(exported: Any, tmp_path: Pa
     with pytest.raises(BundleError, match=says) as refused:
         Bundle.load(_changed(made.bundle, tmp_path / "bundle", change))
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00v\x00"])
-def test_scales_that_are_none_are_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "kv-scales.npy").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^(cannot be read|holds several arrays)"):
-        KVScales.load(tmp_path / "kv-scales.npy", (2, 2, 8))
-    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1099511627776, 2, 8), }"
-    np_header = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
-    (tmp_path / "kv-scales.npy").write_bytes(np_header)
-    with pytest.raises(ValueError, match="cannot be read"):
-        KVScales.load(tmp_path / "kv-scales.npy", (1 << 40, 2, 8))

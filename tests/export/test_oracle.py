@@ -106,18 +106,6 @@ def test_logits_and_greedy_tokens_equal_transformers(exported: Any, family: str,
     assert np.abs(other - expected[-1]).max() > 2e-3  # what was seen, and in which order, does matter
 
 
-def test_a_tied_head_is_not_stored_twice(exported: Any) -> None:
-    shape = {"layers": 2, "heads": 7, "kv_heads": 1, "head_dim": 16, "tied": True, "feature_layer": -2}
-    made = exported("llava_onevision", **shape)
-    runner = Runner(made.bundle)
-    s = runner.bundle.decoder
-    layer = (s.heads + 2 * s.kv_heads) * s.head_dim * (s.hidden + 1) + s.heads * s.head_dim * s.hidden
-    layer += 3 * s.hidden * 128 + 2 * s.hidden
-    size = runner.bundle.files["decoder.weights"].bytes
-    assert 0 <= size - 4 * (s.layers * layer + s.hidden) < 64 * 20
-    assert runner.bundle.files["embedding.npy"].bytes == 4 * s.vocab * s.hidden + 128
-
-
 def test_the_same_checkpoint_makes_the_same_bytes(exported: Any, tmp_path: Any) -> None:
     from edgevlm.export import export_checkpoint
 
