@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,13 +118,16 @@ class KVCache(_native.Cache):
     ) -> None:
         if scales is not None and dtype != "int8":
             raise CacheError(f"scales go with int8, and dtype is {dtype}")
-        shape = _shape(layers, kv_heads, head_dim, capacity, inv_freq, axes, dtype, sections, interleaved)
-        super().__init__(*shape, *((None, None) if scales is None else (scales.key, scales.value)))
-        self._describe(layers, kv_heads, head_dim, inv_freq, axes, dtype, shape[-1])
+        native = native_shape(
+            layers, kv_heads, head_dim, capacity,
+            inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
+        )  # fmt: skip
+        super().__init__(*native, *((None, None) if scales is None else (scales.key, scales.value)))
+        self._describe(*native)
 
     def _describe(
         self,
-        layers: int,
+        capacities: list[int],
         kv_heads: int,
         head_dim: int,
         inv_freq: NDArray[np.float64],
@@ -132,27 +135,15 @@ class KVCache(_native.Cache):
         dtype: str,
         pair_axis: NDArray[np.uint8] | None,
     ) -> None:
-        self.layers, self.kv_heads, self.head_dim, self.axes, self.pair_axis = layers, kv_heads, head_dim, axes, pair_axis
-        self.dtype = DTYPES[dtype]
+        self.layers, self.kv_heads, self.head_dim = len(capacities), kv_heads, head_dim
+        self.axes, self.pair_axis, self.dtype = axes, pair_axis, DTYPES[dtype]
         self.inv_freq = inv_freq.copy()
         self.inv_freq.flags.writeable = False
 
-    @staticmethod
-    def bytes_for(
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        capacity: int | Sequence[int],
-        *,
-        inv_freq: NDArray[np.float64],
-        axes: int = 1,
-        dtype: str = "fp32",
-        sections: Sequence[int] | None = None,
-        interleaved: bool = False,
-    ) -> int:
-        """Return ``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
-        shape = _shape(layers, kv_heads, head_dim, capacity, inv_freq, axes, dtype, sections, interleaved)
-        return _native.Cache._bytes_for(*shape)
+    @classmethod
+    def bytes_for(cls, *shape: Any, **rotary: Any) -> int:
+        """Return ``nbytes`` of the cache that the same arguments, without ``scales``, would make. Allocates nothing."""
+        return _native.Cache._bytes_for(*native_shape(*shape, **rotary))
 
     def buffers(self) -> list[KVBuffer]:
         """One buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
@@ -203,18 +194,19 @@ class KVCache(_native.Cache):
 KVCache.__new__(KVCache)  # pybind11 notes a subclass with its first instance: now, while there is memory for it
 
 
-def _shape(
+def native_shape(
     layers: int,
     kv_heads: int,
     head_dim: int,
     capacity: int | Sequence[int],
+    *,
     inv_freq: NDArray[np.float64],
-    axes: int,
-    dtype: str,
-    sections: Sequence[int] | None,
-    interleaved: bool,
+    axes: int = 1,
+    dtype: str = "fp32",
+    sections: Sequence[int] | None = None,
+    interleaved: bool = False,
 ) -> tuple[list[int], int, int, NDArray[np.float64], int, str, NDArray[np.uint8] | None]:
-    """The first arguments of the C++ cache."""
+    """Return the C++ cache's arguments, without scales. Raises CacheError for those that contradict each other."""
     pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
     return per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native
-from edgevlm.runtime.cache import ROW_DTYPES, KVCache, Mark, Rows, pair_axes, per_layer
+from edgevlm.runtime.cache import ROW_DTYPES, KVCache, Mark, Rows, native_shape
 from edgevlm.runtime.cuda import calls, kernels
 from edgevlm.runtime.cuda.calls import DeviceRows, aligned, require_rows
 from edgevlm.runtime.cuda.driver import Driver, open_driver
@@ -41,63 +41,31 @@ class CudaCache(KVCache):
 
     __slots__ = ("_address", "_arena", "_reserved", "kernels", "known")
 
-    def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        capacity: int | Sequence[int],
-        *,
-        inv_freq: NDArray[np.float64],
-        axes: int = 1,
-        dtype: str = "fp32",
-        sections: Sequence[int] | None = None,
-        interleaved: bool = False,
-        scales: KVScales | None = None,
-        driver: Driver | None = None,
-    ) -> None:
-        if dtype == "int8" or scales is not None:
+    def __init__(self, *shape: Any, scales: KVScales | None = None, driver: Driver | None = None, **rotary: Any) -> None:
+        if rotary.get("dtype") == "int8" or scales is not None:
             raise UserError("the CUDA cache holds fp16 and fp32, not int8: export the model again with --kv fp16")
-        KVCache.bytes_for(
-            layers, kv_heads, head_dim, capacity,
-            inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
-        )  # fmt: skip
-        capacities, pair_axis = per_layer(layers, capacity), pair_axes(sections, interleaved, axes, head_dim // 2)
-        _native.Cache.__init__(self, *_ledger(capacities, kv_heads, axes, pair_axis))
-        self._describe(layers, kv_heads, head_dim, inv_freq, axes, dtype, pair_axis)
-        self.known = [0] * layers  # rows [0, known) of a layer have their norm
+        native = native_shape(*shape, **rotary)
+        _native.Cache._bytes_for(*native)  # checks them all
+        _native.Cache.__init__(self, *_ledger(*native))
+        self._describe(*native)
+        self.known = [0] * self.layers  # rows [0, known) of a layer have their norm
         self._reserved = 0
         driver = driver or open_driver()
         self.kernels = Kernels(driver)
-        *starts, end = _starts(capacities, kv_heads, head_dim, self.dtype)
+        *starts, end = _starts(native[0], self.kv_heads, self.head_dim, self.dtype)
         self._arena = driver.allocate(end)
         weakref.finalize(self, driver.free, self._arena)
         self._address = [tuple(self._arena.address + start for start in layer) for layer in starts]
         driver.clear(self._arena.address, end, end, 1)
         driver.main.synchronize()
 
-    @staticmethod
-    def bytes_for(
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        capacity: int | Sequence[int],
-        *,
-        inv_freq: NDArray[np.float64],
-        axes: int = 1,
-        dtype: str = "fp32",
-        sections: Sequence[int] | None = None,
-        interleaved: bool = False,
-    ) -> int:
-        """``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
-        KVCache.bytes_for(
-            layers, kv_heads, head_dim, capacity,
-            inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
-        )  # fmt: skip
-        capacities = per_layer(layers, capacity)
-        pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-        ledger = _native.Cache._bytes_for(*_ledger(capacities, kv_heads, axes, pair_axis))
-        return ledger + _starts(capacities, kv_heads, head_dim, DTYPES[dtype])[-1]
+    @classmethod
+    def bytes_for(cls, *shape: Any, **rotary: Any) -> int:
+        """Return ``nbytes`` of the cache that the same arguments, without ``scales``, would make. Allocates nothing."""
+        native = native_shape(*shape, **rotary)
+        _native.Cache._bytes_for(*native)
+        capacities, kv_heads, head_dim, _, _, dtype, _ = native
+        return _native.Cache._bytes_for(*_ledger(*native)) + _starts(capacities, kv_heads, head_dim, DTYPES[dtype])[-1]
 
     @property
     def nbytes(self) -> int:
@@ -239,8 +207,10 @@ class CudaCache(KVCache):
 CudaCache.__new__(CudaCache)  # as of KVCache: pybind11 notes the subclass now
 
 
-def _ledger(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> tuple[Any, ...]:
-    """The arguments of a C++ cache of one rotary pair, which does not turn."""
+def _ledger(
+    capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any
+) -> tuple[Any, ...]:
+    """The arguments of a C++ cache of one rotary pair, which does not turn, beside a cache of these."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from edgevlm.runtime.changes import ChangedEncoder
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padding, read_about
+from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padding
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats, Progress
 from edgevlm.runtime.stream import Stream
@@ -224,16 +223,6 @@ def described(about: Mapping[str, Any], now: float | None = None) -> str:
     age = max(0.0, (time.time() if now is None else now) - about["written"])
     session = about["session"]
     return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
-
-
-def lost(path: Path) -> str:
-    """Describe a snapshot that cannot be used, as far as its header can be read."""
-    try:
-        about, _ = read_about(path)
-        check_header(about)
-        return f"{path.name}: {described(about)}"
-    except UserError:
-        return path.name
 
 
 def ago(seconds: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.snapshots.capture import check_header, lost
+from edgevlm.runtime.snapshots.capture import check_header
 from edgevlm.runtime.snapshots.encryption import SnapshotKey, read_at
 from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts
 from edgevlm.runtime.snapshots.storage import SUFFIX, Folder, ObjectStore, storage_of
@@ -123,10 +123,6 @@ class SnapshotDirectory:
         except OSError as error:
             raise UserError(f"{storage}: cannot be deleted ({storage.why(error)})") from None
         return len(found)
-
-    def lost(self) -> str:
-        """Describe the snapshots, none of which can be used."""
-        return "; ".join(lost(path) if isinstance(path, Path) else path.name for path in self.storage.snapshots())
 
     def close(self) -> None:
         """Let another process have it."""

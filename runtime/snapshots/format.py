@@ -72,47 +72,39 @@ def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryvi
         yield bytes(padding(part.nbytes))
 
 
-def read_about(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a snapshot, and where its arrays begin, which are not read. Raises SnapshotError."""
+def read(path: Path, of: PurePath | None = None) -> Snapshot:
+    """Read and verify a snapshot, a copy ``of`` another path if given. Raises SnapshotError, without the file's name."""
     try:
         with open_file(path) as stream:
-            start = stream.read(PREAMBLE.size)
-            if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
-                raise SnapshotError("is no snapshot, or torn at its start")
-            _, version, checksum, header_bytes = PREAMBLE.unpack(start)
-            if version != FORMAT:
-                upgrade = "; upgrade edgevlm" if version > FORMAT else ""
-                raise OtherFormat(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
-            body = stream.read(header_bytes - PREAMBLE.size) if PREAMBLE.size <= header_bytes <= LARGEST_HEADER else b""
-            if _header_sum(header_bytes, body) != checksum:
-                raise SnapshotError("is damaged (the checksum of its header does not match)")
-            about, size = from_json(body, allow_inf_nan=False), os.fstat(stream.fileno()).st_size
+            about, start = _read_header(stream)
+            block = np.memmap(path, np.uint8, "r", start, (about["bytes"],)) if about["bytes"] else np.zeros(0, np.uint8)
+            arrays = {section[0]: _array(stream, start, block, *section) for section in about["sections"]}
+            return Snapshot(of or path, start + about["bytes"], about, arrays)
     except OSError as error:
-        raise unreadable(path, error, error.strerror) from None
-    except ValueError:
-        raise SnapshotError("has a header that is not JSON") from None
-    if not isinstance(about, dict) or type(about.get("bytes")) is not int:
+        raise unreadable(of or path, error, error.strerror) from None
+    except ValueError:  # the header's JSON, or numpy's for sizes that only overflow together
+        raise SnapshotError("does not describe itself") from None
+
+
+def _read_header(stream: BufferedReader) -> tuple[dict[str, Any], int]:
+    """Return a snapshot's header, and where its arrays begin. Raises SnapshotError, ValueError and OSError."""
+    start = stream.read(PREAMBLE.size)
+    if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
+        raise SnapshotError("is no snapshot, or torn at its start")
+    _, version, checksum, header_bytes = PREAMBLE.unpack(start)
+    if version != FORMAT:
+        upgrade = "; upgrade edgevlm" if version > FORMAT else ""
+        raise OtherFormat(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
+    body = stream.read(header_bytes - PREAMBLE.size) if PREAMBLE.size <= header_bytes <= LARGEST_HEADER else b""
+    if _header_sum(header_bytes, body) != checksum:
+        raise SnapshotError("is damaged (the checksum of its header does not match)")
+    about, size = from_json(body, allow_inf_nan=False), os.fstat(stream.fileno()).st_size
+    described = isinstance(about, dict) and type(about.get("bytes")) is int and about["bytes"] >= 0
+    if not described or not isinstance(sections := about.get("sections"), list) or not all(map(_is_section, sections)):
         raise SnapshotError("does not describe itself")
     if size != header_bytes + about["bytes"]:
         raise SnapshotError(f"is torn ({size} bytes, not {header_bytes + about['bytes']})")
     return about, header_bytes
-
-
-def read(path: Path, of: PurePath | None = None) -> Snapshot:
-    """Read and verify a snapshot, a copy ``of`` another path if given. Raises SnapshotError, without the file's name."""
-    about, start = read_about(path)
-    sections = about.get("sections")
-    if not isinstance(sections, list) or not all(map(_is_section, sections)) or about["bytes"] < 0:
-        raise SnapshotError("does not describe itself")
-    try:
-        block = np.memmap(path, np.uint8, "r", start, (about["bytes"],)) if about["bytes"] else np.zeros(0, np.uint8)
-        with open_file(path) as stream:
-            arrays = {section[0]: _array(stream, start, block, *section) for section in sections}
-            return Snapshot(of or path, start + about["bytes"], about, arrays)
-    except OSError as error:
-        raise unreadable(of or path, error, error.strerror) from None
-    except ValueError:  # numpy's, for sizes that only overflow together
-        raise SnapshotError("does not describe itself") from None
 
 
 def unreadable(path: PurePath, error: OSError, why: str | None) -> UserError:

@@ -88,9 +88,7 @@ class SnapshotWriter:
         if self.resumed is not None:
             self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._try_notify(
-                f"nothing in {self._directory.storage} can be used: a new stream begins; lost: {self._directory.lost()}"
-            )
+            self._try_notify(f"nothing in {self._directory.storage} can be used: a new stream begins")
         self.buffer = CaptureBuffer(nbytes)
 
     def start(self) -> None:

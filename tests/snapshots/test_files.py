@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
-from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, padding, parts, read, read_about
+from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, padding, parts, read
 
 ARRAYS = {
     "layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8),
@@ -85,7 +85,7 @@ def test_no_torn_end_goes_unnoticed(tmp_path_factory, share):
         read(path)
     path.write_bytes(raw + b"\0")
     with pytest.raises(SnapshotError, match="is torn"):
-        read_about(path)
+        read(path)
 
 
 @pytest.mark.parametrize(("version", "says"), [(FORMAT + 1, "upgrade edgevlm"), (0, f"reads format {FORMAT}$")])

@@ -213,7 +213,7 @@ def test_one_that_does_not_fit_is_refused_and_the_one_before_used(model, tmp_pat
     assert older.name in said[1]
 
 
-def test_a_pipe_is_not_waited_for_and_a_new_stream_says_what_is_lost(model, tmp_path):
+def test_a_pipe_is_not_waited_for_and_a_new_stream_begins(model, tmp_path):
     with opened(model, tmp_path, []) as session:
         for image in frames(3, model):
             session.watch(image)
@@ -224,7 +224,7 @@ def test_a_pipe_is_not_waited_for_and_a_new_stream_says_what_is_lost(model, tmp_
     with opened(model, tmp_path, said) as session:
         assert session.stats.frames == 0
     assert "00000007.snapshot cannot be read" in said[0]
-    assert "a new stream begins; lost: 00000007.snapshot; 00000001.snapshot: 3 frames to " in said[-1]
+    assert said[-1].endswith("a new stream begins")
 
 
 def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypatch):
