@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,25 +75,13 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, pr
     least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
     if smallest < least:
         in_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
-        enough = _enough(policy, least)
-        raise UserError(f"a budget of {budget} tokens{in_layer} is less than {what} {least}; give --budget {enough} or more")
+        raise UserError(f"a budget of {budget} tokens{in_layer} is less than {what} {least}; give a larger --budget")
     if prefix + largest + text_rows > limit:
         most = (limit - prefix - text_rows) * budget // largest
         raise UserError(
             f"a budget of {budget} tokens passes the model's limit of {limit} positions "
             f"(prefix {prefix}, text budget {text_rows}); policy {policy.name} can have {max(most, 0)} at most"
         )
-
-
-def _enough(policy: Policy, least: int) -> int:
-    """The smallest budget that leaves every layer ``least`` tokens; attaches the policy again and again."""
-
-    def smallest_of(budget: int) -> int:
-        policy.attach(budget, policy.shape)
-        return int(policy.layer_budgets.min())
-
-    budgets = range(least, 10_000 * least)
-    return budgets[bisect_left(budgets, least, key=smallest_of)]
 
 
 def allocate(
@@ -117,14 +104,10 @@ def allocate(
     wanted, pixels = KVCache.bytes_for(*shape, **rotary) if device == "host" else 0, chunk_bytes(chunk, bundle.vision)
     free = available().free
     if wanted + pixels + capture_bytes + store_bytes > free:
-        lower, frames = "--budget", f", snapshots {capture_bytes / 1e9:.1f} GB" if capture_bytes else ""
-        if store_bytes:
-            lower, frames = "--host-bytes", f"{frames}, what leaves it {store_bytes / 1e9:.1f} GB"
-        if pixels > wanted:
-            lower, frames = "--chunk", f"{frames}, a chunk of frames {pixels / 1e9:.1f} GB"
-        raise UserError(
-            f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
-        )
+        needs = {"--budget": wanted + capture_bytes, "--chunk": pixels, "--host-bytes": store_bytes}
+        takes = ", ".join(f"{option} {nbytes / 1e9:.1f} GB" for option, nbytes in needs.items() if nbytes)
+        most = max(needs, key=needs.__getitem__)
+        raise UserError(f"this stream's memory ({takes}) does not fit in {free / 1e9:.1f} GB; give a lower {most}")
     if device == "host":
         return KVCache(*shape, **rotary, scales=bundle.kv_scales())
     from edgevlm.runtime.cuda.cache import CudaCache

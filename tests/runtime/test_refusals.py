@@ -1,29 +1,14 @@
 """What the caller of a session did wrong is one line of UserError, and the session goes on."""
 
-import re
-
 import numpy as np
 import pytest
 from pictures import frames
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION, TEXT_BUDGET = "what color was the square?", TextBudget(16, 64, 8)
-
-
-class Uneven(Policy):
-    """Layers with budgets of their own."""
-
-    @property
-    def layer_budgets(self):
-        return np.linspace(0.3 * self.budget, 1.2 * self.budget, self.shape.layers).astype(np.int64)
-
-    def score(self, cache, layer):
-        return cache.seq(layer)
 
 
 def opened(model, **settings):
@@ -41,16 +26,6 @@ def test_a_closed_session_says_so(model):
             use()
     session.close()
     assert session.stats.frames == 1
-
-
-def test_templates_that_write_nothing_around_the_video(model, monkeypatch):
-    monkeypatch.setattr(Chat, "_split", lambda *_: ("", ""))
-    with opened(model) as session:
-        for image in frames(8, model):
-            session.watch(image)
-        assert session.cache.lengths.min() > 0
-        with pytest.raises(UserError, match="the chat template writes no question"):
-            session.ask(QUESTION).wait()
 
 
 def test_a_model_that_opening_loaded_is_closed_when_opening_fails(model, monkeypatch):
@@ -90,15 +65,11 @@ def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says)
         assert session.stats.frames == 0
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", Uneven()])
+@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window"])
 @pytest.mark.parametrize("budget", [-5, 0, 1])
-def test_the_budget_that_is_advised_is_the_smallest_that_works(model, policy, budget):
-    with pytest.raises(UserError, match=f"a budget of {budget} tokens") as caught:
+def test_a_budget_of_less_than_a_frame_is_refused(model, policy, budget):
+    with pytest.raises(UserError, match=f"a budget of {budget} tokens is less than .*; give a larger --budget"):
         opened(model, policy=policy, budget=budget)
-    enough = int(re.search(r"give --budget (\d+) or more", str(caught.value))[1])
-    with pytest.raises(UserError, match=f"give --budget {enough} or more"):
-        opened(model, policy=policy, budget=enough - 1)
-    opened(model, policy=policy, budget=enough).close()
 
 
 def test_what_cannot_be_asked(model):
@@ -107,8 +78,6 @@ def test_what_cannot_be_asked(model):
             session.watch(image, timestamp=3)
         for settings, says in [
             ({"temperature": float("nan")}, "temperature"),
-            ({"temperature": float("inf")}, "temperature"),
-            ({"seed": -1}, "seed must be 0 or more"),
             ({"max_tokens": 0}, "1 to 8 tokens"),
             ({"max_tokens": 2.5}, "max_tokens is an integer, not 2.5"),
             ({"seed": 1.5}, "seed is an integer, not 1.5"),

@@ -143,12 +143,12 @@ def test_an_upload_that_breaks_off_leaves_what_was_there(bucket, monkeypatch):
     state = SnapshotDirectory(bucket.address)
     state.write(frames(0), ARRAYS)
 
-    def torn(stream, about, arrays):
-        stream.write(b"half of it")
+    def torn(about, arrays):
+        yield b"half of it"
         raise OSError("the line went dead")
 
     with monkeypatch.context() as patched:
-        patched.setattr("edgevlm.runtime.snapshots.directory.write", torn)
+        patched.setattr("edgevlm.runtime.snapshots.directory.parts", torn)
         with pytest.raises(OSError, match="went dead"):
             state.write(frames(1), ARRAYS)
     assert [path.name for path in snapshots(bucket.address)] == ["00000001.snapshot"]

@@ -154,7 +154,7 @@ def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, trigge
 
 def test_no_memory_stops_the_run_and_is_not_an_answer(demo, folder, monkeypatch):
     def refused(*args, **more):
-        raise UserError("this budget's cache takes 9 GB and 1 GB are free; give a lower --budget")
+        raise UserError("this stream's memory (--budget 9.0 GB) does not fit in 1.0 GB; give a lower --budget")
 
     monkeypatch.setattr("edgevlm.bench.suites.viewing.Session.open", refused)
     with pytest.raises(UserError, match="give a lower --budget"):
