@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from typing import Any
 
 import typer
@@ -13,29 +15,7 @@ from edgevlm.progress import Notify
 Line = dict[str, Any]
 
 # the columns of each measurement on a terminal; --json has all fields
-COLUMNS = {
-    "decode": "runtime precision kv context ms_per_token cpu_ms_per_token against against_kv ratio cpu_ratio",
-    "prefill": "runtime precision kv held frames ms_per_frame cpu_ms_per_frame against against_kv ratio cpu_ratio",
-    "vision": "tower batch runtime precision ms_per_frame working_mb against ratio cpu_ratio cosine max_error",
-    "precision": "precision top1 kl decoder_mb size_over_fp32 ms_per_token fp32_ms_per_token",
-    "compression": "policy dtype ms read_ms pass_over_read part gb_s copy_gb_s fraction_of_copy",
-    "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_fraction joules_per_frame "
-    "stopped",
-    "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio",
-    "stream-changed": "clip append encode fps vision_ms prefill_ms appended encoded fps_ratio cpu_ratio ceiling",
-    "longrun": "policy append encode appended encoded frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 "
-    "ttft_ratio moved_bytes_per_question backward right",
-    "snapshot": "model policy budget bytes frame_ms hold_ms hold_over_frame write_ms",
-    "store": "clusters asked put_ms host_ms disk_ms wait_ms unexpected_ms wait_over_unexpected",
-    "camera": "source stage ms_p50 frames",
-    "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes camera_bytes planned_bytes error",
-    "watch": "policy append about rule events event_precision event_recall delay_frames flaps",
-    "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
-    "accuracy": "policy budget kind column accuracy rating difference evidence_held tokens appended encoded ttft_ms "
-    "compress_ms moved left_out skipped",
-    "vrex": "at quantity system over length batch predicted paper error fixes",
-    "change": "times_worse field new old verdict subject",
-}
+COLUMNS = json.loads(files(__package__).joinpath("columns.json").read_text(encoding="utf-8"))
 
 
 def plain(value: Any) -> str:

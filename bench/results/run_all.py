@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -36,38 +37,8 @@ PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python",
     "openvino", "nncf", "opencv-python", "opencv-python-headless", "av",
 )  # fmt: skip
-QUICK = {
-    "quick-stream": "stream --frames 16,64,256 --chunk 8 --threads 1",
-    "quick-compression": "compression --policy infinipot-v --rounds 3",
-    "quick-decode": "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9",
-    "quick-snapshot": "memory snapshot --threads 1",
-    "quick-camera": "camera --frames 20 --threads 1 --no-realtime",
-    "quick-accuracy": "accuracy --suite streamqa --policy infinipot-v,hermes,purekv,last-seen --budget 25%,12.5%,6.25% "
-    "--streams 4",
-}
-_OPENVINO = "--model seeded-0.5b --against openvino --held 784,6000 --precisions int8,int4 --kv fp32,int8 --rounds 5"
-FULL = {
-    "stream-demo": "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1",
-    "stream-0.5b": "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 --threads 2",
-    "compression": "compression --policy all --dtype all --rounds 5",
-    "compression-2": "compression --policy infinipot-v --threads 2 --rounds 5",
-    "decode-1": "speed decode --kv fp32,fp16,int8 --threads 1 --rounds 11",
-    "decode-2": "speed decode --kv fp32,fp16,int8 --threads 2 --rounds 11",
-    "decode-openvino-1": f"speed decode {_OPENVINO} --threads 1",
-    "decode-openvino-2": f"speed decode {_OPENVINO} --threads 2",
-    "decode-3b": "speed decode --model seeded-3b --layers 8 --against transformers --kv fp32 --held 300 --rounds 5",
-    "decode-3b-int4": "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5",
-    "prefill": "speed prefill --model seeded-0.5b,demo --rounds 2",
-    "prefill-llama.cpp": "speed prefill --model seeded-135m --tokens-per-frame 64 --against llama.cpp --held 784,6000 "
-    "--frames 1 --precisions fp32,int8,int4 --kv fp32,fp16,int8 --rounds 5",
-    "prefill-openvino-1": f"speed prefill {_OPENVINO} --frames 1 --threads 1",
-    "prefill-openvino-2": f"speed prefill {_OPENVINO} --frames 1 --threads 2",
-    "vision": "speed vision --layers 2 --rounds 3",
-    "snapshot": "memory snapshot --model seeded-0.5b,demo",
-    "store": "memory store",
-    "camera": "camera --frames 40",
-    "accuracy": "accuracy --suite streamqa --policy all --streams 12 --seed test",
-}
+_PLAN = json.loads(files(__package__).joinpath("plan.json").read_text(encoding="utf-8"))
+QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
@@ -75,7 +46,7 @@ def planned(quick: bool, only: str | None) -> dict[str, str]:
 
     Raises UserError for a name that is not in the plan.
     """
-    plan = QUICK if quick else FULL
+    plan: dict[str, str] = QUICK if quick else FULL
     if only is None:
         return dict(plan)
     wanted = {name.strip() for name in only.split(",") if name.strip()}

@@ -82,7 +82,7 @@ def test_a_picture_that_cannot_be_decoded_is_counted_and_passed_over():
     assert source.drops == {"corrupt": 1}
 
 
-Y4M, _ = yuv.noise_stream("420jpeg", 16, 12, 3)
+Y4M = yuv.noise_stream(16, 12, 3)
 
 
 @pytest.mark.parametrize(("data", "drops"), [(Y4M[:-1], {}), (jpeg(20) + jpeg(60)[:-2], {"corrupt": 1})])

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.bench.accuracy.report import gap_name, report_lines
+from edgevlm.bench.accuracy.report import gap_name
 from edgevlm.calib.accuracy.cases import make_case, seed_words
-from edgevlm.calib.accuracy.compare import Comparison
-from edgevlm.calib.accuracy.variants import VariantRun
-from edgevlm.calib.accuracy.worker import CEILING, AccuracySettings
 from edgevlm.calib.demo.questions import parse
 from edgevlm.calib.demo.world import LongWorld, plan_visits
 from edgevlm.cli import app
@@ -52,31 +49,6 @@ def test_answers_and_evidence_are_those_of_the_world(stream):
         "first_color",
         "now_count",
     }
-
-
-def result(kind, right, gap, moved=0):
-    return {"kind": kind, "right": right, "gap": gap, "quarter": 1, "held": 0.5, "any": 1.0, "ttft_ms": 2.0, "moved": moved}
-
-
-def test_rows_are_by_how_long_ago_and_what_never_was_is_apart():
-    def records(right):
-        results = [result("past_seen", right, 20), result("past_seen", not right, 200), result("past_color", right, 2000, 6000)]
-        results += [result("past_seen", True, None), result("now_count", True, 0)]
-        return [{"tokens": 256, "compress_ms": 4.0, "compressions": 3, "bytes": 1000, "results": results} for _ in range(4)]
-
-    perfect = [{**record, "results": [{**each, "right": True} for each in record["results"]]} for record in records(True)]
-    ours, theirs = VariantRun("ours", "256", 256, 2000), VariantRun("theirs", "256", 250, 2000)
-    by_run = {CEILING: perfect, ours: records(True), theirs: records(False)}
-    comparison = Comparison(AccuracySettings(suite="longstream", frames=3000), list(by_run), [], by_run)
-    rows = {line["kind"]: line for line in report_lines(comparison, "theirs") if line["policy"] == "ours"}
-    found = {kind: (row["accuracy"], row["questions"]) for kind, row in rows.items()}
-    assert {kind: of for kind, of in found.items() if kind.startswith(("backward", "unseen"))} == {
-        "backward": (pytest.approx(2 / 3, abs=1e-4), 12), "backward/tens": (1.0, 4), "backward/hundreds": (0.0, 4),
-        "backward/thousands": (1.0, 4), "unseen": (1.0, 4),
-    }  # fmt: skip
-    assert rows["backward/hundreds"]["difference"] == -1
-    assert rows["backward/thousands"]["moved"] == 6000
-    assert rows["past_seen"]["questions"] == 8
 
 
 def test_the_command_goes_on_with_its_journal_and_gives_equal_bytes(tmp_path):

@@ -93,10 +93,3 @@ def test_differences_are_paired_with_the_policy_named(report):
     assert ours["difference_low"] > 0
     assert lines_of(report, "theirs")["backward"]["difference"] is None
     assert lines_of(report, "ours", "50%")["backward"]["difference"] is None, "it is not there at this budget"
-
-
-def test_the_best_oracle_of_a_budget_is_the_bound(report):
-    oracle = lines_of(report, "oracle")["backward"]
-    assert oracle["accuracy"] == 0.9
-    assert oracle["oracles"] == {"oracle/newest": 0.85, "oracle/spread": 0.9}
-    assert not any(line["policy"].startswith("oracle/") for line in report)

@@ -1,15 +1,12 @@
 """The bench of precisions on a tiny checkpoint: what it says of float32 itself, and of numbers that are rounded."""
 
 import json
-import shutil
 
 import checkpoints
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.bench.speed import precision as bench
 from edgevlm.cli import app
-from edgevlm.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +29,6 @@ def lines(checkpoint):
     ]
     done = CliRunner().invoke(app, [*command, "140", "--threads", "1", "--json"], catch_exceptions=False)
     return {line["precision"]: line for line in map(json.loads, done.stdout.splitlines())}
-
-
-def test_a_checkpoint_that_is_rounded_already_has_nothing_to_be_compared_with(checkpoint, tmp_path):
-    packed = shutil.copytree(checkpoint, tmp_path / "packed")
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
-    (packed / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UserError, match="awq has rounded it to 4 bits, and there is no fp32 to compare with; give the"
-    ) as error:
-        next(bench.weights(packed, ["fp32", "int8"], 140, 1, progress=lambda what: pytest.fail(f"began {what}")))
-    assert "--rounding" not in str(error.value)
 
 
 def test_float32_is_itself_and_the_rest_is_near(lines):

@@ -4,12 +4,10 @@ import json
 from itertools import islice
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from edgevlm.bench.clips import CLIPS, open_clip
 from edgevlm.cli import app
-from edgevlm.errors import UserError
 
 
 def changed_blocks(images, block=20, level=12):
@@ -51,18 +49,3 @@ def test_each_way_is_a_line_beside_the_first():
     assert (whole["appended"], whole["fps_ratio"], whole["ceiling"]) == (1.0, 1.0, 1.0)
     assert room["appended"] < 0.2 < moving["appended"]
     assert room["ceiling"] > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["changed", "--clips", "steet"], "--clips steet: did you mean 'street'"),
-        (["changed", "--append", "all", "--frames", "16", "--chunk", "8"], "give three chunks of 8"),
-        (["growth", "--append", "all"], "--append: is not for bench stream growth"),
-        (["changed", "--append", "chnaged", "--model", "demo"], "did you mean 'changed'"),
-        (["changed", "--encode", "changed:every=3", "--model", "demo"], "encode 'changed:every=3'"),
-    ],
-)
-def test_refusals(options, says):
-    with pytest.raises(UserError, match=says):
-        bench(*options)

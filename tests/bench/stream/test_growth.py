@@ -45,20 +45,6 @@ def test_lines_at_each_mark_of_each_policy_and_chunk():
     assert bounded[2]["compress_fraction"] > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--frames", "x"], "--frames 'x': give integers of 1 or more"),
-        (["--policy", "best"], "best"),
-        (["--model", "/nowhere/at/all", "--frames", "8"], "/nowhere/at/all"),
-    ],
-)
-def test_refusals(arguments, says):
-    done = edgevlm("bench", "stream", *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
 def test_full_kv_that_does_not_fit_is_not_begun():
     lines = list(measure(replace(WORK, policy="full", budget=None, marks=(2, 10_000), questions=1)))
     assert [line["frames"] for line in lines] == [2, 10_000]

@@ -98,14 +98,6 @@ def test_frames_are_encoded_once_for_all_policies(demo, folder, monkeypatch):
     assert encoded == alone
 
 
-def test_a_clip_without_a_frame_or_after_the_end_is_not_answered(demo, folder):
-    records = by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8)), asked("gone", clip=(7.0, 9.0))]))
-    assert records["short"]["error"] == "no frame comes before its time; give a higher --fps"
-    assert records["gone"]["error"] == "its clip begins at 7 s and the video ends at 6 s"
-    assert all(record["marks"] is None for record in records.values())
-    assert by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8))], fps=5.0))["short"]["error"] is None
-
-
 def test_a_video_that_cannot_be_read_is_tried_again_next_time(demo, folder):
     (record,) = by_name(perform(demo, folder, [asked("x", video="broken.mp4")])).values()
     assert "not a video that can be read" in record["error"]
