@@ -14,9 +14,7 @@ from edgevlm.apps.cluster.agent import NodeAgent
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink, listens
 from edgevlm.apps.cluster.routes import ClusterRoutes
 from edgevlm.apps.cluster.shared import shared_at
-from edgevlm.apps.credentials import secret
 from edgevlm.apps.planning.this_machine import this_machine
-from edgevlm.apps.serve.config import REDIS
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.packages import install
@@ -70,18 +68,9 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
     shared, shown = shared_at(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
-    redis = redis_of(wanted.redis) if is_head and wanted.redis else None
-    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, name, service.key, redis))
+    link = RayLink(Joining(address, ip, is_head, wanted.snapshots, name, service.key))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
     return ClusterMember(service, link, agent)
-
-
-def redis_of(given: str) -> str:
-    """Where a Redis is, and its password. Raises UserError."""
-    where = secret(given)
-    if not re.fullmatch(REDIS, where):
-        raise UserError(f"cluster.redis: {given} holds no HOST:PORT, nor redis:// with :PASSWORD@ before them")
-    return where
 
 
 def address_of(host: str, other: str) -> str:

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from edgevlm.apps.cluster.head import Head, HeadAway
 from edgevlm.errors import UserError
@@ -39,8 +38,7 @@ PR_SET_PDEATHSIG = 1
 class Joining:
     """How a node joins. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
 
-    folder: of the head's state. node: its name. secret: that all nodes share. redis: HOST:PORT, or redis://:PASSWORD@HOST:PORT,
-    where Ray keeps what it knows, so that a head which is started again finds the nodes as it left them.
+    folder: of the head's state. node: its name. secret: that all nodes share.
     """
 
     address: str
@@ -49,7 +47,6 @@ class Joining:
     folder: str
     node: str
     secret: str
-    redis: str | None = None
 
 
 class RayLink:
@@ -140,11 +137,6 @@ class RayNode:
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it waits 30 s for its actors; cameras have moved by now
             **token_of(joining.secret),
         }
-        if joining.redis is not None:
-            os.environ |= {
-                "RAY_REDIS_ADDRESS": joining.redis.rpartition("@")[2].removeprefix("redis://"),
-                "RAY_external_storage_namespace": _token(f"redis {joining.secret}")[:16],  # others may use that Redis too
-            }
         self._ray = subprocess.Popen(
             _command(joining), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_end_with_parent
         )
@@ -226,8 +218,6 @@ def _command(joining: Joining) -> list[str]:
     where = [f"--address={joining.address}"]
     if joining.is_head:
         where = ["--head", f"--port={joining.address.rpartition(':')[2]}", "--include-dashboard=false"]
-    if password := unquote((joining.redis or "").rpartition("@")[0].removeprefix("redis://:")):
-        where.append(f"--redis-password={password}")  # Ray has no other way, and passes it on like this
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1",
         f"--object-store-memory={OBJECTS}", f"--node-ip-address={joining.ip}", f"--temp-dir={temporary}", *where,

@@ -31,7 +31,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-REDIS = r"(redis://(:[^@\s/]+@)?)?[A-Za-z0-9.-]+:[0-9]{1,5}"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # while a server runs
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
@@ -136,9 +135,7 @@ class ClusterSettings(Section):
 
     snapshots: a folder that all nodes share, or an address, like ``s3://bucket/shop``, where cameras' snapshots and the head's
     state go. node: this one's name, the machine's unless given. address: an IP address of this machine that the others reach;
-    found out unless given. memory: megabytes for edgevlm, as `edgevlm plan` finds unless given. redis: ``HOST:PORT`` of a Redis
-    for what the head's Ray knows of the nodes, so that they need not start theirs again when the head is started again;
-    ``redis://:PASSWORD@HOST:PORT`` for one with a password, best as ``env:NAME`` or ``file:PATH``.
+    found out unless given. memory: megabytes for edgevlm, as `edgevlm plan` finds unless given.
     """
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
@@ -146,7 +143,6 @@ class ClusterSettings(Section):
     node: Name | None = None
     address: Annotated[str, AfterValidator(lambda value: str(ip_address(value)))] | None = None
     memory: Megabytes | None = None
-    redis: Annotated[str, StringConstraints(pattern=f"^((env|file):.+|{REDIS})$")] | None = None
 
 
 class ServeConfig(Section):

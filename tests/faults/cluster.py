@@ -24,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,7 +48,6 @@ BACK_S = 300.0  # that a node may take to have cameras again, Ray included
 QUESTIONS = [taught(kind, 0, 0, 0).text for kind in OFFERED]  # of each kind that the demo knows, about the same color and shape
 NOW = "how many objects are there now?"
 NEWNET = 0x40000000
-REDIS = "127.0.0.1:26400"
 
 
 class Network:
@@ -96,12 +95,11 @@ def run(commands):
 class Node:
     """One ``edgevlm serve --cluster`` with all its processes. inside: the words that begin a command in its namespace."""
 
-    def __init__(self, folder, name, ip, head, inside, enter, redis):
+    def __init__(self, folder, name, ip, head, inside, enter):
         self.folder, self.name, self.url = folder, name, f"http://{ip}:9200"
         joins = "head" if name == "a" else head
         settings = {"cluster.snapshots": folder / "shared", "cluster.node": name, "cluster.memory": MEMORY_MB}
         settings |= {"state_every": STATE_EVERY_S, "server.max_rate": 1000}
-        settings |= {"cluster.redis": redis} if redis and name == "a" else {}
         self.command = [*inside, sys.executable, "-m", "edgevlm", "serve", "--cluster", f"{joins}:26379", "--host", ip]
         self.command += ["--port", "9200", "--key-file", str(folder / "key"), "--threads", "1", "--fps", str(FPS)]
         self.command += ["--state", str(folder / name)]
@@ -271,19 +269,6 @@ def unlike_snapshots(nodes, draw):
     return wrong
 
 
-@contextmanager
-def redis(words, address):
-    """A real Redis with nothing in it, where the head's namespace is."""
-    host, port = address.split(":")
-    command = [*words, "redis-server", "--bind", host, "--port", port, "--save", "", "--appendonly", "no"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        server.terminate()
-        server.wait()
-
-
 class Run:
     """What is said of the run, and how often something was wrong."""
 
@@ -414,7 +399,6 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default="kill,freeze,cut,slow,drain")
     parser.add_argument("--head", action="store_true", help="kill the head at the end, and start it again")
-    parser.add_argument("--redis", action="store_true", help="the head's Ray has a Redis")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="edgevlm-cluster-"))
@@ -430,12 +414,10 @@ def main():
         except OSError as error:
             run.say(f"no network namespaces ({error}): all nodes on loopback, none is cut off")
             faults = [fault for fault in faults if fault != "cut"]
-        if given.redis:
-            ends.enter_context(redis(inside[0], REDIS))
         ends.callback(end, nodes)
         for name, ip, words in zip("abc", ips, inside, strict=True):
             enter = () if network is None else (network.enter, (name,))
-            nodes.append(Node(folder, name, ip, ips[0], words, enter, REDIS if given.redis else None))
+            nodes.append(Node(folder, name, ip, ips[0], words, enter))
             if until(lambda: nodes[-1].get("/v1/nodes"), BACK_S) is None:
                 raise SystemExit(f"node {name} did not start: {nodes[-1].log.read_text()[-2000:]}")
         if until(run.ready, BACK_S) is None:
