@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edgevlm.errors import UserError
 
 if TYPE_CHECKING:
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
 ARGUMENTS = slice(45, 47)  # of /proc/self/stat after the name: arg_start and arg_end, proc(5) fields 48 and 49
 
@@ -61,7 +61,7 @@ def _mask_parameters(text: str) -> str:
 
 def state_key(reference: str | None) -> SnapshotKey | None:
     """The key of ``--state``, of what :func:`secret` reads. Raises UserError."""
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return None if reference is None else SnapshotKey(secret(reference))
 

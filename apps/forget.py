@@ -14,8 +14,7 @@ from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
 from edgevlm.runtime.opening import STORE
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory
-from edgevlm.runtime.snapshots.encryption import SnapshotKey
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.storage import LOCK, is_address

@@ -116,7 +116,7 @@ def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Write the key
 
     Keep a copy elsewhere: without it no snapshot can be read. Programs of age read and make such keys too.
     """
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     text = SnapshotKey.generate()
     try:

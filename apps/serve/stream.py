@@ -37,7 +37,7 @@ from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
-from edgevlm.runtime.snapshots.encryption import SnapshotKey
+from edgevlm.runtime.snapshots.directory import SnapshotKey
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt

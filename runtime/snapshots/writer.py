@@ -17,8 +17,7 @@ from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory
-from edgevlm.runtime.snapshots.encryption import SnapshotKey
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.store import Store
 

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,28 +13,6 @@ from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.policies.resv import HashClusters
 
 pytestmark = pytest.mark.cpu
-
-
-def scores(cache):
-    valid = np.ones((cache.kv_heads, int(cache.lengths[0])), np.bool_)
-    recent = cache.frame(0) == cache.frame(0).max()
-    patch = cache.row(0), cache.col(0)
-    turned = recent, valid, cache.inv_freq
-    similar = kernels.temporal_similarity(cache.key(0), cache.position(0), *patch, *turned, scale=cache.key_scale(0))
-    norms = kernels.value_norms(cache.value(0), cache.value_scale(0))
-    pooled = kernels.pool_norms(norms, cache.frame(0), *patch, valid, 3)
-    return similar, pooled, kernels.top_k(pooled, cache.seq(0), valid, 9)
-
-
-def test_threads_take_turns_in_the_scratch_of_one_cache(kit):
-    cache = kit.make(layers=1, capacity=2048, head_dim=32)
-    kit.append(cache, 2000)
-    expected = scores(cache)
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: scores(cache), range(80)))
-    for result in found:
-        for array, wanted in zip(result, expected, strict=True):
-            np.testing.assert_array_equal(array, wanted)
 
 
 @pytest.fixture(scope="module")

@@ -85,20 +85,6 @@ def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
         assert 0 < asked.stats.memory.appended < 1
 
 
-POLICIES = [
-    "full",
-    "last-seen",
-    "infinipot-v",
-    "h2o",
-    "hermes",
-    "purekv",
-    "sliding-window",
-    "simple-stream",
-    "uniform",
-    "mosaic",
-]
-
-
 @pytest.mark.parametrize(
     ("policy", "append"),
     [

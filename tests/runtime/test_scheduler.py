@@ -5,12 +5,11 @@ import threading
 import time
 from contextlib import suppress
 
-import numpy as np
 import pytest
 from memory import arena
 from pictures import frames
 
-from edgevlm.errors import CacheError, UserError
+from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.scheduler import Scheduler
 from edgevlm.runtime.session import Session
@@ -233,28 +232,6 @@ def test_all_of_a_model_is_touched_by_its_thread_alone(model, monkeypatch, tmp_p
     assert used == {"edgevlm-model"}
 
 
-def test_a_stream_that_is_being_changed_refuses_other_threads(model):
-    with opened(model) as session:
-        stream, refused = session._stream, []
-        width = model.bundle.decoder.row_width
-        features = np.zeros((1, model.bundle.vision.tokens_per_frame, width), np.float32)
-
-        def second():
-            with pytest.raises(CacheError, match="the stream is in use by another thread"):
-                stream.append_frames(features)
-            refused.append(True)
-
-        with stream.changing():
-            thread = threading.Thread(target=second)
-            thread.start()
-            thread.join()
-        assert refused
-        assert not stream.torn
-        session.watch(next(frames(1, model)))
-        session.flush()
-        assert session.stats.frames == 1
-
-
 def test_an_interrupt_while_a_frame_is_taken_in_cuts_nothing_in_two(model, monkeypatch):
     """The caller stops waiting; the frame is taken in whole, or not at all."""
     images = list(frames(4, model))
@@ -321,19 +298,3 @@ def test_an_answer_prints_as_its_text_and_is_read_as_often_as_wanted(model):
             asyncio.run(read(broken))
         with pytest.raises(AttributeError):
             str(broken)
-
-
-def test_a_session_outlives_a_model_that_is_closed_first(model, tmp_path):
-    from edgevlm.runtime.model import Model
-
-    said = []
-    mine = Model.load(model.bundle.path)
-    session = opened(mine, state=tmp_path)
-    session._writer.notify = said.append
-    session.watch(np.zeros((8, 8, 3), np.uint8))
-    mine.close()
-    with pytest.raises(UserError, match="the model is closed"):
-        session.watch(np.zeros((8, 8, 3), np.uint8))
-    session.close()
-    assert "the model is closed" in said[-1]
-    assert session.stats.frames == 1

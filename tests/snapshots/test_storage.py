@@ -30,7 +30,7 @@ BIG = ARRAYS | {"layer1.key": np.random.default_rng(0).integers(0, 255, PART_BYT
 @pytest.fixture
 def key():
     pytest.importorskip("pyrage", reason="the extra [encryption] is not installed")
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return SnapshotKey(SnapshotKey.generate())
 
@@ -81,7 +81,7 @@ def test_nothing_of_a_camera_lies_readable_beside_an_encrypted_snapshot(key, tmp
 
 def test_age_itself_opens_what_was_written(tmp_path):
     pyrage = pytest.importorskip("pyrage")
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     text = SnapshotKey.generate()
     for folder, held in (("plain", None), ("secret", SnapshotKey(f"# public key: none\n{text}\n"))):
@@ -131,7 +131,7 @@ def test_one_that_was_not_encrypted_is_gone_on_from_with_a_key(key, tmp_path):
 
 def test_what_is_no_key_is_one_line_without_it():
     pytest.importorskip("pyrage")
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     for text in ("", "hunter2-hunter2", "AGE-SECRET-KEY-1SECRET"):
         with pytest.raises(UserError, match="is none of age; edgevlm state key FILE makes one") as raised:
@@ -215,7 +215,7 @@ def test_a_servers_snapshots_at_an_address_are_encrypted_resumed_and_forgotten(m
     pytest.importorskip("pyrage", reason="the extra [encryption] is not installed")
     from edgevlm.apps.forget import Span
     from edgevlm.apps.serve.service import Service
-    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+    from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     key = SnapshotKey.generate()
     (tmp_path / "key").write_text(key)

@@ -4,14 +4,12 @@ import copy
 import errno
 import itertools
 import os
-import signal
 import subprocess
 import threading
 import time
 from contextlib import suppress
 
 import pytest
-from memory import arena
 from pictures import frames
 from stored import until
 
@@ -116,30 +114,6 @@ def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
         until(lambda: session.stats.snapshots == 1)
     assert len(said) == 2
     assert said[1].startswith("snapshots are written again")
-
-
-def test_an_interrupt_in_the_middle_of_a_frame_leaves_it_whole_in_the_last_snapshot(model, tmp_path, monkeypatch):
-    images = list(frames(8, model))
-    with opened(model, tmp_path / "whole", []) as session:
-        for image in images:
-            session.watch(image)
-        expected = arena(session._stream)
-    with opened(model, tmp_path, []) as session:
-        for image in images[:7]:
-            session.watch(image)
-        append = session._stream.append_frames
-
-        def interrupted(*of):
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            time.sleep(0.2)
-            return append(*of)
-
-        monkeypatch.setattr(session._stream, "append_frames", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            session.watch(images[7])
-    assert [read(path).about["session"]["frames"] for path in snapshots(tmp_path)] == [8]
-    with opened(model, tmp_path, []) as session:
-        assert arena(session._stream) == expected
 
 
 MEMORY = 1600

@@ -14,7 +14,7 @@ from edgevlm.apps.cluster.shared import SharedStore, shared_at
 from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
-from edgevlm.runtime.snapshots.encryption import SnapshotKey
+from edgevlm.runtime.snapshots.directory import SnapshotKey
 
 __all__ = ["bucket", "cluster"]
 
