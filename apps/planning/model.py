@@ -117,7 +117,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
     try:
         model = planned(checkpoint.name, config, sized)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where}: cannot be understood ({error!r})") from None
     return model if packing is None else replace(model, precision=PREQUANTISED, group=packing.group)
 
