@@ -114,7 +114,7 @@ class Backbone:
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim", self.head_dim) or hidden // heads),
+            head_dim=int(config.get("head_dim", self.head_dim) or hidden // max(heads, 1)),
             hidden=hidden,
             intermediate=int(config["intermediate_size"]),
             vocab=int(config["vocab_size"]),
