@@ -105,6 +105,8 @@ class Backbone:
         if config.get("use_sliding_window") or kinds:
             raise UserError("config.json: sliding-window attention layers cannot be exported; set use_sliding_window to false")
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        if min(heads, hidden) < 1:
+            raise UserError(f"config.json: a decoder of {heads} heads and {hidden} columns cannot be exported")
         theta, sections, interleaved = rope_of(config)
         biases = self.biases
         if biases is None:

@@ -32,8 +32,8 @@ def frame_preparation(
     for key, expected in wanted.items():
         if config.get(key, expected) is not expected:
             raise UserError(f"{file}: {key} = {config[key]} cannot be exported; set it to {str(expected).lower()}")
-    if not (config.get("image_mean") and config.get("image_std")):
-        raise UserError(f"{file}: image_mean and image_std are missing; save the processor again")
+    if not (config.get("image_mean") and config.get("image_std") and config.get("rescale_factor", 1)):
+        raise UserError(f"{file}: image_mean, image_std or rescale_factor is missing; save the processor again")
     resample = _RESAMPLE[config.get("resample", 3)]
     if resample not in SUPPORT:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
@@ -42,7 +42,7 @@ def frame_preparation(
         "size": list(size),
         **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
         "resample": resample,
-        "rescale": float(config.get("rescale_factor") or 1 / 255),
+        "rescale": float(config.get("rescale_factor", 1 / 255)),
         "mean": [float(number) for number in config["image_mean"]],
         "std": [float(number) for number in config["image_std"]],
     }
