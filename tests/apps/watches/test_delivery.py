@@ -95,14 +95,3 @@ def test_a_sink_that_fails_is_tried_again_in_order_and_told_of_once(store):
         "sink phone: takes events again",
     ]
     assert (delivery.failures["phone"], delivery.delivered["phone"]) == (4, 5)
-
-
-def test_events_go_to_the_sinks_they_name_and_what_waits_for_none_is_dropped(store):
-    said, sinks = [], {"phone": Flaky(), "log": Flaky()}
-    store.record(EVENT, sinks=["gone"])
-    delivery = Delivery(store, sinks, said.append)
-    delivery.record(EVENTS[1], sinks=["log"])
-    delivery.record(EVENTS[2], sinks=[])
-    delivery.close()
-    assert ([len(sink.got) for sink in sinks.values()], store.waiting()) == ([0, 1], {})
-    assert said == ["sink gone is not configured any more: 1 events for it are dropped"]

@@ -51,22 +51,6 @@ def test_it_is_found_by_time_camera_watch_and_text(store):
     assert len(store.query(camera="door", watch="parcel", limit=2)) == 2
 
 
-def test_pictures_stand_beside_the_moments_they_show(store):
-    store.record(replace(EVENT, evidence=({"frame": 3}, {"frame": 9})), [None, JPEG])
-    (event,) = store.query()
-    assert [moment["jpeg_url"] for moment in event.evidence] == [None, f"/v1/events/{event.id}/1.jpg"]
-    assert store.picture(event.id, 1) == JPEG
-    assert store.picture(event.id, 0) is None
-
-
-def test_one_that_is_known_is_not_sent_again(store):
-    store.record(EVENT, [JPEG], ["phone"])
-    store.sent("phone", EVENT.id)
-    store.record(replace(EVENT, probability=0.5), [JPEG], ["phone"])
-    assert store.next("phone") is None
-    assert [event.probability for event in store.query()] == [0.97]
-
-
 def test_what_is_to_be_sent_outlives_the_process_in_its_order(tmp_path, store):
     for event in reversed(numbered(3)):  # a clock that runs backwards
         store.record(event, [JPEG], ["phone", "log"])
@@ -109,14 +93,6 @@ def test_what_is_forgotten_leaves_no_byte_on_the_disk(tmp_path, store):
     bytes_left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert [bytes_left.count(b"%d" % event.time) for event in numbered(4)] == [1, 0, 0, 1]
     assert store.waiting() == {"phone": 2}
-
-
-def test_a_closing_goes_with_its_opening(store):
-    opened = numbered(1)[0]
-    store.record(opened)
-    store.record(replace(opened, state="close", time=NOW + 100))
-    assert store.delete(since=NOW - 1, until=NOW + 1) == 2
-    assert store.query() == []
 
 
 def spoilt(path, size):

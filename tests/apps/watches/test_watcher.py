@@ -101,15 +101,6 @@ def test_a_recording_that_begins_anew_is_not_judged_again(monkeypatch):
     assert camera.frame(2.0, 0.1) == ["close"]
 
 
-def test_a_cooldown_outlasts_a_restart(monkeypatch):
-    clock = SimpleNamespace(now=5000.0)
-    monkeypatch.setattr("edgevlm.apps.watches.watcher.time", SimpleNamespace(time=lambda: clock.now))
-    last = WatchEvent("door", "is-somebody-there", "close", 4995.0, 0.1, 4990.0)
-    camera = Camera(monkeypatch, last=lambda camera, watch: last)
-    camera.watcher.add(watch(cooldown=10))
-    assert [camera.frame(time_s, 0.9) for time_s in (1.0, 5.0, 6.0)] == [[], [], ["open"]]
-
-
 def test_a_paused_watch_closes_and_is_not_asked(camera):
     camera.watcher.add(watch())
     camera.frame(1.0, 0.9)
@@ -129,15 +120,6 @@ def test_no_picture_of_a_time_that_was_forgotten_is_in_an_event(camera):
     camera.watcher.pause("is-somebody-there", True)
     event, pictures = camera.events[-1]
     assert (event.state, event.evidence, pictures) == ("close", [], [])
-
-
-def test_outside_its_schedule_a_watch_is_closed_and_not_asked(camera, monkeypatch):
-    camera.watcher.add(watch(schedule=["mon"]))
-    monkeypatch.setattr(Watch, "asks", lambda self, now: True)
-    camera.frame(1.0, 0.9)
-    monkeypatch.setattr(Watch, "asks", lambda self, now: False)
-    assert camera.frame(2.0, 0.9) == ["close"]
-    assert len(camera.session.asked) == 1
 
 
 def test_a_watch_is_asked_every_so_often_or_when_the_picture_changed(camera):
