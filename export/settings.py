@@ -40,8 +40,8 @@ _CONFIG = {  # of config.json, its sections and processor files
     Annotated[float, Ge(0.01), Le(100)]: "mlp_ratio",
     Annotated[float, Ge(0), Le(1000)]: "tokens_per_second",
     Width: "hidden_size embed_dim out_hidden_size",
-    Count: "num_hidden_layers num_attention_heads num_key_value_heads head_dim depth num_heads",
-    Annotated[int, Ge(1), Le(1 << 10)]: "spatial_pool_stride scale_factor",
+    Count: "num_hidden_layers num_attention_heads num_key_value_heads head_dim depth num_heads spatial_pool_stride "
+    "scale_factor",
     Numbers: "intermediate_size num_position_embeddings",
     Annotated[int, Ge(1), Le(1 << 24)]: "vocab_size",
     Positions: "max_position_embeddings edgevlm_trained_length",
