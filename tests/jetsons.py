@@ -29,7 +29,7 @@ RAILS = {  # the address of each INA3221 and its channels, millivolts and millia
     "nx": {"1-0040": [("VDD_IN", 19600, 400), ("VDD_CPU_GPU_CV", 19600, 90), ("VDD_SOC", 19600, 80)]},
 }
 RAILS |= {"nano": RAILS["nx"], "nano-super": RAILS["nx"]}
-MEMINFO = "MemTotal: {} kB\nMemAvailable: {} kB\nSwapTotal: {} kB\n"
+MEMINFO = "MemTotal: {} kB\nMemAvailable: {} kB\nSwapTotal: {} kB\nCmaTotal: {} kB\nCmaFree: {} kB\n"
 
 
 class Jetson:
@@ -61,8 +61,8 @@ class Jetson:
         path.write_text(text)
         return path
 
-    def memory(self, total, available=None, swap=4_000_000):
-        self.put("proc/meminfo", MEMINFO.format(total, total // 2 if available is None else available, swap))
+    def memory(self, total, available=None, swap=4_000_000, cma=262_144, cma_free=200_000):
+        self.put("proc/meminfo", MEMINFO.format(total, total // 2 if available is None else available, swap, cma, cma_free))
 
     def clocks(self, low, high):
         self.put(f"{GPU}/min_freq", f"{low}\n")

@@ -24,6 +24,7 @@ from edgevlm.packages import install
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 OLDEST = (3, 10)
+OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
 LITTLE, SCARCE = 500_000, 2_000_000  # kB available
 FULL, NARROW = 0.2e9, 2e9  # bytes free
@@ -32,6 +33,10 @@ NVIDIA = "0x10de"  # its PCI vendor
 NODES = ("dev/nvidia0", "dev/nvhost-ctrl-gpu", "dev/nvmap", "dev/nvgpu/igpu0/ctrl")
 ASK = "import onnxruntime; print(*onnxruntime.get_available_providers())"
 FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
+CUDNN = "9"  # its major version, of every onnxruntime-gpu from 1.19 on; 8 and 9 do not take each other's place
+FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
+CMA_KB = 64_000  # free, that a CSI camera's pipeline can be given
+SMALL_KB = 9_000_000  # of memory: swap is for building and loading on these
 JETPACK = "sudo apt install nvidia-jetpack"
 
 
@@ -74,6 +79,18 @@ def onnxruntime(machine: Machine) -> Outcome:
     if len(found) > 1:
         fix = f"pip uninstall -y {' '.join(sorted(found))} && pip install onnxruntime-gpu"
         return "fail", f"{text} are installed over each other: a GPU may silently not be used", fix
+    return "ok", text
+
+
+def opencv(machine: Machine) -> Outcome:
+    """OpenCV: one build of it, or the platform's own."""
+    found = {name: version for name, version in machine.packages().items() if name in OPENCV}
+    if not found:
+        return "warn", "no wheel found: cameras and videos need it", "pip install opencv-python-headless"
+    text = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    if len(found) > 1:
+        fix = f"pip uninstall -y {' '.join(sorted(found))} && pip install opencv-python-headless"
+        return "warn", f"{text} are installed over each other", fix
     return "ok", text
 
 
@@ -154,9 +171,7 @@ def cuda(machine: Machine) -> Outcome | None:
 
 def tensorrt(machine: Machine) -> Outcome | None:
     """TensorRT's runtime library, compared with its Jetson Linux release's."""
-    package = r"^Package: libnvinfer10\nStatus: .* installed\n(?:.+\n)*?Version: (?:\d+:)?([\d.]+)"
-    found = re.search(package, machine.read("var/lib/dpkg/status") or "", re.MULTILINE)
-    return _compared(machine, "tensorrt", found and found[1], JETPACK)
+    return _compared(machine, "tensorrt", _debs(machine, "libnvinfer10").get("libnvinfer10"), JETPACK)
 
 
 def _compared(machine: Machine, name: str, found: str | None, fix: str) -> Outcome | None:
@@ -168,6 +183,26 @@ def _compared(machine: Machine, name: str, found: str | None, fix: str) -> Outco
     if found.split(".")[:2] != wanted.split("."):
         return "warn", f"{found}, and {wanted} belongs to this release", fix
     return "ok", found
+
+
+def cma(machine: Machine) -> Outcome:
+    """Contiguous memory, for CSI cameras and the decoders."""
+    if (sizes := _kilobytes(machine, "CmaFree", "CmaTotal")) is None:
+        return "warn", "no CMA in /proc/meminfo: not found"
+    text = f"{sizes[0] / 1e3:.0f} of {sizes[1] / 1e3:.0f} MB contiguous memory free"
+    if sizes[0] < CMA_KB:
+        return "warn", text, "add cma=256M to APPEND in /boot/extlinux/extlinux.conf and reboot"
+    return "ok", text
+
+
+def swap(machine: Machine) -> Outcome | None:
+    """Swap, on a Jetson of little memory."""
+    if (sizes := _kilobytes(machine, "MemTotal", "SwapTotal")) is None:
+        return None
+    if sizes[0] < SMALL_KB and not sizes[1]:
+        fix = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
+        return "warn", f"none beside {sizes[0] / 1e6:.1f} GB of memory", fix
+    return "ok", f"{sizes[1] / 1e6:.1f} GB"
 
 
 def power_mode(machine: Machine) -> Outcome:
@@ -235,3 +270,58 @@ def permissions(machine: Machine) -> Outcome | None:
         text, fix = f"/{', /'.join(closed)} may not be opened", "sudo usermod -aG video,render $USER, and log in again"
         return ("warn" if DEFAULT_ENGINE in ON_CPU else "fail"), text, fix
     return ("ok", f"{len(found)} device nodes may be opened") if found else None
+
+
+def cudnn(machine: Machine) -> Outcome:
+    """cuDNN, which ONNX Runtime loads on a GPU: of the system's packages, of a wheel, or a library where loaders look."""
+    found = _debs(machine, r"libcudnn\d+(?:-cuda-\d+)?") | _wheels(machine, r"nvidia-cudnn(?:-cu\d+)?")
+    for folder in FOLDERS:
+        names = (path.name.removeprefix("libcudnn.so.") for path in machine.path(folder).glob("libcudnn.so.*"))
+        if versions := [name for name in names if re.fullmatch(r"\d+(\.\d+)*", name)]:
+            found[f"/{folder}"] = max(versions, key=len)
+    fix = "install NVIDIA's cudnn9-cuda-12, or cudnn9-cuda-13 for an ONNX Runtime of CUDA 13"
+    fix = JETPACK if is_jetson(machine) else fix
+    if not found:
+        return "warn", "not found: ONNX Runtime falls back to the CPU without it", fix
+    if not any(version.split(".")[0] == CUDNN for version in found.values()):
+        return "warn", f"{_listed(found)}, and ONNX Runtime loads cuDNN {CUDNN}", fix
+    return "ok", _listed(found)
+
+
+def cuda_runtime(machine: Machine) -> Outcome | None:
+    """CUDA's runtime libraries on a GPU that is no Jetson's, whose CUDA has a check of its own."""
+    if is_jetson(machine):
+        return None
+    found = _debs(machine, r"cuda-cudart-\d+-\d+") | _wheels(machine, r"nvidia-cuda-runtime(?:-cu\d+)?")
+    if toolkit := toolkit_of(machine):
+        found["/usr/local/cuda"] = toolkit
+    return ("ok", _listed(found)) if found else ("warn", "CUDA's libraries: not found", "install NVIDIA's cuda-toolkit")
+
+
+def wheels(machine: Machine) -> Outcome:
+    """The packages that engines on a GPU, and the meter of its power, import."""
+    packages = machine.packages()
+    wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
+    if missing := [name for name in wanted if name not in packages]:
+        fix = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else install("cuda")
+        return "warn", f"not found: {', '.join(missing)}", fix
+    return "ok", ", ".join(f"{name} {packages[name]}" for name in wanted)
+
+
+def _listed(found: dict[str, str]) -> str:
+    return ", ".join(f"{version} ({where})" for where, version in sorted(found.items()))
+
+
+def _debs(machine: Machine, name: str) -> dict[str, str]:
+    """Return dpkg's installed packages whose whole name matches, and their versions."""
+    found = {}
+    for about in (machine.read("var/lib/dpkg/status") or "").split("\n\n"):
+        package = re.search(rf"^Package: ({name})$", about, re.MULTILINE)
+        version = re.search(r"^Version: (?:\d+:)?([\d.]+)", about, re.MULTILINE)
+        if package and version and re.search(r"^Status: .* installed$", about, re.MULTILINE):
+            found[package[1]] = version[1]
+    return found
+
+
+def _wheels(machine: Machine, name: str) -> dict[str, str]:
+    return {package: version for package, version in machine.packages().items() if re.fullmatch(name, package)}

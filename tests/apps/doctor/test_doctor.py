@@ -55,7 +55,7 @@ def test_a_healthy_jetson_is_named_and_nothing_stops_a_run(tmp_path, kind, l4t, 
     found = findings(machine(tmp_path))
     assert found["device"][0].found.endswith(f"--device {device}")
     assert not [each for group in found.values() for each in group if each.status == "fail"]
-    for check in ("device", "jetpack", "power mode", "clocks", "cpu", "memory", "gpu", "permissions"):
+    for check in ("device", "jetpack", "cma", "swap", "power mode", "clocks", "cpu", "memory", "gpu", "permissions"):
         assert found[check][0].status == "ok", found[check][0]
     assert "NEON" in found["cpu"][0].found
     assert found["jetpack"][0].found == f"Jetson Linux {'.'.join(l4t)}, of JetPack {'6' if l4t[0] == '36' else '7'}"
@@ -74,7 +74,7 @@ def test_an_empty_machine_says_not_found_and_guesses_nothing(tmp_path):
     for name in ("etc/nvpmodel.conf", f"{GPU}/min_freq", "usr/local/cuda/version.json", "var/lib/dpkg/status", "proc/meminfo"):
         (bare.root / name).unlink()
     found = findings(machine(tmp_path))
-    for check in ("power mode", "clocks", "cuda", "tensorrt"):
+    for check in ("power mode", "clocks", "cuda", "tensorrt", "cma"):
         assert (found[check][0].status, "not found" in found[check][0].found) == ("warn", True), check
 
 
@@ -102,6 +102,11 @@ def test_a_slower_power_mode_is_named_with_the_fastest(tmp_path):
     assert only("power mode", machine(tmp_path / "old")).fix == "sudo nvpmodel -m 0"
 
 
+def test_an_old_jetpack_stops_a_run(tmp_path):
+    Jetson(tmp_path, l4t=("35", "4.1"))
+    assert only("jetpack", machine(tmp_path)).status == "fail"
+
+
 def test_versions_that_do_not_belong_together_are_named(tmp_path):
     jetson = Jetson(tmp_path)
     jetson.put("usr/local/cuda/version.json", '{"cuda": {"version": "11.4.315"}}')
@@ -127,6 +132,19 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, free, status):
     finding = only("disk", machine(tmp_path))
     assert finding.status == status
     assert "GB free for bundles in /mnt/nvme/edgevlm/bundles" in finding.found
+
+
+def test_a_folder_of_bundles_that_may_not_be_written_is_told(tmp_path, monkeypatch):
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "mnt/nvme").write_text("a file")
+    monkeypatch.setenv("EDGEVLM_CACHE", "/mnt/nvme/bundles")
+    assert "bundles cannot be written there" in only("disk", machine(tmp_path)).found
+    (tmp_path / "mnt/nvme").unlink()
+    access = checks.os.access
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: path != tmp_path / "mnt" and access(path, mode))
+    finding = only("disk", machine(tmp_path))
+    assert (finding.status, finding.found) == ("warn", "/mnt/nvme/bundles: bundles cannot be written there")
+    assert "EDGEVLM_CACHE" in finding.fix
 
 
 @pytest.mark.parametrize(("engine", "status"), [("onnxruntime-cpu", "warn"), ("onnxruntime-cuda", "fail")])
@@ -183,6 +201,16 @@ def test_a_check_that_breaks_is_a_finding_and_stops_no_other(tmp_path, monkeypat
     assert found["python"][0].status == "warn"
     assert "ZeroDivisionError" in found["python"][0].found
     assert "memory" in found
+
+
+def test_the_report_counts_and_says_whether_a_run_would_stop(tmp_path):
+    Jetson(tmp_path)
+    lines, healthy = doctor.report(False, machine(tmp_path))
+    assert healthy
+    assert lines[-1].startswith("ready: ")
+    lines, healthy = doctor.report(True, machine(tmp_path, packages={}))
+    assert not healthy
+    assert all(set(json.loads(line)) == {"event", "schema", "check", "status", "found", "fix"} for line in lines)
 
 
 def test_this_machine():
