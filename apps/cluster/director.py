@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from edgevlm.apps.cluster.placement import Camera, Needs, Node, place
+from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
 
 ASK_S = 2.0  # from one question of a node to the next
@@ -68,13 +68,15 @@ class Director:
     _save_at: float | None = None  # when what could not be saved is tried again
 
     def join(self, node: Node, now: float) -> None:
-        """Add a node; cameras that fit nowhere else go to it."""
+        """Add a node; cameras that fit nowhere, and some of full nodes, go to it."""
         self.members[node.name] = Member(node, now)
         self.spread()
 
     def spread(self) -> None:
-        """Place cameras that wait, after nodes or their abilities changed."""
+        """Place cameras that wait, and move some of full nodes, after nodes or their abilities changed."""
         self._place()
+        cameras = [each.camera for each in self.cameras.values()]
+        self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()))
         self.keep()
 
     def leave(self, name: str) -> None:

@@ -134,14 +134,63 @@ def place(cameras: Iterable[Camera], nodes: Sequence[Node], needs: Needs, held: 
     return Placement(placed, refused)
 
 
+def rebalance(
+    cameras: Iterable[Camera], nodes: Sequence[Node], needs: Needs, placed: Mapping[str, str], gain: float = 0.2
+) -> dict[str, str]:
+    """Moves, node by camera, from the fullest node to where a camera leaves both less full than that one is now by ``gain``.
+
+    A move costs a camera the seconds that its memory takes to travel, so few are made: none between nodes about as full.
+    """
+    loads: dict[str, Load] = {node.name: Load(node, needs) for node in nodes}
+    watched: dict[str, list[Camera]] = {name: [] for name in loads}
+    for camera in cameras:
+        if (at := loads.get(placed.get(camera.name, ""))) is not None:
+            at.add(camera)
+            watched[at.node.name].append(camera)
+    moves: dict[str, str] = {}
+    unsettled = list(loads.values())
+    while unsettled:
+        fullest = max(unsettled, key=lambda load: load.fullness)
+        goal = fullest.fullness - gain
+        if goal < min(load.fullness for load in loads.values()):  # nor has a less full one anywhere to move to
+            break
+        by_name = sorted(watched[fullest.node.name], key=lambda camera: camera.name, reverse=True)
+        kinds = {(camera.model, camera.fps, camera.node): camera for camera in by_name if camera.name not in moves}
+        others = [load for load in loads.values() if load is not fullest]
+        for camera in sorted(kinds.values(), key=lambda camera: (_size(loads.values(), camera), camera.name)):
+            best = min(others, key=lambda load: load.with_one_more(camera), default=None)
+            if best is not None and best.with_one_more(camera) <= goal:
+                fullest.remove(camera)
+                best.add(camera)
+                watched[fullest.node.name].remove(camera)
+                watched[best.node.name].append(camera)
+                moves[camera.name] = best.node.name
+                break
+        else:
+            unsettled.remove(fullest)
+    return moves
+
+
 def why_not(loads: Mapping[str, Load], camera: Camera) -> str:
     """Why a camera fits nowhere, for a person."""
     nodes = [load for name, load in loads.items() if camera.node in (None, name)]
     if not nodes:
         return "there is no node" if camera.node is None else f"its node {camera.node} is not there"
-    if not any(load.runs(camera) for load in nodes):
+    able = [load for load in nodes if load.runs(camera)]
+    if not able:
         return f"{mask_credentials(camera.model)} runs on no node that is there"
-    return "no node has the memory and frames a second left that it takes"
+
+    def bytes_left(load: Load) -> int:
+        return load.node.memory_bytes - load.taken
+
+    def fps_left(load: Load) -> float:
+        return load.need(camera.model).fps * (1 - load.time)
+
+    roomy, idle = max(able, key=lambda load: bytes_left(load) - load.bytes_of(camera)), max(able, key=fps_left)
+    return (
+        f"it takes {roomy.bytes_of(camera) / 1e6:,.0f} MB and {camera.fps:g} frames a second; {roomy.node.name} has "
+        f"{max(0, bytes_left(roomy)) / 1e6:,.0f} MB left, {idle.node.name} {max(0.0, fps_left(idle)):.1f} frames a second"
+    )
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:

@@ -1,6 +1,7 @@
 """Nodes that are killed, frozen, cut off and slow, beside a head that dies: no camera runs twice, and each is watched again."""
 
 import copy
+import random
 from contextlib import suppress
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, Lease
+from edgevlm.apps.cluster import director as directing
+from edgevlm.apps.cluster.director import ASK_S, GRACE_S, LEASE_S, Director, Lease
 from edgevlm.apps.cluster.placement import Camera, Need, Node, place
 from edgevlm.errors import UserError
 
@@ -178,3 +180,69 @@ def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
     assert director.orders("b", ["yard"], lost_at + 1) == {"yard": 1}
     is_full = False
     assert director.orders("b", ["yard"], lost_at + 3) == {"hall": 2, "yard": 2}
+
+
+class Hours:
+    """Twenty nodes with a hundred cameras; each node fails once an hour, for seconds or minutes, and the head dies as often."""
+
+    FAULTS = ("is_up", "hears", "is_frozen")
+    EVERY_S, LASTS_S = 3600.0, (2.0, 300.0)
+
+    def __init__(self, hours, seed):
+        self.random, self.end, self.now = random.Random(seed), hours * 3600.0, 0.0
+        self.machines = [Machine(Node(f"node{number}", "pc", 180)) for number in range(20)]
+        self.mends, self.head_back = dict.fromkeys(range(20), 0.0), 0.0
+        needs = {("pc", "demo"): Need(100, 10, 20.0)}
+        self.director, self.make = Director(needs), lambda: Director(needs)
+        for machine in self.machines:
+            self.director.join(machine.node, 0.0)
+        self.director.add([Camera(f"cam{number}", "demo", 2.0) for number in range(100)])
+        self.watched = self.frames = self.twice = self.faults = 0
+
+    def run(self):
+        while self.now < self.end:
+            self.now += ASK_S
+            for number, machine in enumerate(self.machines):
+                self.fail_or_mend(number, machine)
+            if self.head_back <= self.now:
+                if self.fails():
+                    kept, self.head_back = self.director.state(), self.now + self.random.uniform(5.0, 60.0)
+                    self.director = self.make()
+                    self.director.restore(kept, self.head_back)
+                else:
+                    for machine in self.machines:
+                        machine.step(self.director, self.now)
+                    self.director.tick(self.now)
+            watched = [camera for machine in self.machines for camera, _ in machine.watches(self.now)]
+            self.watched, self.frames = self.watched + len(set(watched)), self.frames + 100
+            self.twice += len(watched) - len(set(watched))
+        return self
+
+    def fail_or_mend(self, number, machine):
+        if self.mends[number]:
+            if self.mends[number] <= self.now:
+                if not machine.is_up:
+                    machine.open, machine.lease = {}, Lease()
+                machine.is_up, machine.hears, machine.is_frozen, self.mends[number] = True, True, False, 0.0
+        elif self.fails():
+            fault = self.random.choice(self.FAULTS)
+            setattr(machine, fault, not getattr(machine, fault))
+            self.mends[number] = self.now + self.random.uniform(*self.LASTS_S)
+
+    def fails(self):
+        happens = self.random.random() < ASK_S / self.EVERY_S
+        self.faults += happens
+        return happens
+
+
+def test_hours_of_random_faults():
+    played = Hours(hours=6, seed=1).run()
+    assert played.faults > 60
+    assert played.twice == 0
+    assert played.watched / played.frames > 0.98
+
+
+def test_a_head_that_gives_cameras_away_early_is_seen(monkeypatch):
+    """A node that is cut off watches until its lease ends."""
+    monkeypatch.setattr(directing, "GRACE_S", 1.0 - LEASE_S)
+    assert Hours(hours=6, seed=1).run().twice > 0

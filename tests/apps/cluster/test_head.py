@@ -79,6 +79,16 @@ def test_a_node_is_sent_the_view_once_it_changed_and_nothing_is_saved_for_an_ask
     assert list(ask()["removed"]) == ["two"]
 
 
+def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgevlm.apps.cluster.head.__version__", "1.4.2")
+    head = Head(str(tmp_path), lambda: 0.0)
+    for version in ("1.4.0", "1.4.3.dev1"):
+        head.join({"name": version, "memory_bytes": 1}, "process", "http://a", {}, {}, version)
+    for version in ("1.3.9", "1.40.2", "2.4.2"):
+        with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* end all nodes"):
+            head.join({"name": "b", "memory_bytes": 1}, "process", "http://b", {}, {}, version)
+
+
 def test_a_head_that_does_not_start_leaves_the_one_that_runs(tmp_path):
     now, file = 0.0, tmp_path / "cluster.json"
     head = Head(str(tmp_path), lambda: now)

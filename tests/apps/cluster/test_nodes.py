@@ -113,7 +113,7 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
     cluster.settle()
     refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"].startswith("fast fits on no node: ")
+    assert refused.json()["error"]["message"].startswith("fast fits on no node: it takes ")
     added = httpx.post(f"{a.url}/v1/streams", json={"id": "two", "source": "demo", "fps": 1}, timeout=WAIT_S)
     assert (added.status_code, added.json()["node"]) == (201, "a")
     assert cluster.settle() == {"one": "a", "two": "a"}
