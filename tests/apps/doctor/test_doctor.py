@@ -11,7 +11,7 @@ from jetsons import GPU, Jetson
 from edgevlm.apps import doctor
 from edgevlm.apps.doctor import Finding, checks
 from edgevlm.apps.doctor import cameras as listing
-from edgevlm.engines.devices.machine import Machine
+from edgevlm.engines.devices.machine import Machine, run
 from edgevlm.packages import install
 
 HERE = "{}.{}".format(*sys.version_info[:2])
@@ -76,6 +76,15 @@ def test_an_empty_machine_says_not_found_and_guesses_nothing(tmp_path):
     found = findings(machine(tmp_path))
     for check in ("power mode", "clocks", "cuda", "tensorrt", "cma"):
         assert (found[check][0].status, "not found" in found[check][0].found) == ("warn", True), check
+
+
+def test_two_builds_of_onnx_runtime_stop_a_run(tmp_path):
+    both = {"onnxruntime": "1.22.0", "onnxruntime-gpu": "1.23.2"}
+    finding = only("onnxruntime", machine(tmp_path, both))
+    assert finding.status == "fail"
+    assert "onnxruntime 1.22.0 and onnxruntime-gpu 1.23.2 are installed over each other" in finding.found
+    assert finding.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert only("onnxruntime", machine(tmp_path, {"onnxruntime": "1.22.0"})).status == "ok"
 
 
 def test_a_gpu_that_onnx_runtime_does_not_see_is_warned_of(tmp_path):
@@ -174,6 +183,13 @@ def test_a_camera_that_hangs_does_not_hang_the_doctor(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "look_around", lambda root: time.sleep(60))
     finding = only("cameras", machine(tmp_path, limit_s=0.05))
     assert "gave no answer in 0.05 s" in finding.found
+
+
+def test_a_probe_that_hangs_fails_or_is_not_there_says_nothing():
+    assert run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5) is None
+    assert run([sys.executable, "-c", "raise SystemExit(3)"]) is None
+    assert run(["/no/such/program"]) is None
+    assert run([sys.executable, "-c", "print('here')"]) == "here\n"
 
 
 def test_a_check_that_breaks_is_a_finding_and_stops_no_other(tmp_path, monkeypatch):
