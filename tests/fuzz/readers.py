@@ -2,7 +2,7 @@
 
 ``python tests/fuzz/readers.py [READER ...] [--seconds N] [--corpus DIR]`` fuzzes each for that long (an hour in all unless
 given) and prints executions and coverage; what breaks one is kept in the corpus, as ``READER/crash-...``, and can be given
-again: ``python tests/fuzz/readers.py READER FILE``. Needs ``pip install atheris``. ``test_readers.py`` does without.
+again: ``python tests/fuzz/readers.py READER FILE``. Needs ``pip install atheris``. ``test_fuzzers.py`` does without.
 """
 
 from __future__ import annotations
