@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -35,6 +36,7 @@ PASSED = ("authorization", "content-type", "accept", "range")
 CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # that another node may take: to connect, for its part of a list, between bytes
 FORGET_S = 60.0  # that another node may take to forget: it writes its cameras' snapshots
 MERGED = ("/v1/models", "/v1/events", "/v1/digest", "/v1/journal", "/v1/watches")  # lists of which each node has a part
+OPENING_S = 20.0  # that a camera which was added may take to be given to a node
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -165,7 +167,13 @@ class ClusterRoutes:
         await run_in_threadpool(service.check_client, settings)
         given = asked_for(service.config.camera(settings), agent.name, by_client=True)
         await run_in_threadpool(agent.call, "add", new.id, given)
-        await run_in_threadpool(agent.ask)
+        end = time.monotonic() + OPENING_S
+        while time.monotonic() < end:
+            await run_in_threadpool(agent.ask)
+            known = agent.view["cameras"].get(new.id)
+            if known is not None and (known["node"] or known["problem"]):
+                break
+            await asyncio.sleep(0.2)
         return JSONResponse(self._unopened(new.id), 201)
 
     async def _of_camera(self, request: Request, name: str, is_first: bool) -> Response | None:
