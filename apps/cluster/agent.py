@@ -23,11 +23,12 @@ from edgevlm.apps.cluster.shared import Shared, folder_of
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig
-from edgevlm.apps.serve.service import Hooks, Service
+from edgevlm.apps.serve.service import Hooks, Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
+from edgevlm.runtime.settings import AUTO, check_policy
 
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
@@ -213,9 +214,10 @@ class NodeAgent(Hooks):
         try:
             before = self._begin_folder(name, epoch, given["begins"])
             self.notes.follow_at(name, epoch)
-            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch))
+            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
             self._tell_again(name)
-            self._service.add(name, CameraSettings(**given["settings"]), given["by_client"], given["paused"])
+            settings = CameraSettings(**{**given["settings"], **given["switched"]})
+            self._service.add(name, settings, given["by_client"], given["paused"])
             self._pause_watches(name, given["paused_watches"])
         except (UserError, OSError) as error:
             self.problems[name] = mask_credentials(str(error))
@@ -376,6 +378,30 @@ class NodeAgent(Hooks):
         self.call("pause", name, paused)
         stream = self._service.stream(name)
         (stream.pause if paused else stream.resume)()
+
+    def switch(self, name: str, policy: str | None, budget: str | int | None) -> None:
+        """Give a camera that is watched here another policy or budget, None for what it has, and an empty memory.
+
+        It has them wherever it moves. Raises UserError, and it goes on as before, HeadAway, and FieldError for a policy that
+        clients may not name.
+        """
+        check_client_policy(policy)
+        with field("policy"):
+            check_policy(policy or AUTO)
+        with self._working:
+            before = self.view["cameras"][name]
+            change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
+            self._open_again(name, {**before["switched"], **change})
+            if name not in self.epochs:
+                why = self.problems.get(name, "another node may watch it")
+                self._open_again(name, before["switched"], before["begins"])
+                raise UserError(why)
+
+    def _open_again(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> None:
+        self.call("switch", name, switched, begins)
+        self._retry.pop(name, None)
+        self.ask()
+        self.work()
 
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
         """Pause a watch on one of its cameras, or on all, wherever they are watched. Raises UserError, HeadAway."""

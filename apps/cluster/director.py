@@ -104,17 +104,21 @@ class Director:
         self._place()
         self.keep()
 
-    def renew(self, name: str) -> None:
-        """Have a camera opened again where it is, with an empty memory; a removed one when it is added again."""
+    def renew(self, name: str, begins: int | None = None) -> int:
+        """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
+
+        A removed one has it when it is added again.
+        """
         if name in self.removed:
             epoch = self.removed[name][0] + 1
             self.removed[name] = epoch, epoch
             self.keep()
-            return
+            return epoch
         each = self.cameras[name]
         each.epoch += 1
-        each.begins = each.epoch
+        each.begins = each.epoch if begins is None else begins
         self.keep()
+        return each.epoch
 
     def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
         """The cameras that a node watches until LEASE_S from when it asked, with their epochs. Raises UserError for a lost one.

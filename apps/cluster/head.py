@@ -202,7 +202,7 @@ class Head:
         """Watch a camera. Raises UserError for a name in use, and, with the reason, where it fits nowhere.
 
         given: ``settings``, as edgevlm.toml has them, ``model``, ``fps``, ``only``, the one node that can, or None, and
-        ``by_client``. Added to it: ``paused`` and ``paused_watches``.
+        ``by_client``. Added to it: ``paused``, ``paused_watches``, and ``switched``, settings that replace some of those.
         """
         self._tick()
         if name in self._state.given:
@@ -215,7 +215,7 @@ class Head:
 
     def _add(self, name: str, given: Mapping[str, Any]) -> None:
         self._state.forgotten["cameras"].setdefault(name, self._state.number)
-        self._state.given[name] = {"paused": False, "paused_watches": [], **given}
+        self._state.given[name] = {"paused": False, "paused_watches": [], "switched": {}, **given}
         self._director.add([Camera(name, given["model"], given["fps"], given["only"])])
 
     def remove(self, name: str) -> None:
@@ -228,6 +228,14 @@ class Head:
         """Pause a camera, or let it go on, wherever it is watched. Raises UserError."""
         self._camera(name)["paused"] = paused
         self._director.keep()
+
+    def switch(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> int:
+        """Open a camera again with these settings in place of some of its own; return its new epoch. Raises UserError.
+
+        begins: as :meth:`Director.renew` takes it.
+        """
+        self._camera(name)["switched"] = dict(switched)
+        return self._director.renew(name, begins)
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str]) -> None:
         """Pause a watch on these cameras, or let it go on there, wherever they are watched."""

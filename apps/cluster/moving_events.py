@@ -9,6 +9,7 @@ from dataclasses import asdict
 from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import EventStore, WatchEvent
+from edgevlm.progress import Notify
 
 FILE = "events.json"
 KEPT = 64
@@ -20,8 +21,8 @@ class MovingEvents:
     An event is written here before it is in its node's own file. A folder that cannot be written is no error.
     """
 
-    def __init__(self, shared: Shared, folder: str) -> None:
-        self._shared, self._name = shared, f"{folder}/{FILE}"
+    def __init__(self, shared: Shared, folder: str, notify: Notify = lambda line: None) -> None:
+        self._shared, self._name, self._notify, self._is_over = shared, f"{folder}/{FILE}", notify, False
         self._events: list[tuple[WatchEvent, bool]] = []  # and whether it is still to be sent
         with suppress(OSError, ValueError, TypeError, AttributeError):
             self._events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
@@ -36,6 +37,9 @@ class MovingEvents:
         waiting = [each.id for each, unsent in events if unsent and newest[each.watch] != each.id]
         kept = {*newest.values(), *waiting[-KEPT:]}
         self._events = [(each, unsent) for each, unsent in events if each.id in kept]
+        if len(waiting) > KEPT and not self._is_over:
+            self._notify(f"{event.camera}: more than {KEPT} events wait to be sent: the oldest are not sent if it moves")
+        self._is_over = len(waiting) > KEPT
         self._write()
 
     def note_sent(self, store: EventStore) -> None:

@@ -36,6 +36,7 @@ PASSED = ("authorization", "content-type", "accept", "range")
 CONNECT_S, LIST_S, READ_S = 3.0, 5.0, 600.0  # that another node may take: to connect, for its part of a list, between bytes
 FORGET_S = 60.0  # that another node may take to forget: it writes its cameras' snapshots
 MERGED = ("/v1/models", "/v1/events", "/v1/digest", "/v1/journal", "/v1/watches")  # lists of which each node has a part
+LATE_S = 6.0  # since its last question, after which a node counts as late
 OPENING_S = 20.0  # that a camera which was added may take to be given to a node
 M = TypeVar("M", bound=BaseModel)
 
@@ -134,7 +135,7 @@ class ClusterRoutes:
         return {name: node["url"] for name, node in self._agent.view["nodes"].items() if name != self._agent.name}
 
     async def _streams(self, request: Request, is_first: bool) -> dict[str, Any]:
-        cameras = self._agent.view["cameras"]
+        agent, cameras = self._agent, self._agent.view["cameras"]
         data = [self._described(name) for name in list(self._service.streams)]
         watts = await run_in_threadpool(self._service.power.watts)
         if is_first:
@@ -142,21 +143,24 @@ class ClusterRoutes:
                 data += part.get("data", [])
             newest = [each for each in data if each["epoch"] == cameras.get(each["id"], {"epoch": None})["epoch"]]
             known = {each["id"]: each for each in newest if each["id"] in cameras}
-            data = [known.get(name) or self._unopened(name) for name in cameras]
+            heard = await run_in_threadpool(agent.heard) if cameras.keys() - known else {}
+            data = [known.get(name) or self._unopened(name, heard) for name in cameras]
         return {"object": "list", "data": data, "watts": watts}
 
     def _described(self, name: str) -> dict[str, Any]:
         return {**self._service.stream(name).describe(), **self._agent.describe(name)}
 
-    def _unopened(self, name: str) -> dict[str, Any]:
+    def _unopened(self, name: str, heard: Mapping[str, float]) -> dict[str, Any]:
         """Describe a camera that its node does not describe."""
         known, here = self._agent.view["cameras"][name], self._agent.problems.get(name)
+        where, late_s = known["node"], heard.get(known["node"], 0.0)
+        late = f"its node {where} was last heard of {late_s:.0f} s ago" if late_s > LATE_S else "it is being opened"
         return {
             "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]),
             "model": mask_credentials(known["model"]), "fps": known["fps"],
             "state": "failed" if known["problem"] or here else "starting",
-            "problem": known["problem"] or here or "it is being opened, or its node does not answer",
-            "node": known["node"], "epoch": known["epoch"],
+            "problem": known["problem"] or here or (late if heard else "the head does not answer"),
+            "node": where, "epoch": known["epoch"],
         }  # fmt: skip
 
     async def _add(self, request: Request) -> Response | None:
@@ -174,7 +178,7 @@ class ClusterRoutes:
             if known is not None and (known["node"] or known["problem"]):
                 break
             await asyncio.sleep(0.2)
-        return JSONResponse(self._unopened(new.id), 201)
+        return JSONResponse(self._unopened(new.id, await run_in_threadpool(agent.heard)), 201)
 
     async def _of_camera(self, request: Request, name: str, is_first: bool) -> Response | None:
         """Have the node answer that watches the camera."""
@@ -194,7 +198,7 @@ class ClusterRoutes:
         if url is not None and is_first:
             return await self._forwarded(request, url, known["node"])
         if asked == "GET":
-            return JSONResponse(self._unopened(name))
+            return JSONResponse(self._unopened(name, await run_in_threadpool(agent.heard)))
         raise away(
             f"{name} is not watched now: {known['problem'] or 'it moves to another node'}; ask again in a moment", "name"
         )
@@ -204,8 +208,7 @@ class ClusterRoutes:
         if (change := await body_of(request, StreamChange)) is None:
             return None
         if change.policy is not None or change.budget is not None:
-            why = "a camera of a cluster has the policy and budget of its configuration; change them there, and reload"
-            raise ApiError(400, why, "invalid_value", "budget" if change.policy is None else "policy")
+            await run_in_threadpool(self._agent.switch, name, change.policy, change.budget)
         if change.state is not None:
             await run_in_threadpool(self._agent.pause, name, change.state == "paused")
         return JSONResponse(self._described(name))

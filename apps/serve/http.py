@@ -344,7 +344,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
     async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
         """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
 
-        Another policy or budget begins a new memory and lasts until the server restarts; a cluster refuses it.
+        Another policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
         """
         found = server.stream(name)
         if change.policy is not None or change.budget is not None:

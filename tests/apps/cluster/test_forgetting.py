@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from buckets import bucket
-from nodes import cluster, frames, lose
+from nodes import cluster, frames, lose, patch
 from served import WAIT_S, eventually
 
 from edgevlm.apps.cluster.head import Head
@@ -172,9 +172,9 @@ def test_a_node_that_was_away_writes_nothing_that_was_forgotten_of_removed_camer
 
 
 def test_a_policy_that_forgets_all_or_nothing_is_told_of_and_holds_up_nothing(cluster):
-    cluster.config = {"policy": "rekv"}
     a, b = cluster.start("a", ["one"]), cluster.start("b")
     cluster.settle()
+    patch(a, "/v1/streams/one", policy="rekv")
     eventually(lambda: a.service.stream("one").session.stats.tokens > 0)
     refused = httpx.post(f"{b.url}/v1/forget", json={"since": "600s", "confirm": True}, timeout=WAIT_S)
     assert refused.status_code == 400

@@ -1,4 +1,4 @@
-"""Nodes share cameras and move them, pauses and watches included."""
+"""Nodes share cameras and move them, pauses, switches and watches included."""
 
 import threading
 from unittest.mock import Mock
@@ -188,7 +188,7 @@ def test_a_copy_that_was_cut_short_is_not_gone_on_from(tmp_path, kind):
     assert shared.epochs("one", unfinished=True) == [3]
 
 
-def test_what_was_paused_over_http_stays_so_where_the_camera_moves(cluster):
+def test_what_was_switched_and_paused_over_http_stays_so_where_the_camera_moves(cluster):
     a, b = cluster.start("a", ["one"]), cluster.start("b")
     assert cluster.settle() == {"one": "a"}
     eventually(lambda: frames(a, "one") > 4)
@@ -196,8 +196,15 @@ def test_what_was_paused_over_http_stays_so_where_the_camera_moves(cluster):
     watch = {"name": "w", "question": "is there a red square?"}
     assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
     cluster.settle()
-    refused = httpx.patch(f"{b.url}/v1/streams/one", json={"budget": 400}, timeout=WAIT_S)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "budget")
+    refused = httpx.patch(f"{b.url}/v1/streams/one", json={"policy": "nothing"}, timeout=WAIT_S)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
+    watched = frames(a, "one")
+    refused = httpx.patch(f"{b.url}/v1/streams/one", json={"budget": "1"}, timeout=WAIT_S)
+    assert refused.status_code == 400
+    assert frames(a, "one") >= watched  # it goes on with the memory that it had
+    switched = patch(b, "/v1/streams/one", policy="sliding-window", budget=400)
+    assert (switched["policy"], switched["epoch"], switched["node"]) == ("sliding-window", a.agent.epochs["one"], "a")
+    eventually(lambda: frames(a, "one") > 4)
     assert patch(b, "/v1/watches/w", state="paused", camera="one")["cameras"][0]["paused"]
     assert patch(b, "/v1/streams/one", state="paused")["state"] == "paused"
     a.service.stream("one")._writer._snapshot()
@@ -205,8 +212,9 @@ def test_what_was_paused_over_http_stays_so_where_the_camera_moves(cluster):
     a.hears = False
     assert lose(cluster, "a") == {"one": "b"}
     there = b.get("/v1/streams/one").json()
-    assert (there["state"], there["node"]) == ("paused", "b")
+    assert (there["state"], there["policy"], there["node"]) == ("paused", "sliding-window", "b")
     stream = b.service.stream("one")
+    assert stream.settings.budget == 400
     watched = frames(a, "one")
     assert 0 < frames(b, "one") <= watched  # its memory, and no more
     assert stream.watcher.states()["w"]["paused"]
