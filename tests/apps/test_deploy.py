@@ -53,7 +53,10 @@ def test_the_unit_is_hardened(unit):
 
 def options_of_serve():
     """The options of ``edgevlm serve``."""
-    return {name for param in get_command(app).load("serve").params for name in param.opts}
+    group = get_command(app)
+    with group.make_context("edgevlm", ["serve", "x"]) as context:
+        command = group.resolve_command(context, ["serve"])[1]
+    return {name for param in command.params for name in param.opts}
 
 
 def test_the_unit_serves_with_options_that_there_are(unit):

@@ -297,7 +297,7 @@ def do_calibration(folder: Path, tell: Tell) -> None:
     from edgevlm.apps import calibrate as module
 
     module.DEMO_SEEDS = (101,)
-    comparison = module.parse_comparison("uniform", "64", "agreement", (QUESTION,), 1)
+    comparison = module.parse_comparison("uniform", "64", (QUESTION,))
     request = module.CalibrateRequest(str(folder / "disk" / "bundle"), [], 10, None, 1, comparison)
     module.start(request, lambda what: None, lambda line: tell("said", line))
 
