@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Cache', 'Mark', 'attention_mass', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
+__all__: list[str] = ['Cache', 'Mark', 'attend', 'attention_mass', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
 class Mark:
     """
     A moment of a cache, to roll back to.
@@ -163,6 +163,17 @@ class Cache:
         
         Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.
         """
+def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
+    
+    query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
+    each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
+    rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
+    int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
+    whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
+    for the first frame previous (-1: none). Raises CacheError before a byte is changed.
+    """
 def attention_mass(query: numpy.typing.NDArray[numpy.float32], query_seq: numpy.typing.NDArray[numpy.int64], key: numpy.typing.NDArray[numpy.number], seq: numpy.typing.NDArray[numpy.int64], own_key: numpy.typing.NDArray[numpy.float32] | None = None, own_seq: numpy.typing.NDArray[numpy.int64] | None = None, scale: numpy.typing.NDArray[numpy.float32] | None = None) -> numpy.typing.NDArray[numpy.float32]:
     """
     Sum the attention that each cached token gets from w rows: float32 [H, n].

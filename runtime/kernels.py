@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from edgevlm.runtime import _native
 from edgevlm.runtime._native import (
+    attend,
     index_of,
     join,
     levels,
@@ -38,6 +39,7 @@ from edgevlm.runtime._native import (
 )
 
 __all__ = [
+    "attend",
     "attention_mass",
     "index_of",
     "infinipot_scores",

@@ -187,3 +187,23 @@ def attention_mass(
             weight = np.exp(score - score.max(initial=-np.inf))
             mass[kv, seen] += weight / weight.sum()
     return mass
+
+
+def attend(query, key, value, keys, values, held, *, rows=None, bias=None, shared=0, previous=None):
+    """What S rows attend to, ``[S, Hq D]``; ``keys``, ``values`` hold the new rows already; see the kernel's documentation."""
+    heads, _, width = keys.shape
+    queries = query.reshape(len(key), heads, query.shape[1] // (heads * width), width).astype(np.float64)
+    out = np.zeros_like(queries)
+    for head, row in np.ndindex(heads, len(key)):
+        first, seen, own = held[head], rows[head] if rows is not None else range(held[head]), 0
+        if previous is not None:
+            own, place = row // previous.shape[1] * previous.shape[1], row % previous.shape[1]
+            before = previous[head, place] if own == 0 else first + row - previous.shape[1]
+            seen = [*range(shared), *([before] if before >= 0 else [])]
+        at = np.array([*seen, *range(first + own, first + row + 1)], np.int64)
+        scores = queries[row, head] @ keys[head, at].T / np.sqrt(width)
+        if bias is not None:
+            scores += np.where(at < first, bias[head, at], 0)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[row, head] = weights / weights.sum(-1, keepdims=True) @ values[head, at]
+    return out.reshape(query.shape)

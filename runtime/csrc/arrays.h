@@ -184,6 +184,8 @@ public:
         return {static_cast<const std::byte*>(found.data()), found.strides(0), found.shape(0), found.shape(1)};
     }
 
+    void keep(const pybind11::array& array) { held_.push_back(array); }
+
     Mask mask(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
         return plane<bool>(object, name, heads, rows);
     }

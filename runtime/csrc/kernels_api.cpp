@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "attend.h"
 #include "attention.h"
 #include "cache.h"
 #include "errors.h"
@@ -277,6 +278,77 @@ py::array_t<float> call_attention_mass(Floats query, Longs query_seq, Numbers ke
     });
 }
 
+py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers keys, Numbers values, Ints held, MaybeFloats key_scale,
+                               MaybeFloats value_scale, const py::object& rows, MaybeFloats bias, std::int64_t shared, MaybeLongs previous) {
+    Call call;
+    return by_dtype(keys, "keys", [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        AttendCall<T> at{};
+        const auto memory = [&](py::handle object, py::handle scale, const char* name, const std::vector<std::int64_t>& shape) {
+            const py::array found = call.array<T>(object, name, shape, true);
+            Volume<T> all{static_cast<const std::byte*>(found.data()), found.strides(0), found.strides(1),
+                          found.shape(0), found.shape(1), found.shape(2)};
+            if (std::is_same_v<T, Int8> == scale.is_none()) refuse("a scale goes with int8, and with it only");
+            if (!scale.is_none()) {
+                const auto dense = call.dense<float>(scale, "scale", {all.heads, all.width});
+                call.keep(dense);
+                all.scale = dense.data();
+            }
+            return all;
+        };
+        at.key = memory(keys, key_scale, "keys", {any, any, any});
+        const std::int64_t heads = at.key.heads, capacity = at.key.rows, width = at.key.width;
+        at.value = memory(values, value_scale, "values", {heads, capacity, width});
+        const auto new_key = call.dense<float>(key, "key", {any, heads * width});
+        const auto new_value = call.dense<float>(value, "value", {new_key.shape(0), heads * width});
+        const auto queries = call.dense<float>(query, "query", {new_key.shape(0), any});
+        const auto lengths = call.dense<std::int32_t>(held, "held", {heads});
+        at.rows = new_key.shape(0);
+        if (heads < 1 || width < 1 || queries.shape(1) < heads * width || queries.shape(1) % (heads * width))
+            refuse("query must be [S, Hq D] with Hq a multiple of ", heads, " and D ", width, ", not ", queries.shape(1), " wide");
+        at.group = queries.shape(1) / (heads * width);
+        at.query = queries.data(), at.new_key = new_key.data(), at.new_value = new_value.data(), at.held = lengths.data();
+        for (std::int64_t head = 0; head < heads; ++head) {
+            if (at.held[head] < 0 || at.held[head] + at.rows > capacity)
+                refuse(at.rows, " rows do not fit after ", at.held[head], " of ", capacity);
+        }
+        std::vector<Plane<std::int32_t>> listed;
+        if (!rows.is_none() && !py::isinstance<py::sequence>(rows)) refuse("rows must be a list for each of ", heads, " KV heads");
+        if (!rows.is_none()) {
+            for (const py::handle each : py::reinterpret_borrow<py::sequence>(rows)) {
+                const auto dense = call.dense<std::int32_t>(each, "rows", {any});
+                call.keep(dense);
+                const std::int32_t most = listed.size() < static_cast<std::size_t>(heads) ? at.held[listed.size()] : 0;
+                for (py::ssize_t i = 0; i < dense.size(); ++i) {
+                    if (dense.data()[i] < 0 || dense.data()[i] >= most) refuse("rows must be below held, not ", dense.data()[i]);
+                }
+                listed.push_back({reinterpret_cast<const std::byte*>(dense.data()), 0, 1, dense.size()});
+            }
+            if (listed.size() != static_cast<std::size_t>(heads)) refuse("rows must be a list for each of ", heads, " KV heads");
+            at.listed = listed.data();
+        }
+        if (!bias.is_none()) at.bias = call.plane<float>(bias, "bias", heads, capacity);
+        py::array_t<std::int64_t, py::array::c_style> places;
+        if (!previous.is_none()) {
+            places = call.dense<std::int64_t>(previous, "previous", {heads, any});
+            at.frame = places.shape(1), at.shared = shared, at.previous = places.data();
+            if (at.frame < 1 || at.rows % at.frame || at.listed) refuse("a pattern goes with whole frames, and without rows");
+            const std::int32_t least = *std::min_element(at.held, at.held + heads);
+            if (shared < 0 || shared > least) refuse(shared, " shared rows: the heads hold from ", least);
+            for (std::int64_t i = 0; i < places.size(); ++i) {
+                if (places.data()[i] < -1 || places.data()[i] >= at.held[i / at.frame]) refuse("previous must be rows held, or -1");
+            }
+        }
+        py::array_t<float> out({at.rows, queries.shape(1)});
+        at.out = out.mutable_data();
+        {
+            Unlocked unlocked;
+            attend(at);
+        }
+        return out;
+    });
+}
+
 py::array_t<float> call_dequantize(Numbers stored, MaybeFloats scale) {
     Call call;
     return by_dtype(stored, "stored", [&](auto* type) {
@@ -352,6 +424,17 @@ query [heads, w, D] and key [H, n, D] rotated; query_seq [w]; seq [H, n]; scale 
 where a row at stream place query_seq sees the tokens whose seq is not above its own, summed over the w rows and over the query
 heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
 the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.)");
+    module.def("attend", &call_attend, "query"_a, "key"_a, "value"_a, "keys"_a, "values"_a, "held"_a, "key_scale"_a = py::none(),
+               "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "bias"_a = py::none(), "shared"_a = 0,
+               "previous"_a = py::none(),
+               R"(Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
+
+query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
+each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
+rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
+int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
+whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
+for the first frame previous (-1: none). Raises CacheError before a byte is changed.)");
     module.def("dequantize", &call_dequantize, "stored"_a, "scale"_a, "Keys or values [H, n, D] as float32, a copy.");
     module.def("read", &call_read, "cache"_a, "Read every byte of keys and values once: what the kernels' speed is compared with.");
     module.def("simd", [] { return simd().name; }, "The instruction set in use: avx512, avx2, neon or scalar.");

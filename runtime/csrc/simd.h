@@ -43,6 +43,12 @@ struct RowKernels {
                        float* out);                                                       // the same, row turned back
     // In float32, then rounded to T. Codes turn as they are, whatever the scale: it is the same for both halves of a pair.
     void (*rotate)(T* row, const float* cosine, const float* sine, std::int64_t pairs);
+    // turned [size, TileKernels::kKeys] = `count` rows on their side, which share a scale; columns past `count` are anything.
+    // ahead: bytes from a row to what will be read next, which is asked for.
+    void (*turn)(const T* const* rows, const float* scale, std::int64_t ahead, std::int64_t count, std::int64_t size, float* turned);
+    // The same rows as they are, out [count, stride].
+    void (*load_rows)(const T* const* rows, const float* scale, std::int64_t ahead, std::int64_t count, std::int64_t size, float* out,
+                      std::int64_t stride);
 };
 
 // Softmax of many query rows at once: lanes are query rows, `rows` of them (a multiple of 4, 32 at most).
@@ -54,6 +60,20 @@ struct AttentionKernels {
     void (*peak)(const float* scores, std::int64_t count, float* most);                   // most[r] = max over keys
     void (*exponents)(float* scores, std::int64_t count, const float* most, float* sum);  // e^(s - most) in place; sum += e
     void (*weigh)(const float* scores, std::int64_t count, const float* weight, float* mass);  // mass[key] += e . weight
+};
+
+// Products of small matrices and the softmax between them.
+struct TileKernels {
+    static constexpr std::int64_t kKeys = 64;
+    std::int64_t lanes;  // that columns are a multiple of
+    std::int64_t rows;   // that go together best
+    // c [rows, columns] = factor [rows] c + a [rows, depth] b [depth, columns]; strides in floats, no factor: c is not read. With
+    // a factor the rows of b that follow are asked for.
+    void (*multiply)(const float* a, std::int64_t a_stride, std::int64_t rows, const float* b, std::int64_t b_stride,
+                     std::int64_t depth, std::int64_t columns, const float* factor, float* c, std::int64_t c_stride);
+    // A further tile of one row's running softmax: most and sum become those of all tiles, scores [kKeys] e^(s - most); returns
+    // what the earlier ones' weights must be multiplied by.
+    float (*soften)(float* scores, float* most, float* sum);
 };
 
 // A row is about scale times its codes: `error` is the length of the difference. sum: of the codes.
@@ -95,6 +115,7 @@ struct Simd {
     RowKernels<Half> fp16;
     RowKernels<Int8> int8;
     AttentionKernels attention, few;  // few: of half as many rows
+    TileKernels tiles;
     LevelKernels levels;
     CodeKernels codes;
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.

@@ -55,6 +55,11 @@ inline Dots sums(V a, V b) {
     const __m128 one = _mm_add_ps(two, _mm_movehl_ps(two, two));
     return {_mm_cvtss_f32(one), _mm_cvtss_f32(_mm_movehdup_ps(one))};
 }
+inline float largest(V a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
@@ -62,13 +67,32 @@ inline V pow2(V n) {
 }
 inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, least.v, _CMP_GE_OQ))}; }
 
+inline void transpose(V (&rows)[8]) {  // 8 x 8: pairs, fours, then halves
+    __m256 pairs[8], fours[8];
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0x44);
+            fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0xee);
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        rows[i].v = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+        rows[4 + i].v = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+    }
+}
+constexpr int kRegisters = 16;
+
 #include "kernels.inc"
 #include "streaming.inc"
 
 }  // namespace
 
 const Simd& simd_avx2() {
-    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, CodeKernels{0, 0, encode, nullptr},
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, CodeKernels{0, 0, encode, nullptr},
                                 box<double>, box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

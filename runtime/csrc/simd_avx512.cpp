@@ -57,11 +57,38 @@ inline Dots sums(V a, V b) {
     const __m128 one = _mm_add_ps(two, _mm_movehl_ps(two, two));
     return {_mm_cvtss_f32(one), _mm_cvtss_f32(_mm_movehdup_ps(one))};
 }
+inline float largest(V a) { return _mm512_reduce_max_ps(a.v); }
 inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) { return {_mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v)}; }
 inline V keep_from(V a, V x, V least) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ), a.v)};
 }
+
+inline void transpose(V (&rows)[16]) {  // 16 x 16: pairs, fours, then quarters
+    __m512 pairs[16], fours[16];
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            const __m512d low = _mm512_castps_pd(pairs[i + j]), high = _mm512_castps_pd(pairs[i + 2 + j]);
+            fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+    for (int i = 0; i < 4; ++i) {  // fours[4 j + i]: column i of each quarter, of rows 4 j to 4 j + 3
+        const __m512 even_low = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x88);
+        const __m512 odd_low = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xdd);
+        const __m512 even_high = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x88);
+        const __m512 odd_high = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xdd);
+        rows[i].v = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        rows[8 + i].v = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        rows[4 + i].v = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        rows[12 + i].v = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+}
+constexpr int kRegisters = 32;
 
 #include "kernels.inc"
 #include "streaming.inc"
@@ -101,7 +128,7 @@ inline std::uint32_t at_least(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _C
 
 const Simd& simd_avx512() {
     static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") ? CodeKernels{V::W, 0x80808080u, encode, likely} : CodeKernels{0, 0, encode, nullptr};
-    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, codes, box<double>,
+    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

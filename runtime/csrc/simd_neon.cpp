@@ -42,6 +42,7 @@ inline V fnma(V a, V b, V c) { return {vfmsq_f32(c.v, a.v, b.v)}; }
 inline V most(V a, V b) { return {vmaxq_f32(a.v, b.v)}; }
 inline float sum(V a) { return vaddvq_f32(a.v); }
 inline Dots sums(V a, V b) { return {sum(a), sum(b)}; }
+inline float largest(V a) { return vmaxvq_f32(a.v); }
 inline V round(V a) { return {vrndnq_f32(a.v)}; }
 inline V pow2(V n) {
     return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v), vdupq_n_s32(127)), 23))};
@@ -49,6 +50,15 @@ inline V pow2(V n) {
 inline V keep_from(V a, V x, V least) {
     return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a.v), vcgeq_f32(x.v, least.v)))};
 }
+
+inline void transpose(V (&rows)[4]) {
+    const float32x4x2_t top = vtrnq_f32(rows[0].v, rows[1].v), bottom = vtrnq_f32(rows[2].v, rows[3].v);
+    rows[0].v = vcombine_f32(vget_low_f32(top.val[0]), vget_low_f32(bottom.val[0]));
+    rows[1].v = vcombine_f32(vget_low_f32(top.val[1]), vget_low_f32(bottom.val[1]));
+    rows[2].v = vcombine_f32(vget_high_f32(top.val[0]), vget_high_f32(bottom.val[0]));
+    rows[3].v = vcombine_f32(vget_high_f32(top.val[1]), vget_high_f32(bottom.val[1]));
+}
+constexpr int kRegisters = 32;
 
 #include "kernels.inc"
 
@@ -91,7 +101,7 @@ inline std::uint32_t at_least(V a, V b) {
 
 const Simd& simd_neon() {
     static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely} : CodeKernels{0, 0, encode, nullptr};
-    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, codes, box<double>,
+    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace edgevlm {
 namespace {
@@ -39,6 +40,7 @@ inline V fnma(V a, V b, V c) { return c - a * b; }
 inline V most(V a, V b) { return V::from([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 inline float sum(V a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
 inline Dots sums(V a, V b) { return {sum(a), sum(b)}; }
+inline float largest(V a) { return std::max({a.v[0], a.v[1], a.v[2], a.v[3]}); }
 inline V round(V a) { return V::from([&](int i) { return std::nearbyint(a.v[i]); }); }
 inline V pow2(V n) {
     return V::from([&](int i) {
@@ -50,6 +52,13 @@ inline V pow2(V n) {
 }
 inline V keep_from(V a, V x, V least) { return V::from([&](int i) { return x.v[i] >= least.v[i] ? a.v[i] : 0.0f; }); }
 
+inline void transpose(V (&rows)[V::W]) {
+    for (int i = 0; i < V::W; ++i) {
+        for (int j = 0; j < i; ++j) std::swap(rows[i].v[j], rows[j].v[i]);
+    }
+}
+constexpr int kRegisters = 16;
+
 #include "kernels.inc"
 
 void copy(const void* from, void* to, std::int64_t bytes) { std::memcpy(to, from, bytes); }
@@ -58,7 +67,7 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_scalar() {
-    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kLevels, CodeKernels{0, 0, encode, nullptr},
+    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, CodeKernels{0, 0, encode, nullptr},
                                 box<double>, box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

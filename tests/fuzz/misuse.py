@@ -50,6 +50,7 @@ SHAPES = {
     "mosaic_assign": "mD m SD S S S m",
     "newest_frames": "Hn Hn",
     "attention_mass": "QqD q HnD Hn HmD m HD",
+    "attend": "mV mW mW HKD HKD H HD HD HK Hm",
     "infinipot_scores": "Hn Hn",
     "hash_bits": "HnD HDP",
     "hash_join": "HnD HnA HSD HS HS HS HSA HDP",
@@ -59,7 +60,19 @@ SHAPES = {
     "patch_sums": "xyz",
     "patch_distances": "xyz xyz xyz g",
 }
-BELOW = {"kind": 4, "frame": 9, "row": 3, "col": 3, "pair_axis": 1, "count": 2, "partition": 3, "partitions": 3, "size": 9}
+BELOW = {
+    "kind": 4,
+    "frame": 9,
+    "row": 3,
+    "col": 3,
+    "pair_axis": 1,
+    "count": 2,
+    "partition": 3,
+    "partitions": 3,
+    "size": 9,
+    "held": 50,
+    "previous": 1,
+}
 NUMBERS = [-1, 0, 1, 3, 7, 2**31 - 1, 2**31, 2**63 - 1, -(2**63), 2**64, 10**40, True, 1.5, float("nan"), "1", None]
 FLOATS = [float("nan"), float("inf"), float("-inf"), 0.0, -1.0, 1e308, 5e-324, 10**400, "x", None]
 WORDS = ["", "fp32\0", "fp64", "x" * 10_000, "avx512", "\udcff", None, 3, b"fp16"]
@@ -113,7 +126,8 @@ class Case:
             "S": draw(4, 9),
         }
         size |= {"r": 3, "c": 3, "x": draw(1, 3), "y": draw(3, 20), "z": draw(3, 40), "q": draw(1, 5), "P": 32, "g": 9}
-        self.size = size | {"p": size["D"] // 2, "Q": size["H"] * draw(1, 3), "capacity": draw(1, 40)}
+        self.size = size | {"p": size["D"] // 2, "Q": size["H"] * draw(1, 3), "capacity": draw(1, 40), "K": 60}
+        self.size |= {"V": self.size["Q"] * size["D"], "W": size["H"] * size["D"]}
         self.cache = self.make()
         self.size["n"] = min(draw(0, 40), self.size["capacity"])
         if self.size["n"]:
@@ -168,7 +182,15 @@ class Case:
         whole = {"kv_heads": "H", "head_dim": "D", "axes": "A", "count": "m"}
         others: dict[str, Any] = {"dtype": self.dtype, "name": "scalar", "rotated": bool(self.random.integers(2))}
         others |= {"capacities": [5, 5], "windows": [3, 5], "thresholds": [], "keep_recent": True, "window": 3}
-        others |= {"rows": 3, "columns": 3, "small": 0.1, "large": 0.5, "rate": 10.0, "share": 0.4, "cache": self.cache}
+        others |= {
+            "rows": None if self.name == "attend" else 3,
+            "columns": 3,
+            "small": 0.1,
+            "large": 0.5,
+            "rate": 10.0,
+            "share": 0.4,
+            "cache": self.cache,
+        }
         others |= {"mark": None if self.name != "Cache.rollback" else self.settled_mark()}
         found = []
         for name, annotation in SIGNATURES[self.name]:
