@@ -116,7 +116,7 @@ class Analytic:
         return 0.0 if summary is None else batch * rows * held / summary
 
     def seconds(self, kind: str, system: str, held: int, batch: int = 1) -> float:
-        """Of a ``frame``, a ``token``, or an ``answer``: COIN's frames, question and answer."""
+        """Return the seconds that a ``frame``, a ``token`` or an ``answer`` (COIN's frames, question and answer) takes."""
         if kind != "answer":
             return self.call(system, self.frame_rows if kind == "frame" else 1, held, batch).seconds
         load = self.paper["workload"]

@@ -207,8 +207,8 @@ class Roofline:
     def resident_weights(self) -> int:
         """Bytes of weights in memory while a stream runs.
 
-        On a CPU matrices are packed for their kernels, float16 as float32, and a tied head is packed beside the embedding's
-        file, of which only used rows are read. An engine has them as stored.
+        On a CPU, matrices are packed for their kernels (float16 as float32). A tied head is packed too, beside the embedding's
+        file, of which only the rows in use are read. TensorRT keeps weights as they are stored.
         """
         weights, layouts, group = self.weights, load_precision(self.precision).onnxruntime, self.model.group
         if self.device.kind != "cpu":

@@ -62,7 +62,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
-            """Prints its address once it serves, and lets streaming responses end when it is told to stop."""
+            """Prints its address once it serves, and ends streaming responses at shutdown."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)

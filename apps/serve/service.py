@@ -349,7 +349,7 @@ class Service:
         return self.streams[name]
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
-        """Of each watched stream, its own signs and its model's work: while it works or waits for others, one changes."""
+        """Return two counters by stream name, of its own loop and of its model; one rises while the stream is alive."""
         streams, steps = self.streams, Counter[Model]()
         for stream in streams.values():
             steps[stream.model] += stream.session.stats.frames + stream.pieces

@@ -26,8 +26,8 @@ Contest = tuple[str, str]  # oracles are compared that have the same budget, and
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
     """A line for each run and group of questions, then kinds that full KV answers too seldom, then what was skipped.
 
-    The best oracle of each contest is reported. A run of which only what changed is encoded or appended is compared with
-    the same policy on whole frames, the others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
+    Reports the best oracle at each budget. Runs that encode or append only changes are compared with the same policy on
+    whole frames, all others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
     """
     kinds, settings = comparison.kinds(), comparison.settings
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
@@ -71,7 +71,7 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
     """What a run used, and what was still held, of the questions picked.
 
     hit1, hit3, overlap: of the questions answered right whose evidence is held; a wrong "no longer in memory" counts as a miss.
-    said_gone: of those whose evidence is gone, the fraction of which that was said; gone: how many.
+    gone: number of questions whose evidence is evicted; said_gone: fraction of these that the answer reported as such.
     """
     picked = [result for record in records for result in record["results"] if pick(result)]
     scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]

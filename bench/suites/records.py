@@ -83,8 +83,8 @@ class SuiteQuestion:
     """One question about one video.
 
     id: file and place, unique in the suite. video: path of a file inside the data folder. prompt: what the model is asked,
-    whole. options: texts of a multiple choice, without letters, or labels of which the nearest is taken. time_s: asked when the
-    stream reaches it, and nothing later is seen; None: at the end. clip: (start, end), the part of the video that is shown.
+    whole. options: the choices' texts, without letters, or labels to match the answer to. time_s: when in the video to ask;
+    None: at its end. clip: (start, end), the part of the video that is shown.
     scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`. tokens: the longest answer.
     """
 

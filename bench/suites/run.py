@@ -86,7 +86,7 @@ def answer_key(run: VariantRun, question: SuiteQuestion) -> Key:
 
 
 def run_published(job: SuiteJob, judge: Judge | None, progress: Report) -> Iterator[Line]:
-    """Answer all that is not in the journal yet, have it judged, and report: columns, skipped policies, what is left out.
+    """Answer the questions missing from the journal, judge them, and yield columns, skipped policies and omitted records.
 
     Raises UserError.
     """
