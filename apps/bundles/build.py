@@ -20,18 +20,20 @@ from edgevlm.runtime.cuda.driver import open_driver
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, profile_for
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.model import bundle_folder
+from edgevlm.runtime.settings import parse_budget
 
 ROUND = 64  # rows that a memory's capacity is a multiple of: a longer system prompt fits what is left over
 
 
 def build(
-    name: str, budget: int | None, workspace: int, probes: bool, force: bool, progress: Notify
+    name: str, budget: str | None, workspace: int, probes: bool, force: bool, progress: Notify
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Build the missing engines; yield a line and the fields of each. workspace: MB. Raises UserError."""
     bundle = Bundle.load(bundle_folder(name), progress=progress)
     builder = needed("edgevlm.engines.tensorrt.build", "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
-    settings = BuildSettings(capacity_for(name, budget), workspace << 20, probes=probes, force=force)
+    capacity = capacity_for(name, None if budget is None else parse_budget(budget))
+    settings = BuildSettings(capacity, workspace << 20, probes=probes, force=force)
     for made in builder.build_engines(bundle, settings, open_driver(), to_stderr):
         line = f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
         yield line, asdict(made) | {"capacity": settings.capacity}

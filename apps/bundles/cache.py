@@ -27,7 +27,7 @@ from edgevlm.runtime.model import bundle_folder
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp32",
-    "profile": ONNXRUNTIME, "positions": "trained",
+    "profile": ONNXRUNTIME, "positions": "trained", "gptq": False,
 }  # fmt: skip
 
 
@@ -38,15 +38,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgevlm" / "bundles"
 
 
-def cached_bundle(
-    checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, gptq: bool = False, **options: Any
-) -> Path:
-    """Return a checkpoint's cached bundle with these options of ``export_checkpoint``; export it if missing or ``force``."""
-    target = cached_path(checkpoint, gptq=gptq, **options)
-    with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notify):
+def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:
+    """Return a checkpoint's cached bundle with these :data:`DEFAULTS` changed; export it if missing or ``force``."""
+    target = cached_path(checkpoint, **options)
+    with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
-            chosen = DEFAULTS | options | {"force": True}
-            export_apart(checkpoint, target, gptq=gptq, progress=progress, notify=notify, **chosen)
+            export_apart(checkpoint, target, progress=progress, notify=notify, **DEFAULTS | options | {"force": True})
     return target
 
 
@@ -61,12 +58,12 @@ def export_here(checkpoint: str, out: str, *, gptq: bool, camera: list[int], **o
     getattr(needed(module, "exporting"), name)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
 
 
-def cached_path(checkpoint: Path, *, gptq: bool, **options: Any) -> Path:
+def cached_path(checkpoint: Path, **options: Any) -> Path:
     """Return where a checkpoint's bundle with these options is cached. Raises UserError where it is no checkpoint."""
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
     options["precision"] = stored_in(ConfigOnly(folder).config, options["precision"])
     options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
-    options["samples"] = needed("edgevlm.apps.bundles.gptq", "exporting").source() if gptq else {}
+    options["samples"] = needed("edgevlm.apps.bundles.gptq", "exporting").source() if options.pop("gptq") else {}
     name = plain_name(ConfigOnly(folder).name)
     return cache_folder() / f"{name}-{fingerprint(folder, {})[:DIGITS]}-{fingerprint(folder, options)[:DIGITS]}"
 
@@ -120,10 +117,9 @@ def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
             loaded = Bundle.load(folder, progress=progress)
             if loaded.profile == ONNXRUNTIME:
                 import_module("edgevlm.engines.inputs").check_graphs(loaded)
+            yield f"{folder}: {len(loaded.files)} files are as {MANIFEST} says", True
         except BundleError as error:
             yield str(error), False
-        else:
-            yield f"{folder}: {len(loaded.files)} files are as {MANIFEST} says", True
 
 
 def find(bundle: str) -> Path:
@@ -138,33 +134,27 @@ def cached() -> list[Path]:
 
 def is_complete(target: Path) -> bool:
     try:
-        Bundle.load(target, verify="size")
+        return bool(Bundle.load(target, verify="size"))
     except BundleError:
         return False
-    return True
-
-
-def lock_of(target: Path) -> Path:
-    """The file that is locked while a cached bundle is made."""
-    return target.with_name(f".{target.name}.lock")
 
 
 @contextmanager
-def locked(file: Path, waiting: str, notify: Notify) -> Iterator[None]:
-    """Hold a lock on ``file``; notify ``waiting`` where another process has it. Raises UserError."""
+def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
+    """Hold a lock on ``made``, by a file beside it; notify ``waiting`` where another process has it. Raises UserError."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        file = open(made.with_name(f".{made.name}.lock"), "a")  # noqa: SIM115
     except OSError as error:
         how = "name another folder in EDGEVLM_CACHE (bundles) or HF_HOME (checkpoints)"
-        raise UserError(f"{file.parent}: cannot be written ({error.strerror}); {how}") from None
-    try:
+        raise UserError(f"{made.parent}: cannot be written ({error.strerror}); {how}") from None
+    with file:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             notify(waiting)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
-        os.close(handle)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too

@@ -6,14 +6,13 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from edgevlm.apps.bundles.cache import DIGITS, cache_folder, find, is_complete, lock_of, locked, plain_name
-from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain, hub_id, remember, required_id
+from edgevlm.apps.bundles.cache import DIGITS, cache_folder, find, is_complete, locked, plain_name
+from edgevlm.apps.bundles.hub import CONFIG, HubError, HubFile, Repository, explain, hub_id, parse_id
 from edgevlm.export.checkpoint import FILES, ConfigOnly, checkpoint_folder
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target
 from edgevlm.runtime.files import atomic_directory
 
-CONFIG = "config.json"
 CARD = """---
 library_name: edgevlm
 tags: [edgevlm]
@@ -26,8 +25,13 @@ A bundle of {source} for [edgevlm](https://github.com/edgevlm/edgevlm): {family}
 
 def fetch_start(name: str, progress: Report, notify: Notify) -> Path:
     """Fetch a bundle, or of a checkpoint config.json only; return the folder. Raises HubError."""
-    repository = Repository(required_id(name), notify)
-    return (pull if is_bundle(repository) else fetch_config)(repository, progress, notify)
+    repository = Repository(parse_id(name), notify)
+    return pull(repository, progress, notify) if repository.is_bundle else fetch_config(repository, progress)
+
+
+def resolve_config(model: str, progress: Report, notify: Notify) -> str:
+    """Return ``demo``, or the folder of a bundle, or of a checkpoint without its weights."""
+    return model if hub_id(model) is None else str(fetch_start(model, progress, notify))
 
 
 def resolve_checkpoint(model: str, progress: Report, notify: Notify) -> Path:
@@ -42,9 +46,16 @@ def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
     if (name := hub_id(model)) is None:
         return checkpoint_folder(model)
     repository = Repository(name, notify)
-    if is_bundle(repository):
+    if repository.is_bundle:
         raise HubError(f"{name} is a bundle already", "run it as it is (--model)")
-    return fetch_config(repository, progress, notify)
+    return fetch_config(repository, progress)
+
+
+def fetch_config(repository: Repository, progress: Report) -> Path:
+    folder = repository.fetch([CONFIG], progress)
+    if not (folder / CONFIG).exists():
+        raise HubError(f"{repository.name} has no {CONFIG}", "give the repository of a checkpoint or of a bundle")
+    return folder
 
 
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
@@ -64,26 +75,7 @@ def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify
         what = f"{repository.name} has no {weights[0]}; only safetensors are read, since pickled weights can run code"
         raise HubError(what, "look for a conversion of it")
     repository.fetch(weights, progress)
-    remember(name, folder)
-
-
-def resolve_config(model: str, progress: Report, notify: Notify) -> str:
-    """Return ``demo``, or the folder of a bundle, or of a checkpoint without its weights."""
-    return model if hub_id(model) is None else str(fetch_start(model, progress, notify))
-
-
-def is_bundle(repository: Repository) -> bool:
-    """Return whether a repository holds a bundle, not a checkpoint."""
-    there = [name for name in (MANIFEST, CONFIG) if (repository.folder / name).exists()]
-    return there[0] == MANIFEST if there else MANIFEST in repository.files
-
-
-def fetch_config(repository: Repository, progress: Report, notify: Notify) -> Path:
-    """Return the folder with config.json in it. Raises HubError where the repository has none."""
-    folder = repository.fetch([CONFIG], progress)
-    if not (folder / CONFIG).exists():
-        raise HubError(f"{repository.name} has no {CONFIG}", "give the repository of a checkpoint or of a bundle")
-    return folder
+    repository.remember()
 
 
 def pull(repository: Repository, progress: Report, notify: Notify, out: Path | None = None, *, force: bool = False) -> Path:
@@ -94,10 +86,10 @@ def pull(repository: Repository, progress: Report, notify: Notify, out: Path | N
     if out is not None:
         return _pull(repository, out, force, progress)
     target = cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
-    with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notify):
+    with locked(target, f"another process is pulling {repository.name}; waiting for it", notify):
         if force or not is_complete(target):
             _pull(repository, target, True, progress)
-    remember(repository.name, repository.folder)
+    repository.remember()
     return target
 
 
@@ -120,13 +112,14 @@ def _pull(repository: Repository, target: Path, force: bool, progress: Report) -
     return target
 
 
-def push(bundle: str, name: HubId, progress: Report, *, public: bool) -> str:
+def push(bundle: str, to: str, progress: Report, *, public: bool) -> str:
     """Check every byte of a bundle, push it in one commit and return the repository's address. Raises HubError, BundleError.
 
     Creates the repository, the branch and a page that describes it where they do not exist.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 
+    name = parse_id(to)
     if get_token() is None:
         page = f"{constants.ENDPOINT}/settings/tokens"
         raise HubError("pushing needs a token", f"make one that may write at {page} and set HF_TOKEN")

@@ -24,6 +24,7 @@ TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # between attempts of which none brought a byte
 ATTEMPTS = 64  # at one file
 MB = 1_000_000
+CONFIG = "config.json"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at import: else the library fetches a list of AI agents first
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
@@ -57,25 +58,20 @@ class HubFile(NamedTuple):
     digest: str
 
 
+def parse_id(name: str) -> HubId:
+    """Parse ``ORG/NAME[@REVISION]``, also after ``hf:``. Raises UserError."""
+    if (match := _ID.fullmatch(name.removeprefix("hf:"))) is None:
+        raise UserError(f"{name}: is no name on the hub; give ORG/NAME or ORG/NAME@REVISION")
+    return HubId(match[1], match[2] or "main")
+
+
 def hub_id(model: str) -> HubId | None:
     """Return the repository that ``model`` names; None for a folder, which wins over a repository of its name.
 
     ``hf:ORG/NAME`` is always a repository. Raises UserError for ``hf:`` without such a name.
     """
-    forced = model.startswith("hf:")
-    match = _ID.fullmatch(model.removeprefix("hf:"))
-    if forced and match is None:
-        raise UserError(f"{model}: is no name on the hub; give ORG/NAME or ORG/NAME@REVISION")
-    if match is None or (not forced and look(model) != "nothing"):
-        return None
-    return HubId(match[1], match[2] or "main")
-
-
-def required_id(name: str) -> HubId:
-    """Return the hub repository ``name``, even if a folder has that name. Raises UserError for an invalid name."""
-    found = hub_id(f"hf:{name.removeprefix('hf:')}")
-    assert found is not None
-    return found
+    is_name = model.startswith("hf:") or (_ID.fullmatch(model) is not None and look(model) == "nothing")
+    return parse_id(model) if is_name else None
 
 
 class Repository:
@@ -93,19 +89,16 @@ class Repository:
         self.home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
         self.problem: HubError | None = None  # why the hub cannot be asked
         self._listed: Mapping[str, HubFile] | None = None
-        kept = (try_to_load_from_cache(name.repo, file, revision=name.revision) for file in ("config.json", MANIFEST))
+        kept = (try_to_load_from_cache(name.repo, file, revision=name.revision) for file in (CONFIG, MANIFEST))
         known = commit or next((Path(path).parent.name for path in kept if isinstance(path, str)), None)
+        self.commit = known or name.revision
         if known is not None and known in (commit, name.revision):
-            self.commit = known
             return
-        try:
-            self.commit, self._listed = self._ask(name.revision)
-        except HubError as error:
-            if known is None:
-                raise
-            if not constants.HF_HUB_OFFLINE:
-                notify(f"{error.what}; using the copy downloaded before, commit {known[:12]}")
-            self.commit, self._listed, self.problem = known, {}, error
+        self._ask(name.revision)
+        if self.problem is not None and known is None:
+            raise self.problem
+        if self.problem is not None and not constants.HF_HUB_OFFLINE:
+            notify(f"{self.problem.what}; using the copy downloaded before, commit {self.commit[:12]}")
 
     @property
     def folder(self) -> Path:
@@ -115,12 +108,13 @@ class Repository:
     @property
     def files(self) -> Mapping[str, HubFile]:
         """All of its files, as the hub lists them; empty where it cannot be asked."""
-        if self._listed is None:
-            try:
-                _, self._listed = self._ask(self.commit)
-            except HubError as error:
-                self._listed, self.problem = {}, error
-        return self._listed
+        return self._ask(self.commit) if self._listed is None else self._listed
+
+    @property
+    def is_bundle(self) -> bool:
+        """Whether it holds a bundle, not a checkpoint."""
+        there = [name for name in (MANIFEST, CONFIG) if (self.folder / name).exists()]
+        return there[0] == MANIFEST if there else MANIFEST in self.files
 
     def fetch(self, names: Iterable[str], progress: Report) -> Path:
         """Return its folder, with those of these files that it has. Raises HubError."""
@@ -132,7 +126,7 @@ class Repository:
             for folder in (blobs, self.folder):
                 folder.mkdir(parents=True, exist_ok=True)
             waiting = f"another process is downloading {self.name}; waiting for it"
-            with locked(self.home / ".edgevlm.lock", waiting, self._notify):
+            with locked(blobs, waiting, self._notify):
                 self.download({blobs / file.digest: file for file in wanted}, progress)
                 for file in wanted:
                     link, blob = self.folder / file.name, blobs / file.digest
@@ -150,38 +144,46 @@ class Repository:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils.sha import git_hash
 
-        missing = {path: file for path, file in files.items() if not path.exists()}
-        parts = {path: path.with_name(f"{path.name}.part") for path in missing}
-        before, total = 0, sum(file.bytes for file in missing.values())
-        needed = total - sum(part.stat().st_size for part in parts.values() if part.exists())
+        parts = {path.with_name(f"{path.name}.part"): file for path, file in files.items() if not path.exists()}
+        before, total = 0, sum(file.bytes for file in parts.values())
+        needed = total - sum(part.stat().st_size for part in parts if part.exists())
         try:
-            for path, file in missing.items():
-                if needed > (free := shutil.disk_usage(path.parent).free):
-                    what = f"{needed / MB:,.0f} MB are to be downloaded and {free / MB:,.0f} MB are free on the disk of"
-                    raise HubError(f"{self.name}: {what} {self.home}", "make room, or name a folder on another disk in HF_HOME")
-                needed, part = 0, parts[path]
+            if parts and needed > (free := shutil.disk_usage(next(iter(parts)).parent).free):
+                what = f"{needed / MB:,.0f} MB are to be downloaded and {free / MB:,.0f} MB are free on the disk of"
+                raise HubError(f"{self.name}: {what} {self.home}", "make room, or name a folder on another disk in HF_HOME")
+            for part, file in parts.items():
 
                 def tell(arrived: int, before: int = before) -> None:
                     progress(f"downloading {self.name} (MB)", (before + arrived) // MB, total // MB)
 
                 _receive(hf_hub_url(self.name.repo, file.name, revision=self.commit), part, file, tell)
-                progress(f"checking {file.name}", (before + file.bytes) // MB, total // MB)
+                before += file.bytes
+                progress(f"checking {file.name}", before // MB, total // MB)
                 if file.digest != (hash_file(part).sha256 if len(file.digest) == 64 else git_hash(part.read_bytes())):
                     part.unlink()
                     what = f"{self.name}: what arrived as {file.name} is not what the hub lists (another hash)"
                     raise HubError(what, "it was changed on the way: run the same command again")
-                part.replace(path)
-                before += file.bytes
+                part.replace(part.with_suffix(""))
         except Exception as error:
             raise explain(error, self.name, self.home) from None
 
-    def _ask(self, revision: str) -> tuple[str, Mapping[str, HubFile]]:
-        """Return the hub's commit and files of a revision. Only files beside each other count, none in folders."""
+    def remember(self) -> None:
+        """Make the revision mean this commit while the hub cannot be asked."""
+        if self.name.revision != self.commit:
+            ref = self.home / "refs" / self.name.revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(ref) as stream:
+                stream.write(self.commit.encode())
+
+    def _ask(self, revision: str) -> Mapping[str, HubFile]:
+        """Ask for a revision's commit and files; only files beside each other count, none in folders. Keeps the problem."""
         from huggingface_hub import HfApi
 
-        api, repo = HfApi(library_name="edgevlm"), self.name.repo
+        self._listed = {}
         try:
-            info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+            info = HfApi(library_name="edgevlm").model_info(
+                self.name.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S
+            )
             listed = [
                 HubFile(each.rfilename, int(each.size or 0), str(each.lfs.sha256 if each.lfs else each.blob_id))
                 for each in info.siblings or ()
@@ -190,20 +192,12 @@ class Repository:
             if not all(_HASH.fullmatch(found) for found in (str(info.sha), *(file.digest for file in listed))):
                 raise ValueError("names no commit, or files without a hash")
         except Exception as error:
-            raise explain(error, self.name, self.home) from None
-        if info.id != repo and _ID.fullmatch(info.id) and revision == self.name.revision:
-            self._notify(f"{repo} is called {info.id} now")
-        return str(info.sha), {file.name: file for file in listed}
-
-
-def remember(name: HubId, folder: Path) -> None:
-    """Make a revision mean the commit of this folder while the hub cannot be asked."""
-    home, commit = folder.parents[1], folder.name
-    if name.revision != commit:
-        ref = home / "refs" / name.revision
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(ref) as stream:
-            stream.write(commit.encode())
+            self.problem = explain(error, self.name, self.home)
+            return self._listed
+        if info.id != self.name.repo and _ID.fullmatch(info.id) and revision == self.name.revision:
+            self._notify(f"{self.name.repo} is called {info.id} now")
+        self.commit, self._listed = str(info.sha), {file.name: file for file in listed}
+        return self._listed
 
 
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
@@ -213,12 +207,9 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
 
     failures, headers = 0, build_hf_headers(library_name="edgevlm") | {"Accept-Encoding": "identity"}
     with part.open("ab") as stream:
-        if stream.tell() > file.bytes:
-            stream.truncate(0)
-            stream.seek(0)
         for attempt in range(1, ATTEMPTS + 1):
             tell(begin := stream.tell())
-            if begin == file.bytes:
+            if begin >= file.bytes:
                 return
             wanted = headers | ({"Range": f"bytes={begin}-"} if begin else {})
             try:

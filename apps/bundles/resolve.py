@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.cache import DEFAULTS, DIGITS, cached, cached_bundle, cached_path, description, is_complete
-from edgevlm.apps.bundles.hub import hub_id, remember
+from edgevlm.apps.bundles.hub import hub_id
 from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, default_budget, figure
 from edgevlm.apps.planning.this_machine import this_cpu
@@ -64,9 +64,9 @@ class ExportChoice:
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
         """Plan with the nearest budget that a plan takes; a session checks whether it suits the policy."""
-        asked, device = self.request.budget, self.device or this_cpu(Machine())
+        asked = self.request.budget
         budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
-        self.plan = plan = choose(model, device, replace(self.request, budget=budget))
+        self.plan = plan = choose(model, self.device or this_cpu(Machine()), replace(self.request, budget=budget))
         line, (height, width), rate = plan.line(), plan.roofline.model.tower.size, plan.speed.prefill_fps
         predicted = f"reach {figure(rate)} fps"
         if not plan.fits:
@@ -82,11 +82,12 @@ class ExportChoice:
 
     def suits(self, bundle: Bundle) -> bool:
         """Return whether a bundle of the checkpoint has the options asked for, and the frame size chosen."""
-        stored = {"precision": bundle.decoder.precision, "kv": bundle.decoder.kv, "vision_precision": bundle.vision.precision}
-        asked = all(getattr(self.request, name) in (None, value) for name, value in stored.items())
-        size = bundle.vision.size if self.plan is None else self.plan.roofline.model.tower.size
-        keeps_aspect = load_family(bundle.family, bundle.path).keeps_aspect
-        return asked and (size == bundle.vision.size or bundle.vision.pixels is not None or not keeps_aspect)
+        request, spec, vision = self.request, bundle.decoder, bundle.vision
+        stored = ((request.precision, spec.precision), (request.kv, spec.kv), (request.vision_precision, vision.precision))
+        if not all(asked in (None, kept) for asked, kept in stored):
+            return False
+        is_sized = self.plan is None or vision.pixels is not None or self.plan.roofline.model.tower.size == vision.size
+        return is_sized or not load_family(bundle.family, bundle.path).keeps_aspect
 
     @property
     def asks(self) -> bool:
@@ -123,8 +124,6 @@ def resolve_model(
         if name is not None:
             call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
-    if name is not None:
-        remember(name, folder)
     return str(found)
 
 
@@ -135,7 +134,7 @@ def find_bundle(
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
     options = {} if hint or choice is None else choice.options(folder)
-    wanted = cached_path(folder, gptq=False, **options)
+    wanted = cached_path(folder, **options)
     if not hint and is_complete(wanted):
         return wanted, options
     takes = getattr(backend, "takes", lambda bundle: bundle.profile == ONNXRUNTIME)

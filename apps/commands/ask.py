@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, KeyFile, StateKeyFile, flag, option
+from edgevlm.apps.commands.cli_options import Json, KeyFile, StateKeyFile, flag, given, of_file, option
+from edgevlm.errors import UserError
 from edgevlm.progress import to_stderr
 
 EPILOG = """
@@ -39,9 +40,8 @@ def ask(
     """Ask a running server."""
     from edgevlm.apps.serve.client import ask_server, questions
 
-    window = {name: text for name, text in (("since", since), ("until", until)) if text is not None}
     for each in questions(question):
-        ask_server(each, stream, url, key_file, json, window)
+        ask_server(each, stream, url, key_file, json, given(since=since, until=until))
 
 
 def forget(
@@ -66,7 +66,6 @@ def forget(
     from edgevlm.apps.forget import Span, forget_folder, in_words
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import forget_served
-    from edgevlm.errors import UserError
 
     if last is not None and (since or until):
         raise UserError("--last is --since until now: give one of them")
@@ -77,11 +76,9 @@ def forget(
             raise UserError("this deletes for good: give --yes")
         typer.confirm(f"Delete {span} of {where} for good?", abort=True, err=True)
     if state is not None:
-        key = state_key(None if state_key_file is None else f"file:{state_key_file}")
-        done = forget_folder(state, span, stream, key)
+        done = forget_folder(state, span, stream, state_key(of_file(state_key_file)))
     else:
-        times = {name: text for name, text in (("stream", stream), ("since", since), ("until", until)) if text}
-        done = forget_served(url, {**times, "all": everything}, key_file)
+        done = forget_served(url, given(stream=stream, since=since, until=until, all=everything), key_file)
     for name, counts in done.items():
         typer.echo(json_line("forgotten", {"stream": name, **counts}) if json else in_words(name, counts))
 
@@ -101,8 +98,7 @@ def digest(
     """
     from edgevlm.apps.serve.client import show_digest
 
-    window = {"since": since, "until": until, "camera": stream, "search": search}
-    show_digest({name: text for name, text in window.items() if text is not None}, url, key_file, json)
+    show_digest(given(since=since, until=until, camera=stream, search=search), url, key_file, json)
 
 
 def journal(
@@ -124,8 +120,7 @@ def journal(
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import journal_of
 
-    wanted = {"search": search, "since": since, "until": until, "camera": stream, "limit": str(limit)}
-    lines = journal_of(url, {name: text for name, text in wanted.items() if text is not None}, key_file)
+    lines = journal_of(url, given(search=search, since=since, until=until, camera=stream, limit=str(limit)), key_file)
     if not lines:
         to_stderr("no line was found; a server writes a journal where its configuration has [journal] every = MINUTES")
     for each in reversed(lines):

@@ -9,7 +9,8 @@ import typer
 
 from edgevlm.apps.commands.cli_options import KV, Json, flag, option
 from edgevlm.apps.commands.lazy import lazy_app
-from edgevlm.progress import to_stderr
+from edgevlm.errors import UserError
+from edgevlm.progress import progress, to_stderr
 
 
 def export(
@@ -38,38 +39,33 @@ def export(
     Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Interrupted, the same command resumes. Without
     --out the bundle is cached, and `edgevlm run --model CHECKPOINT` finds it.
     """
-    from edgevlm.apps.settings import parse_size
-    from edgevlm.errors import UserError
-    from edgevlm.progress import progress
-
-    width, height = parse_size(frame_size, "--frame-size ")
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
         from edgevlm.apps.bundles.build import ExportTarget, target_for
         from edgevlm.apps.bundles.cache import cached_bundle, export_apart
         from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
+        from edgevlm.apps.settings import parse_size
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
+        width, height = parse_size(frame_size, "--frame-size ")
         step("reading the checkpoint")
         folder = checkpoint_config(checkpoint, step, to_stderr)
-        wanted: Any = kv
-        target = ExportTarget(ONNXRUNTIME, precision, wanted or "fp32", "")
+        target = ExportTarget(ONNXRUNTIME, precision, kv or "fp32", "")
         if device is not None:
-            target = target_for(folder, device, jetpack, precision, wanted, (height, width))
+            target = target_for(folder, device, jetpack, precision, kv, (height, width))
             to_stderr(target.line)
         options: dict[str, Any] = {
-            "st_spattn_from": st_spattn, "camera": (height, width), "precision": target.precision,
-            "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
+            "st_spattn_from": st_spattn, "camera": (height, width), "precision": target.precision, "kv": target.kv,
+            "vision_precision": vision_precision, "profile": target.profile, "positions": positions,
+            "gptq": rounding == "gptq", "force": force,
         }  # fmt: skip
         complete_checkpoint(checkpoint, folder, step, to_stderr)
-        gptq = rounding == "gptq"
         if out is None:
-            path = cached_bundle(folder, step, to_stderr, force=force, gptq=gptq, **options)
+            out = cached_bundle(folder, step, to_stderr, **options)
         else:
-            path = out
-            export_apart(folder, path, gptq=gptq, progress=step, notify=to_stderr, force=force, **options)
-    typer.echo(str(path))
+            export_apart(folder, out, progress=step, notify=to_stderr, **options)
+    typer.echo(str(out))
 
 
 def build(
@@ -85,17 +81,13 @@ def build(
     Takes minutes an engine and prints each one's path. Engines that exist and match are kept; interrupted, the same command
     resumes.
     """
-    from edgevlm.progress import progress
-
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
         from edgevlm.apps.bundles.resolve import resolve_model
         from edgevlm.apps.schemas import json_line
-        from edgevlm.runtime.settings import parse_budget
 
-        wanted = None if budget is None else parse_budget(budget)
         path = resolve_model(bundle, step, to_stderr, "tensorrt")
-        for line, fields in command.build(path, wanted, workspace, probes, force, step):
+        for line, fields in command.build(path, budget, workspace, probes, force, step):
             print(json_line("engine", fields) if json else line, flush=True)  # click would write past the progress line
 
 
@@ -130,17 +122,14 @@ def verify(
 
     A run compares sizes only. Exits with status 1 where a bundle is damaged.
     """
-    from edgevlm.progress import progress
-
-    damaged = False
+    intact = True
     with progress("starting") as step:
         from edgevlm.apps.bundles import cache
 
-        for line, intact in cache.verify(bundles or [], step):
-            damaged |= not intact
+        for line, well in cache.verify(bundles or [], step):
+            intact &= well
             print(line, flush=True)
-    if damaged:
-        raise typer.Exit(1)
+    raise typer.Exit(0 if intact else 1)
 
 
 def pull(
@@ -152,13 +141,11 @@ def pull(
 
     Every byte is checked against the bundle's manifest. Interrupted, the same command resumes.
     """
-    from edgevlm.progress import progress
-
     with progress("asking the hub") as step:
         from edgevlm.apps.bundles import fetch
-        from edgevlm.apps.bundles.hub import Repository, required_id
+        from edgevlm.apps.bundles.hub import Repository, parse_id
 
-        path = fetch.pull(Repository(required_id(name), to_stderr), step, to_stderr, out, force=force)
+        path = fetch.pull(Repository(parse_id(name), to_stderr), step, to_stderr, out, force=force)
     typer.echo(str(path))
 
 
@@ -171,13 +158,10 @@ def push(
 
     Needs a token that may write (HF_TOKEN). The repository is created private unless it exists.
     """
-    from edgevlm.progress import progress
-
     with progress("starting") as step:
         from edgevlm.apps.bundles import fetch
-        from edgevlm.apps.bundles.hub import required_id
 
-        address = fetch.push(bundle, required_id(name), step, public=public)
+        address = fetch.push(bundle, name, step, public=public)
     typer.echo(address)
 
 

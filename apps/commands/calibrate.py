@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, Threads, flag, lines, option
-from edgevlm.progress import to_stderr
+from edgevlm.progress import progress, to_stderr
 
 EPILOG = """
 \b
@@ -40,8 +40,6 @@ def calibrate(
     can be left out. The bundle keeps the result, for --policy, --append and --encode auto. If interrupted, the same command
     resumes.
     """
-    from edgevlm.progress import progress
-
     with progress("starting") as step:
         from edgevlm.apps import calibrate as command
         from edgevlm.apps.bundles.resolve import resolve_model

@@ -34,12 +34,7 @@ def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel=panel, **more)
 
 
-def threads(default: str | bool = True, panel: str | None = None) -> Any:
-    return option("N", "Use this many CPU threads.", default, panel, min=1, max=256)
-
-
-Threads = Annotated[int | None, threads("physical cores")]
-Budget = Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "6144; others: as run")]
+Threads = Annotated[int | None, option("N", "Use this many CPU threads.", "physical cores", min=1, max=256)]
 Device = Annotated[str | None, option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine")]
 Json = Annotated[bool, flag("--json", "Print one JSON object a line.")]
 KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this file.")]
@@ -50,6 +45,16 @@ KV = Annotated[
     Literal["fp32", "fp16", "int8"] | None,
     option("fp32|fp16|int8", "Store keys and values as this.", "fp16 on GPUs, else fp32"),
 ]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Return the options that were typed."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def of_file(path: Path | None) -> str | None:
+    """Return the reference of a secret in a file, as :func:`edgevlm.apps.credentials.secret` reads it."""
+    return None if path is None else f"file:{path}"
 
 
 def lines(variable: str) -> list[str]:
@@ -69,36 +74,33 @@ HelpAll = Annotated[bool, flag("--help-all", "Show all options.", is_eager=True,
 
 
 def with_settings(
-    model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, given: bool = False
+    model: Any, panels: Mapping[str | None, Iterable[str]], rare: Iterable[str] = (), *, typed_only: bool = False
 ) -> Callable[[Any], Any]:
     """Give a command an option for each of these fields, under its panel; the command takes them as ``settings``.
 
-    That is an instance of the model, whose errors name the option; where ``given``, a dict of the options that were typed.
+    That is an instance of the model, whose errors name the option; where ``typed_only``, a dict of the options that were typed.
     rare: fields that only ``--help-all`` shows.
     """
     shown = {name: panel for panel, fields in panels.items() for name in fields}
+    lists = {name for name in shown if get_origin(model.model_fields[name].annotation) is list}
 
     def decorate(function: Any) -> Any:
-        own = inspect.signature(function, eval_str=True).parameters
-        made = [_parameter(model.model_fields[name], name, panel, name in rare, given) for name, panel in shown.items()]
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        others = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own if each.name != "settings"]
+        made = [_parameter(model.model_fields[name], name, panel, name in rare, typed_only) for name, panel in shown.items()]
         if rare:
             made.append(Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
-        others = [each.replace(kind=Parameter.KEYWORD_ONLY) for name, each in own.items() if name != "settings"]
-        made = [*others, *made] if given else [*made, *others]
 
         @wraps(function)
         def command(**typed: Any) -> Any:
             typed.pop("help_all", None)
             values = {name: typed.pop(name) for name in shown}
-            for name in shown:
-                if not values[name] and get_origin(model.model_fields[name].annotation) is list:
-                    values[name] = lines(f"EDGEVLM_{function.__name__}_{name}".upper())
-            values = {name: value for name, value in values.items() if value is not None}
-            return function(settings=values if given else checked(model, values), **typed)
+            values |= {name: lines(f"EDGEVLM_{function.__name__}_{name}".upper()) for name in lists if not values[name]}
+            return function(settings=given(**values) if typed_only else checked(model, given(**values)), **typed)
 
         facade: Any = command
-        facade.__signature__ = inspect.Signature(made)
-        facade.__annotations__ = {each.name: each.annotation for each in made}
+        facade.__signature__ = inspect.Signature([*others, *made] if typed_only else [*made, *others])
+        facade.__annotations__ = {each.name: each.annotation for each in (*made, *others)}
         return facade
 
     return decorate
@@ -117,26 +119,19 @@ def checked(model: Any, values: Mapping[str, Any]) -> Any:
         raise UserError(f"--{named}{value} {why.removeprefix(field).strip()}".replace(" Input should", ": should")) from None
 
 
-def _parameter(field: Any, name: str, panel: str | None, hidden: bool, given: bool) -> Parameter:
-    """The option of a field: its type, help and default; the model checks it."""
-    union = get_origin(field.annotation) in (Union, UnionType)
-    first = get_args(field.annotation)[0] if union else field.annotation
+def _parameter(field: Any, name: str, panel: str | None, hidden: bool, typed_only: bool) -> Parameter:
+    """Make the option of a field: its type, help and default; the model checks it."""
+    is_list = get_origin(field.annotation) is list
+    first = get_args(field.annotation)[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     words = {type(each).__name__: each for each in (*getattr(first, "__metadata__", ()), *field.metadata)}
     base = get_args(first)[0] if get_origin(first) is Annotated else first
-    kind: Any = (
-        list[str]
-        if get_origin(field.annotation) is list
-        else base
-        if base in (bool, int, float) or get_origin(base) is Literal
-        else str
-    )
-    default = None if given or kind == list[str] else field.default
-    default = str(default) if kind is str and default is not None else default
+    kind: Any = base if base in (bool, int, float) or get_origin(base) is Literal else list[str] if is_list else str
+    default = None if typed_only or is_list else field.default
     if kind is bool:
-        dashed = name.replace("_", "-")
-        dashed = f"--{dashed}/--no-{dashed}" if field.default is None else f"--{dashed}"
-        made = flag(dashed, field.description, panel, hidden=hidden)
+        dashed = f"--{name.replace('_', '-')}"
+        made = flag(dashed if default is False else f"{dashed}/--no-{dashed[2:]}", field.description, panel, hidden=hidden)
     else:
-        shown, reads = words["Shown"].text if "Shown" in words and not given else True, kind != list[str]
-        made = option(words["Metavar"].text, field.description, shown, panel, hidden=hidden, allow_from_autoenv=reads)
+        usual = words["Shown"].text if "Shown" in words and not typed_only else True
+        made = option(words["Metavar"].text, field.description, usual, panel, hidden=hidden, allow_from_autoenv=not is_list)
+        default = default if kind is not str or default is None else str(default)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, made])

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, StateKeyFile, option
+from edgevlm.apps.commands.cli_options import Json, StateKeyFile, of_file, option
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.errors import UserError
+from edgevlm.progress import progress
 
 
 def cameras(json: Json = False) -> None:
@@ -18,8 +19,6 @@ def cameras(json: Json = False) -> None:
 
     Each is asked for its modes and for one picture; where that fails, the line says why.
     """
-    from edgevlm.progress import progress
-
     with progress("looking through the cameras"):
         from edgevlm.apps.doctor.cameras import list_cameras
 
@@ -32,8 +31,6 @@ def doctor(json: Json = False) -> None:
 
     Exits with status 1 where a first run would fail.
     """
-    from edgevlm.progress import progress
-
     with progress("checking this machine"):
         from edgevlm.apps.doctor import report
 
@@ -84,9 +81,10 @@ def show(
     from edgevlm.runtime.snapshots.format import Snapshot
     from edgevlm.runtime.snapshots.storage import is_address
 
-    secret = state_key(None if state_key_file is None else f"file:{state_key_file}")
     try:
-        found = list(verified(folder, secret)) if is_address(folder) or look(folder) == "folder" else []
+        found = (
+            list(verified(folder, state_key(of_file(state_key_file)))) if is_address(folder) or look(folder) == "folder" else []
+        )
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error})") from None
     if not found:

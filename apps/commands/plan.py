@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps.commands.cli_options import KV, Device, Json, option
-from edgevlm.progress import to_stderr
+from edgevlm.progress import progress, to_stderr
 
 EPILOG = """
 \b
@@ -39,8 +39,6 @@ def plan(
 
     Reads, or downloads, only a checkpoint's config.json; a bundle's weights are not read.
     """
-    from edgevlm.progress import progress
-
     with progress("planning") as step:
         from edgevlm.apps.bundles.fetch import resolve_config
         from edgevlm.apps.planning import plan as command
@@ -52,8 +50,7 @@ def plan(
         folder = resolve_config(model, step, to_stderr)
         asked = (device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, cameras)
         lines = list(command.show(command.PlanRequest(folder, *asked), json))
-    for line in lines:
-        typer.echo(line)
+    typer.echo("\n".join(lines))
 
 
 def models(
@@ -65,11 +62,8 @@ def models(
 
     All is predicted, as by `edgevlm plan`: of each the weights that it would choose. Nothing is downloaded.
     """
-    from edgevlm.progress import progress
-
     with progress("planning"):
         from edgevlm.apps.planning.plan import show_models
 
         lines = list(show_models(device, fps, json))
-    for line in lines:
-        typer.echo(line)
+    typer.echo("\n".join(lines))

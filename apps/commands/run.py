@@ -8,6 +8,7 @@ import typer
 
 from edgevlm.apps.commands.cli_options import Json, flag, with_settings
 from edgevlm.apps.settings import RunSettings
+from edgevlm.progress import progress
 
 STREAM, MACHINE = "Stream", "Memory and machine"
 PANELS = {
@@ -49,8 +50,6 @@ def run(
 
     On a terminal, ask while it plays. Elsewhere the demo ends after 384 frames.
     """
-    from edgevlm.progress import progress
-
     with progress("starting"):
         from edgevlm.apps.launch import launch
 

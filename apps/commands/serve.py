@@ -7,11 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import EncryptWith, Json, KeyFile, Snapshots, flag, lines, option, with_settings
+from edgevlm.apps.commands.cli_options import (
+    EncryptWith,
+    Json,
+    KeyFile,
+    Snapshots,
+    flag,
+    lines,
+    of_file,
+    option,
+    with_settings,
+)  # fmt: skip
 from edgevlm.apps.credentials import secret, state_key
 from edgevlm.apps.settings import RunSettings
 from edgevlm.packages import needed
-from edgevlm.progress import to_stderr
+from edgevlm.progress import progress, to_stderr
 
 EPILOG = """
 \b
@@ -24,7 +34,7 @@ Examples:
 """
 
 
-@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "append", "encode", "threads")}, given=True)
+@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "append", "encode", "threads")}, typed_only=True)
 def serve(
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
@@ -49,20 +59,18 @@ def serve(
 
     The page is at the address it prints. Programs ask with OpenAI's clients.
     """
-    from edgevlm.progress import progress
-
     with progress("starting"):
         server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
         configuration = needed("edgevlm.apps.serve.config", "edgevlm serve", "serve")
     if config is None and not camera and Path("edgevlm.toml").is_file():
         to_stderr("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
-    given = {
-        **settings, "state": state, "snapshots": snapshots, "state_key": state_key_file and f"file:{state_key_file}",
-        "server": {"host": host, "port": port, "key": key_file and f"file:{key_file}"}, "cluster": {"join": cluster},
+    typed = {
+        **settings, "state": state, "snapshots": snapshots, "state_key": of_file(state_key_file),
+        "server": {"host": host, "port": port, "key": of_file(key_file)}, "cluster": {"join": cluster},
     }  # fmt: skip
 
     def load() -> Any:
-        return configuration.settings_of(config, camera, given, assigned or lines("EDGEVLM_SERVE_SET"))
+        return configuration.settings_of(config, camera, typed, assigned or lines("EDGEVLM_SERVE_SET"))
 
     join = needed("edgevlm.apps.cluster.member", "--cluster", "cluster").join if load().cluster.join else None
     server.serve(load, json, quiet, join)

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import EncryptWith, Json, Snapshots, flag, option, with_settings
+from edgevlm.apps.commands.cli_options import EncryptWith, Json, Snapshots, flag, given, of_file, option, with_settings
 from edgevlm.apps.settings import RunSettings
 from edgevlm.packages import needed
+from edgevlm.progress import progress
 
 RULE, SEND = "When it opens and closes", "Where events go"
 DEMO_SEED = 10  # of a world that shows a red square within seconds
@@ -23,7 +24,7 @@ It opens when the answer becomes yes, and closes when it no longer is. Several w
 """
 
 
-@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, given=True)
+@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, typed_only=True)
 def watch(
     settings: dict[str, Any],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this again and again.")],
@@ -54,8 +55,6 @@ def watch(
 
     Each event is a line on stdout when the watch opens or closes.
     """
-    from edgevlm.progress import progress
-
     with progress("starting"):
         watching = needed("edgevlm.apps.serve.watch", "edgevlm watch", "serve")
         config = needed("edgevlm.apps.serve.config", "edgevlm watch", "serve")
@@ -65,11 +64,9 @@ def watch(
         "open_above": open_above, "close_below": close_below, "open_after": open_after, "close_after": close_after,
         "cooldown": cooldown, "schedule": schedule or None, "on": on,
     })  # fmt: skip
-    addresses = {"webhook": webhook, "mqtt": mqtt, "apprise": apprise}
-    sinks = [{"kind": kind, "url": url} for kind, urls in addresses.items() for url in urls or []]
+    addresses = given(webhook=webhook, mqtt=mqtt, apprise=apprise)
+    sinks = [{"kind": kind, "url": url} for kind, urls in addresses.items() for url in urls]
     sinks += [{"kind": "exec", "command": command} for command in exec or []]
-    key = None if state_key_file is None else f"file:{state_key_file}"
-    kept = {"state": state, "snapshots": snapshots, "state_key": key}
-    settings |= {name: value for name, value in kept.items() if value is not None}
+    settings |= given(state=state, snapshots=snapshots, state_key=of_file(state_key_file))
     settings |= {"cameras": {"demo" if camera == "demo" else "camera": {"source": camera}}, "watches": [asked], "sinks": sinks}
     watching.watch(config.check_config(settings, "watch"), SourceOptions(seed=seed), json, quiet)
