@@ -20,7 +20,6 @@ import numpy as np
 from edgevlm.bench.noise import GROUP, CacheShape, FilledCache
 from edgevlm.runtime import kernels as host_kernels
 from edgevlm.runtime.cuda.cache import CudaCache
-from edgevlm.runtime.cuda.driver import Event
 from edgevlm.runtime.cuda.kernels import Kernels
 from edgevlm.runtime.engine import KVBuffer
 
@@ -46,36 +45,45 @@ class FilledDeviceCache(FilledCache):
         assert isinstance(self.cache, CudaCache)
         driver, row = self.cache.kernels.driver, buffer.shape[3] * buffer.dtype.itemsize
         for address, new in zip((buffer.key_address, buffer.value_address), rows, strict=True):
-            driver.copy_rows_in(address + start * row, buffer.shape[2] * row, np.ascontiguousarray(new))
+            dense = np.ascontiguousarray(new)
+            width = dense.shape[1] * row
+            driver.copy_rows(address + start * row, buffer.shape[2] * row, dense, width, width, len(dense))
             driver.main.synchronize()
 
 
 @contextmanager
 def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
     """Milliseconds of each kernel launched meanwhile, by its name without the dtype; there once it ends."""
-    launch, moments, found = kernels.launch, list[tuple[str, Event, Event]](), defaultdict[str, float](float)
+    launch, moments, found = kernels.launch, list[tuple[str, Any]](), defaultdict[str, float](float)
 
     def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
-        events = _between(kernels, lambda: launch(name, grid, call))
-        moments.append((name.removesuffix("_fp32").removesuffix("_fp16"), *events))
+        ms = _timed(kernels, lambda: launch(name, grid, call))
+        moments.append((name.removesuffix("_fp32").removesuffix("_fp16"), ms))
 
     kernels.launch = timed  # type: ignore[method-assign]
     try:
         yield found
     finally:
         del kernels.launch
-    for name, first, last in moments:
-        found[name] += last.ms_since(first)
+    for name, ms in moments:
+        found[name] += ms()
 
 
-def _between(kernels: Kernels, work: Callable[[], object]) -> tuple[Event, Event]:
-    """Do work on the main stream between two events."""
+def _timed(kernels: Kernels, work: Callable[[], object]) -> Callable[[], float]:
+    """Do work on the main stream between two events; returns what waits for them and gives the milliseconds between."""
     driver = kernels.driver
-    first, last = driver.event(), driver.event()
-    first.record(driver.main)
-    work()
-    last.record(driver.main)
-    return first, last
+    with driver.entered() as cuda:
+        first, last = cuda.Event(), cuda.Event()
+        first.record(driver.main.own)
+        work()
+        last.record(driver.main.own)
+
+    def ms() -> float:
+        with driver.entered():
+            last.synchronize()
+            return float(last.time_since(first))
+
+    return ms
 
 
 def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
@@ -127,8 +135,12 @@ def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
     """Bytes read and written a second, 1e9, by copies of half of ``nbytes`` within the device."""
     driver, half, times = kernels.driver, max(nbytes // 2, 1), []
     memory = driver.allocate(2 * half)
+
+    def copy() -> None:
+        with driver.entered() as cuda:
+            cuda.memcpy_dtod_async(memory.address, memory.address + half, half, driver.main.own)
+
     for _ in range(rounds + 1):
-        first, last = _between(kernels, lambda: driver.copy(memory.address, memory.address + half, half))
-        times.append(last.ms_since(first))
+        times.append(_timed(kernels, copy)())
     driver.free(memory)
     return 2 * half / statistics.median(times[1:]) / 1e6

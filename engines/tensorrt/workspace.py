@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -11,34 +10,24 @@ from numpy.typing import NDArray
 
 from edgevlm.engines.tensorrt.api import Loaded
 from edgevlm.engines.tensorrt.jobs import Dims
-from edgevlm.runtime.cuda.driver import DeviceMemory, Driver
+from edgevlm.runtime.cuda.driver import Driver, WorkingMemory
 
 SCRATCH = "scratch"
 
 
-class Workspace:
-    """What all engines of a backend share: a stream, and named blocks of device memory.
+class Workspace(WorkingMemory):
+    """What all engines of a backend share: a stream, and blocks of memory for one call at a time.
 
-    ``lock`` is held for a call: another one would work in the same memory.
+    ``lock`` is held for a call.
     """
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
-        self._held: dict[str, DeviceMemory] = {}
+        super().__init__(driver, self.stream)
 
     def at(self, name: str, nbytes: int) -> int:
-        """The address of a block of at least ``nbytes`` bytes, not cleared; another one when that is more than ever before."""
-        held = self._held.get(name)
-        if held is None or held.nbytes < nbytes:
-            if held is not None:
-                self.driver.free(self._held.pop(name))
-            held = self._held[name] = self.driver.allocate(max(nbytes, 1), mapped=False)
-        return held.address
-
-    def __del__(self) -> None:
-        with suppress(Exception):  # the driver may have gone first, at the interpreter's end
-            while self._held:
-                self.driver.free(self._held.popitem()[1])
+        """The address of a block."""
+        return self.block(name, nbytes).address
 
 
 class EngineCalls:

@@ -1,8 +1,8 @@
 """The ring cache of one stream with its keys and values in device memory.
 
 What is known of rows stays in the host's memory, where policies read it as arrays: a ledger, which is the C++ cache itself over
-rows of one rotary pair. It checks every call before a byte is changed, keeps marks, and moves what it knows of rows just as
-the device then moves their keys and values, so that the rules stand in one place.
+rows of one rotary pair. It checks every call before a byte is changed, keeps marks, and moves its rows just as the device then
+moves their keys and values, so that the rules are in one place.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
+from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import ROW_DTYPES, KVCache, Mark, Rows, native_shape
 from edgevlm.runtime.cuda import calls, kernels
-from edgevlm.runtime.cuda.calls import DeviceRows, aligned, require_rows
+from edgevlm.runtime.cuda.calls import DeviceRows, aligned, require
 from edgevlm.runtime.cuda.driver import Driver, open_driver
 from edgevlm.runtime.cuda.kernels import Kernels
 from edgevlm.runtime.engine import KVBuffer
@@ -39,7 +39,7 @@ class CudaCache(KVCache):
     device, the first one unless given. Raises UserError for int8, without a device, and where the arena does not fit.
     """
 
-    __slots__ = ("_address", "_arena", "_reserved", "kernels", "known")
+    __slots__ = ("_arena", "_reserved", "_row", "address", "kernels", "known")
 
     def __init__(self, *shape: Any, scales: KVScales | None = None, driver: Driver | None = None, **rotary: Any) -> None:
         if rotary.get("dtype") == "int8" or scales is not None:
@@ -49,13 +49,13 @@ class CudaCache(KVCache):
         _native.Cache.__init__(self, *_ledger(*native))
         self._describe(*native)
         self.known = [0] * self.layers  # rows [0, known) of a layer have their norm
-        self._reserved = 0
+        self._reserved, self._row = 0, self.head_dim * self.dtype.itemsize
         driver = driver or open_driver()
         self.kernels = Kernels(driver)
         *starts, end = _starts(native[0], self.kv_heads, self.head_dim, self.dtype)
         self._arena = driver.allocate(end)
         weakref.finalize(self, driver.free, self._arena)
-        self._address = [tuple(self._arena.address + start for start in layer) for layer in starts]
+        self.address = [tuple(self._arena.address + start for start in layer) for layer in starts]  # of key, value and norms
         driver.clear(self._arena.address, end, end, 1)
         driver.main.synchronize()
 
@@ -83,7 +83,7 @@ class CudaCache(KVCache):
     def buffers(self) -> list[KVBuffer]:
         return [
             KVBuffer(key, value, (1, self.kv_heads, int(rows), self.head_dim), self.dtype, self)
-            for (key, value, _), rows in zip(self._address, self.capacities, strict=True)
+            for (key, value, _), rows in zip(self.address, self.capacities, strict=True)
         ]
 
     def key(self, layer: int) -> Any:
@@ -95,20 +95,23 @@ class CudaCache(KVCache):
     def value_norms(self, layer: int) -> NDArray[np.float32]:
         return self.kernels.value_norms(self.value(layer))
 
-    def norm_address(self, layer: int) -> int:
-        """Where the norms of a layer's values lie, float32 ``[kv_heads, capacity]``."""
-        return self._address[layer][2]
-
-    def table(self, wanted: Sequence[int], lengths: NDArray[np.int32]) -> NDArray:
-        """Some layers, of ``lengths [layers]`` rows, as kernels want them: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
-        table = np.zeros(len(wanted), calls.LAYER)
-        capacities, wanted = self.capacities, list(wanted)
-        for part, name in enumerate(("key", "value", "norm")):
-            table[name] = [self._address[layer][part] for layer in wanted]
-        table["capacity"] = table["norm_stride"] = capacities[wanted]
-        table["rows"], table["known"] = lengths[wanted], [self.known[layer] for layer in wanted]
-        table["first"][1:] = self.kv_heads * np.cumsum(lengths[wanted], dtype=np.int64)[:-1]
+    def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
+        """Layers as kernels take them, of these lengths: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        table = np.zeros(len(layers), calls.LAYER)
+        for row, layer in zip(table, layers, strict=True):
+            row["key"], row["value"], row["norm"] = self.address[layer]
+            row["capacity"] = row["norm_stride"] = self.capacities[layer]
+            row["known"] = self.known[layer]
+        table["rows"] = lengths
+        table["first"][1:] = self.kv_heads * np.cumsum(lengths, dtype=np.int64)[:-1]
         return table
+
+    def copy_out(self, out: NDArray, layer: int, address: int) -> None:
+        """Copy rows of a layer's keys, values or norms to a dense array ``[kv_heads, n, ..]``."""
+        width = out[0].nbytes
+        pitch = int(self.capacities[layer]) * (width // max(1, out.shape[1]))
+        self.kernels.driver.copy_rows(out, width, address, pitch, width, len(out))
+        self.kernels.driver.main.synchronize()
 
     def reserve(self, n: int) -> None:
         super().reserve(n)
@@ -121,13 +124,11 @@ class CudaCache(KVCache):
         self.kernels.driver.main.synchronize()
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
-        wanted, numbers = (self.kv_heads, len(rows.kind), self.head_dim), {"key": key, "value": value}
-        for name, array in numbers.items():
-            require_rows(name, array, np.dtype(np.float32), wanted)
-        start = self._length(layer)
+        wanted, start = (self.kv_heads, len(rows.kind), self.head_dim), self._length(layer)
+        self._require(key, value, np.dtype(np.float32), wanted)
         tiny = np.zeros((*wanted[:2], 2), np.float32)
         super()._append(layer, tiny, tiny, *rows.arrays)
-        self._write(layer, start, numbers)
+        self._write(layer, start, key, value)
 
     def rollback(self, mark: Mark) -> None:
         before = self.lengths
@@ -159,15 +160,12 @@ class CudaCache(KVCache):
         return following
 
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
-        numbers = {name: held[name] for name in ("key", "value")}
-        wanted = (self.kv_heads, *np.shape(held["kind"])[1:], self.head_dim)
-        for name, array in numbers.items():
-            require_rows(name, array, self.dtype, wanted)
-        was = self._length(layer)
+        wanted, was = (self.kv_heads, *np.shape(held["kind"])[1:], self.head_dim), self._length(layer)
+        self._require(held["key"], held["value"], self.dtype, wanted)
         tiny = np.zeros((*wanted[:-1], 2), np.float16)
         super()._load(layer, tiny, tiny, *(held[name] for name in ROW_DTYPES))
         self.known[layer] = 0
-        self._write(layer, 0, numbers)
+        self._write(layer, 0, held["key"], held["value"])
         self._clear(layer, int(self.lengths[layer]), was)
         self.kernels.driver.main.synchronize()
 
@@ -182,21 +180,28 @@ class CudaCache(KVCache):
 
     def _rows(self, layer: int, part: int) -> DeviceRows:
         shape = (self.kv_heads, self._length(layer), self.head_dim)
-        return DeviceRows(self._address[layer][part], shape, int(self.capacities[layer]), self.dtype, self.kernels, self)
+        return DeviceRows(self, layer, self.address[layer][part], shape)
 
-    def _write(self, layer: int, start: int, numbers: Mapping[str, NDArray]) -> None:
-        """Rows from ``start`` on, each ``[kv_heads, n, head_dim]``, rounded to what the cache holds."""
-        row, driver = self.head_dim * self.dtype.itemsize, self.kernels.driver
-        for address, array in zip(self._address[layer][:2], numbers.values(), strict=True):
+    def _require(self, key: NDArray, value: NDArray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        for name, array in (("key", key), ("value", value)):
+            require(name, array, dtype, shape)
+            if array.size and array.strides[-1] != dtype.itemsize:
+                raise CacheError(f"{name} must be dense in its last axis")
+
+    def _write(self, layer: int, start: int, *numbers: NDArray) -> None:
+        """Keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""
+        driver, pitch = self.kernels.driver, int(self.capacities[layer]) * self._row
+        for address, array in zip(self.address[layer][:2], numbers, strict=True):
             with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, as on the CPU
                 stored = np.ascontiguousarray(array, self.dtype)
-            driver.copy_rows_in(address + start * row, int(self.capacities[layer]) * row, stored)
+            width = stored.shape[1] * self._row
+            driver.copy_rows(address + start * self._row, pitch, stored, width, width, self.kv_heads)
             driver.main.synchronize()
 
     def _clear(self, layer: int, first: int, last: int) -> None:
-        row, driver = self.head_dim * self.dtype.itemsize, self.kernels.driver
-        for address in self._address[layer][:2]:
-            driver.clear(address + first * row, int(self.capacities[layer]) * row, max(0, last - first) * row, self.kv_heads)
+        pitch, width = int(self.capacities[layer]) * self._row, max(0, last - first) * self._row
+        for address in self.address[layer][:2]:
+            self.kernels.driver.clear(address + first * self._row, pitch, width, self.kv_heads)
 
     def _turn(self, before: Mapping[int, NDArray[np.int32]]) -> None:
         by = {layer: self.position(layer) - was for layer, was in before.items()}

@@ -1,28 +1,23 @@
-"""What a call of our kernels is made of: structs, arrays of the host and of the device, and the rows they are about.
-
-A call's inputs lie side by side in device memory, so that one copy takes them there; what must be zero lies behind them, so
-that one call clears it. That memory grows to the largest call there was and stays.
-"""
+"""Calls of our kernels: the structs that they take, and the arrays on the host and the device that these point to."""
 
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_uint64
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime.cuda.driver import DeviceMemory, Driver
 
 Masks = Sequence[NDArray[np.bool_]]
+DeviceCache = Any  # edgevlm.runtime.cuda.cache.CudaCache, which imports this module
 
 ALIGNMENT = 256  # bytes
 THREADS = 256  # of every block
@@ -40,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """A struct of some names each: addresses, or of the type that comes with them."""
+    """A struct whose fields are addresses, or of the type that comes with their names."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -74,11 +69,6 @@ def named(kernel: str, dtype: np.dtype) -> str:
     return f"{kernel}_{'fp16' if dtype == np.float16 else 'fp32'}"
 
 
-def lanes_of(pairs: int, each: int) -> int:
-    """Lanes that read a row of ``pairs`` rotary pairs together, ``each`` numbers a load: a power of two, 32 at most."""
-    return min(32, 1 << max(0, -(-pairs // each) - 1).bit_length())
-
-
 def blocks(rows: int, lanes: int = 1) -> int:
     """Blocks over ``rows`` rows of ``lanes`` lanes each; at least one."""
     return max(1, -(-rows * lanes // THREADS))
@@ -89,18 +79,14 @@ def slots_for(rows: int) -> int:
     return 1 << max(5, (2 * rows).bit_length())
 
 
-def turns_of(inv_freq: NDArray[np.float64]) -> NDArray[np.uint64]:
+@lru_cache(maxsize=16)
+def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
     """How far each rotary pair turns with one step, in 2^-64 of a full turn, uint64 ``[pairs]``: exact, whatever the step.
 
     A product with the number of steps wraps around just where the circle does.
     """
-    return np.array(_turns(tuple(inv_freq.tolist())), np.uint64)
-
-
-@lru_cache(maxsize=16)
-def _turns(inv_freq: tuple[float, ...]) -> tuple[int, ...]:
     full = 1 << 64
-    return tuple(round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq)
+    return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
 
 
 def aligned(nbytes: int) -> int:
@@ -108,132 +94,32 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class KernelWorkspace:
-    """Device memory for one call at a time, and the page-locked host memory that its inputs and results go through."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self._held: dict[str, DeviceMemory] = {}
-        weakref.finalize(self, _free_all, driver, self._held)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(memory.nbytes for memory in self._held.values())
-
-    def device(self, nbytes: int) -> int:
-        """The address of at least ``nbytes`` bytes; what was in them is lost."""
-        return self._at_least("device", nbytes, mapped=None).address
-
-    def host(self, nbytes: int) -> NDArray[np.uint8]:
-        """uint8 ``[nbytes]`` that the device copies from and to at full speed."""
-        host = self._at_least("host", nbytes, mapped=True).host
-        assert host is not None
-        return host[:nbytes]
-
-    def _at_least(self, name: str, nbytes: int, mapped: bool | None) -> DeviceMemory:
-        held = self._held.get(name)
-        if held is not None and held.nbytes >= nbytes:
-            return held
-        if held is not None:
-            self.driver.main.synchronize()  # what was asked of it may not be done
-            self.driver.free(self._held.pop(name))
-        self._held[name] = self.driver.allocate(aligned(max(nbytes, ALIGNMENT)), mapped)
-        return self._held[name]
-
-
-def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
-    for memory in held.values():
-        driver.free(memory)
-    held.clear()
-
-
-class KernelCall:
-    """The arrays of one call by name. Name all of them, then :meth:`lay_out` gives each its address, ``call[name]``."""
-
-    def __init__(self, space: KernelWorkspace) -> None:
-        self._space = space
-        self._inputs: dict[str, Sequence[NDArray]] = {}
-        self._shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # of what is made on the device
-        self._zeroed: set[str] = set()
-        self._address: dict[str, int] = {}
-        self._base = self._sent = self._cleared = 0  # where it lies, bytes of its inputs, bytes of what is zero
-
-    def put(self, name: str, *arrays: NDArray) -> None:
-        """Inputs of one dtype, one behind the other."""
-        self._inputs[name] = arrays
-
-    def scratch(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic], *, zero: bool = False) -> None:
-        """An array to be written on the device, zero at the start if asked for."""
-        self._shapes[name] = ((shape,) if isinstance(shape, int) else shape), np.dtype(dtype)
-        if zero:
-            self._zeroed.add(name)
-
-    def lay_out(self) -> None:
-        """Give every array its address; inputs may still change, in place."""
-        sizes = {name: sum(array.nbytes for array in arrays) for name, arrays in self._inputs.items()}
-        made = sorted(self._shapes, key=lambda name: name not in self._zeroed)
-        sizes |= {name: int(np.prod(self._shapes[name][0], dtype=np.int64)) * self._shapes[name][1].itemsize for name in made}
-        ends = np.cumsum([aligned(size) for size in sizes.values()], dtype=np.int64)
-        base = self._space.device(int(ends[-1]) if len(ends) else 0)
-        self._address = {name: base + int(end) - aligned(sizes[name]) for name, end in zip(sizes, ends, strict=True)}
-        self._base, self._sent = base, int(ends[len(self._inputs) - 1]) if self._inputs else 0
-        self._cleared = sum(aligned(sizes[name]) for name in self._zeroed)
-
-    def send(self) -> None:
-        """Take the inputs to the device and clear what is to be zero."""
-        if not self._address:
-            self.lay_out()
-        driver = self._space.driver
-        if self._sent:
-            driver.copy_in(self._base, self._staged(self._sent))
-        driver.clear(self._base + self._sent, self._cleared, self._cleared, 1)
-
-    def __getitem__(self, name: str) -> int:
-        return self._address[name]
-
-    def fetch(self, name: str) -> NDArray:
-        """What the device has made of an array, once all that was launched before is done; a copy."""
-        shape, dtype = self._shapes[name]
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        staged = self._space.host(size)
-        self._space.driver.copy_out(staged, self[name])
-        self._space.driver.main.synchronize()
-        return staged.view(dtype).reshape(shape).copy()
-
-    def _staged(self, nbytes: int) -> NDArray[np.uint8]:
-        host = self._space.host(nbytes)
-        for name, arrays in self._inputs.items():
-            start = self[name] - self._base
-            for array in arrays:
-                into = host[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-                np.copyto(into, array)
-                start += array.nbytes
-        return host
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """``[kv_heads, n, head_dim]`` in device memory, heads ``capacity`` rows apart; keeps ``owner`` alive.
+    """``[kv_heads, n, head_dim]`` of a layer in device memory, heads ``capacity`` rows apart; keeps the cache alive.
 
     :mod:`edgevlm.runtime.kernels` takes it wherever it takes an array of keys or values. All else, indexing too, makes a
     copy in the host's memory.
     """
 
+    cache: DeviceCache = field(repr=False)
+    layer: int
     address: int
     shape: tuple[int, int, int]
-    capacity: int
-    dtype: np.dtype
-    kernels: Any = field(repr=False)  # edgevlm.runtime.cuda.kernels.Kernels
-    owner: object = field(repr=False, default=None)
+
+    @property
+    def dtype(self) -> np.dtype:
+        found: np.dtype = self.cache.dtype
+        return found
+
+    @property
+    def kernels(self) -> Any:
+        return self.cache.kernels
 
     def copy(self) -> NDArray:
         """The rows in the host's memory, dense ``[kv_heads, n, head_dim]``."""
-        heads, rows, width = self.shape
         out = np.empty(self.shape, self.dtype)
-        if out.size:
-            driver = self.kernels.driver
-            driver.copy_rows_out(out.reshape(heads, rows * width), self.address, self.capacity * width * self.dtype.itemsize)
-            driver.main.synchronize()
+        self.cache.copy_out(out, self.layer, self.address)
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray:
@@ -246,14 +132,6 @@ class DeviceRows:
         return self.shape[0]
 
 
-def one_layer(rows: DeviceRows) -> NDArray:
-    """The table of a call over just these rows, as keys and as values."""
-    table = np.zeros(1, LAYER)
-    table["key"] = table["value"] = rows.address
-    table["capacity"], table["rows"] = rows.capacity, rows.shape[1]
-    return table
-
-
 def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
     """Raise CacheError for anything but an array of this dtype and shape."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
@@ -262,78 +140,91 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
         raise CacheError(f"{name} must be {list(shape)}, not {list(array.shape)}")
 
 
-def require_rows(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """The same, and for rows that are not dense."""
-    require(name, array, dtype, shape)
-    if array.size and array.strides[-1] != dtype.itemsize:
-        raise CacheError(f"{name} must be dense in its last axis")
+class KernelCall:
+    """A call over layers of a cache, all heads at once: name its arrays, :meth:`send`, launch its kernels, :meth:`fetch`.
 
+    Its inputs lie side by side in device memory, so that one copy takes them there; what must be zero lies behind them, so that
+    one call clears it. Arrays of rows hold one layer after another. lengths: rows of each layer, the cache's own by default.
+    """
 
-class DeviceCache(Protocol):
-    """A :class:`~edgevlm.runtime.cuda.cache.CudaCache`, as kernels use it."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    axes: int
-    dtype: np.dtype
-    inv_freq: NDArray[np.float64]
-    pair_axis: NDArray[np.uint8] | None
-    kernels: Any
-    known: list[int]
-
-    @property
-    def lengths(self) -> NDArray[np.int32]: ...
-    @property
-    def capacities(self) -> NDArray[np.int32]: ...
-    def kind(self, layer: int) -> NDArray[np.uint8]: ...
-    def seq(self, layer: int) -> NDArray[np.int64]: ...
-    def frame(self, layer: int) -> NDArray[np.int32]: ...
-    def row(self, layer: int) -> NDArray[np.int16]: ...
-    def col(self, layer: int) -> NDArray[np.int16]: ...
-    def norm_address(self, layer: int) -> int: ...
-    def table(self, wanted: Sequence[int], lengths: NDArray[np.int32]) -> NDArray: ...
-
-
-class LayersCall:
-    """A call over layers of a cache, all heads at once: their table, and arrays of their rows, one layer after another."""
-
-    def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: NDArray[np.int32] | None = None) -> None:
+    def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         self.cache, self.kernels, self.layers = cache, cache.kernels, layers
-        self.table = cache.table(layers, cache.lengths if lengths is None else lengths)
-        self.lengths = [int(n) for n in self.table["rows"]]
-        self.call = KernelCall(self.kernels.space)
-        self.call.put("layers", self.table)
+        self.lengths = [int(cache.lengths[layer]) for layer in layers] if lengths is None else list(lengths)
+        self.total = sum(self.lengths) * cache.kv_heads  # rows of all layers and heads
+        self.tasks = len(layers) * cache.kv_heads
+        self._inputs: dict[str, Sequence[NDArray]] = {"layers": [cache.table(layers, self.lengths)]}
+        self._made: dict[str, tuple[int, np.dtype]] = {}  # on the device: numbers and dtype
+        self._zeroed: set[str] = set()
+        self._address: dict[str, int] = {}
 
-    @property
-    def total(self) -> int:
-        """Rows of all layers and heads."""
-        return sum(self.lengths) * self.cache.kv_heads
-
-    @property
-    def tasks(self) -> int:
-        return len(self.layers) * self.cache.kv_heads
+    def put(self, name: str, *arrays: NDArray) -> None:
+        """Inputs of one dtype, one behind the other."""
+        self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:
         """Send what the cache knows of its rows."""
         for name in names:
-            self.call.put(name, *(getattr(self.cache, name)(layer) for layer in self.layers))
+            self.put(name, *(getattr(self.cache, name)(layer) for layer in self.layers))
 
     def masks(self, name: str, masks: Masks) -> None:
         """Send a mask a layer, bool ``[kv_heads, n_l]``."""
         for mask, n in zip(masks, self.lengths, strict=True):
             require(name, mask, np.dtype(np.bool_), (self.cache.kv_heads, n))
-        self.call.put(name, *masks)
+        self.put(name, *masks)
 
-    def results(self, dtype: type[np.generic], *names: str) -> None:
-        """Room for an array of each row."""
+    def turns(self) -> None:
+        """Send how keys turn, for a struct's field ``how``."""
+        axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
+        self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
+        self.put("axis", np.ascontiguousarray(axis))
+
+    def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
+        """Room for arrays of ``size`` numbers, one a row by default, to be written on the device; ``zero`` at the start."""
         for name in names:
-            self.call.scratch(name, self.total, dtype)
+            self._made[name] = self.total if size is None else size, np.dtype(dtype)
+            self._zeroed.update([name] if zero else [])
 
-    def rows(self) -> Any:
-        rows = self.kernels.rows(self.cache.head_dim, self.cache.dtype, self.table, self.call["layers"])
-        rows.heads = self.cache.kv_heads
-        return rows
+    def lay_out(self) -> None:
+        """Give every array its address; inputs may still change, in place."""
+        sizes = {name: aligned(sum(array.nbytes for array in arrays)) for name, arrays in self._inputs.items()}
+        self._sent = sum(sizes.values())
+        made = sorted(self._made, key=lambda name: name not in self._zeroed)
+        sizes |= {name: aligned(self._made[name][0] * self._made[name][1].itemsize) for name in made}
+        self._base = at = self.kernels.memory.block("device", sum(sizes.values()), None).address
+        for name, size in sizes.items():
+            self._address[name], at = at, at + size
+        self._cleared = sum(sizes[name] for name in self._zeroed)
+
+    def send(self) -> None:
+        """Take the inputs to the device and clear what is to be zero."""
+        if not self._address:
+            self.lay_out()
+        host, driver = self._host(self._sent), self.kernels.driver
+        for name, arrays in self._inputs.items():
+            start = self[name] - self._base
+            for array in arrays:
+                np.copyto(host[start : start + array.nbytes].view(array.dtype).reshape(array.shape), array)
+                start += array.nbytes
+        driver.copy_in(self._base, host)
+        driver.clear(self._base + self._sent, self._cleared, self._cleared, 1)
+
+    def __getitem__(self, name: str) -> int:
+        """The address of an array."""
+        return self._address[name]
+
+    def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
+        """A kernel's struct: addresses of the arrays that its fields are called after, and ``others``.
+
+        turned: whether keys are turned, or taken as they are stored.
+        """
+        cache, pairs, each = self.cache, self.cache.head_dim // 2, 16 // self.cache.dtype.itemsize
+        wide = pairs % each == 0
+        lanes = min(32, 1 << max(0, -(-pairs // (each if wide else 1)) - 1).bit_length())  # that read a row together
+        given = {"rows": Rows(layers=self["layers"], heads=cache.kv_heads, pairs=pairs, lanes=lanes, wide=wide)}
+        if "turns" in self._inputs:
+            given["how"] = Turns(turns=self["turns"], axis=self["axis"], axes=cache.axes, on=turned)
+        given |= self._address | others
+        return kind(**{name: given[name] for name, *_ in kind._fields_})
 
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
         """A kernel over every layer and head: a group of lanes a row of keys, with ``of_rows``; else ``over`` blocks, or a
@@ -343,18 +234,19 @@ class LayersCall:
         kernel = named(name, self.cache.dtype) if of_rows else name
         self.kernels.launch(kernel, (across, self.cache.kv_heads, len(self.layers)), arguments)
 
-    def put_turns(self) -> None:
-        self.kernels.put_turns(self.call, self.cache.inv_freq, self.cache.pair_axis)
-
-    def turns(self, *, on: bool) -> Any:
-        return self.kernels.turns(self.call, self.cache.axes, on=on)
-
     def fetch(self, name: str) -> list[NDArray]:
-        """An array of :meth:`results`, ``[kv_heads, n_l]`` a layer."""
-        heads, flat = self.cache.kv_heads, self.call.fetch(name)
+        """What the device has made of an array of rows, once all that was launched before is done: ``[kv_heads, n_l]`` a layer,
+        a copy."""
+        size, dtype = self._made[name]
+        host, driver = self._host(size * dtype.itemsize), self.kernels.driver
+        driver.copy_out(host, self[name])
+        driver.main.synchronize()
+        flat, heads = host.view(dtype).copy(), self.cache.kv_heads
         ends = np.cumsum([heads * n for n in self.lengths])
         return [part.reshape(heads, n) for part, n in zip(np.split(flat, ends[:-1]), self.lengths, strict=True)]
 
-    def at(self, kind: Any, *names: str, **others: Any) -> Any:
-        """A struct of addresses of this call's arrays and of what else it has."""
-        return kind(rows=self.rows(), **{name: self.call[name] for name in names}, **others)
+    def _host(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory that the device copies from and to at full speed."""
+        host = self.kernels.memory.block("host", nbytes, True).host
+        assert host is not None
+        return host[:nbytes]

@@ -1,4 +1,4 @@
-"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, of rows that lie on a device, and what a cache there needs beside them.
+"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, for rows on a device, and what a cache there needs beside them.
 
 What is known of rows comes from the host with each call, up to 31 bytes a row beside the 512 and more of a row's key and value.
 """
@@ -18,19 +18,8 @@ from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cuda import calls
-from edgevlm.runtime.cuda.calls import (
-    TILE,
-    DeviceCache,
-    DeviceRows,
-    KernelCall,
-    KernelWorkspace,
-    LayersCall,
-    Masks,
-    blocks,
-    named,
-    one_layer,
-)
-from edgevlm.runtime.cuda.driver import Driver
+from edgevlm.runtime.cuda.calls import TILE, DeviceCache, DeviceRows, KernelCall, Masks, blocks, named
+from edgevlm.runtime.cuda.driver import Driver, WorkingMemory
 
 FATBIN = "kernels.fatbin"  # built by setup.py where nvcc is
 Float32 = NDArray[np.float32]
@@ -50,56 +39,34 @@ def load_fatbin() -> bytes:
 
 @cache
 def _module(driver: Driver) -> Any:
-    return driver.load(load_fatbin())
+    with driver.entered() as cuda:
+        return cuda.module_from_buffer(load_fatbin())
 
 
 @cache
 def _function(driver: Driver, name: str) -> Any:
-    return driver.function(_module(driver), f"edgevlm_{name}")
+    with driver.entered():
+        return _module(driver).get_function(f"edgevlm_{name}")
 
 
 class Kernels:
-    """Kernels on one driver's main stream, in working memory of their own: one call at a time."""
+    """The kernels of one cache, on its driver's main stream, in working memory of their own: one call at a time."""
 
     def __init__(self, driver: Driver) -> None:
         _module(driver)
         self.driver = driver
-        self.space = KernelWorkspace(driver)
+        self.memory = WorkingMemory(driver, driver.main)
 
     def launch(self, name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
         """One kernel; nothing for a grid without blocks."""
         if min(grid):
             self.driver.launch(_function(self.driver, name), grid, calls.THREADS, bytes(call))
 
-    def rows(self, width: int, dtype: np.dtype, table: NDArray, address: int) -> ctypes.Structure:
-        """What a call needs to know of its rows; table: :data:`calls.LAYER`, at ``address`` on the device."""
-        pairs, each = width // 2, 16 // dtype.itemsize
-        starts = np.concatenate([table["key"], table["value"]])
-        wide = pairs % each == 0 and not (starts % 16).any()
-        return calls.Rows(layers=address, heads=0, pairs=pairs, lanes=calls.lanes_of(pairs, each if wide else 1), wide=wide)
-
-    def put_turns(self, call: KernelCall, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> None:
-        """The two inputs that :meth:`turns` reads."""
-        call.put("turns", calls.turns_of(inv_freq))
-        call.put("axis", np.zeros(len(inv_freq), np.uint8) if pair_axis is None else np.ascontiguousarray(pair_axis))
-
-    @staticmethod
-    def turns(call: KernelCall, axes: int, *, on: bool = True) -> ctypes.Structure:
-        return calls.Turns(turns=call["turns"], axis=call["axis"], axes=axes, on=on)
-
     def value_norms(self, value: DeviceRows, scale: None = None) -> Float32:
-        heads, n, width = value.shape
-        call = KernelCall(self.space)
-        call.scratch("norm", (heads, n), np.float32)
-        table = one_layer(value)
-        call.put("layers", table)
-        call.lay_out()
-        table["norm"], table["norm_stride"] = call["norm"], n
-        call.send()
-        rows = self.rows(width, value.dtype, table, call["layers"])
-        rows.heads = heads
-        self.launch(named("value_norms", value.dtype), (blocks(n, rows.lanes), heads, 1), calls.NormsCall(rows=rows))
-        return call.fetch("norm")
+        work = KernelCall(value.cache, [value.layer])
+        work.send()
+        complete_norms(work)
+        return norms(value.cache, value.layer)
 
     def attention_mass(
         self,
@@ -115,37 +82,33 @@ class Kernels:
         if len(query) % heads or query.shape[2:] != (width,):
             raise CacheError(f"query must be [a multiple of {heads}, w, {width}], not {list(query.shape)}")
         own = 0 if own_key is None else own_key.shape[1]
-        call, queries = KernelCall(self.space), query.shape[1]
-        call.put("query", np.ascontiguousarray(query, np.float32))
-        call.put("query_seq", np.ascontiguousarray(query_seq, np.int64))
-        call.put("seq", np.ascontiguousarray(seq, np.int64))
-        call.put("layers", one_layer(key))
-        for name, shape in {"scores": (heads, TILE, n + own), "highest": (heads, TILE), "weight": (heads, TILE)}.items():
-            call.scratch(name, shape, np.float32)
-        call.scratch("mass", (heads, n), np.float32, zero=True)
+        work, queries = KernelCall(key.cache, [key.layer]), query.shape[1]
+        work.put("query", np.ascontiguousarray(query, np.float32))
+        work.put("query_seq", np.ascontiguousarray(query_seq, np.int64))
+        work.put("seq", np.ascontiguousarray(seq, np.int64))
+        work.make(np.float32, "scores", size=heads * TILE * (n + own))
+        work.make(np.float32, "highest", "weight", size=heads * TILE)
+        work.make(np.float32, "mass", zero=True)
         if own_key is not None and own_seq is not None:
-            call.put("own_key", np.ascontiguousarray(own_key, np.float32))
-            call.put("own_seq", np.ascontiguousarray(own_seq, np.int64))
+            work.put("own_key", np.ascontiguousarray(own_key, np.float32))
+            work.put("own_seq", np.ascontiguousarray(own_seq, np.int64))
             own_layer = np.zeros(1, calls.LAYER)
-            call.put("own_layers", own_layer)
-            call.lay_out()
-            own_layer["key"], own_layer["capacity"], own_layer["rows"] = call["own_key"], own, own
-        call.send()
-        rows = self.rows(width, key.dtype, one_layer(key), call["layers"])
-        rows.heads = heads
-        names = ("query", "query_seq", "scores", "highest", "weight", "mass")
-        at = calls.AttentionCall(rows=rows, **{name: call[name] for name in names}, columns=n + own, queries=queries)
+            work.put("own_layers", own_layer)
+            work.lay_out()
+            own_layer["key"], own_layer["capacity"], own_layer["rows"] = work["own_key"], own, own
+        work.send()
+        at = work.at(calls.AttentionCall, columns=n + own, queries=queries, seq_stride=n, column=0, first=0, all=0)
         at.all = len(query) // heads * queries
         for first in range(0, at.all, TILE):
-            at.first, at.column, at.rows.layers, at.seq, at.seq_stride = first, 0, call["layers"], call["seq"], n
+            at.first, at.column, at.rows.layers, at.seq, at.seq_stride = first, 0, work["layers"], work["seq"], n
             self.launch(named("attention_scores", key.dtype), (-(-n // TILE), heads, 1), at)
             if own:
-                at.column, at.rows.layers, at.seq, at.seq_stride = n, call["own_layers"], call["own_seq"], 0
+                at.column, at.rows.layers, at.seq, at.seq_stride = n, work["own_layers"], work["own_seq"], 0
                 self.launch("attention_scores_fp32", (-(-own // TILE), heads, 1), at)
-                at.rows.layers = call["layers"]
+                at.rows.layers = work["layers"]
             self.launch("attention_weights", (min(TILE, at.all - first), heads, 1), at)
             self.launch("attention_mass", (blocks(n), heads, 1), at)
-        return call.fetch("mass")
+        return work.fetch("mass")[0]
 
     def infinipot_scores(
         self, cache: DeviceCache, recent: Masks, valid: Masks, *, rotated: bool = False
@@ -154,13 +117,12 @@ class Kernels:
         if len(recent) != cache.layers or len(valid) != cache.layers:
             wanted = f"recent and valid need one mask for each of the {cache.layers} layers"
             raise CacheError(f"{wanted}, not {len(recent)} and {len(valid)}")
-        work = LayersCall(cache, range(cache.layers))
+        work = KernelCall(cache, range(cache.layers))
         similarity = _similarity(work, recent, valid, rotated)
-        work.call.send()
-        complete_norms(work, cache)
+        work.send()
+        complete_norms(work)
         similarity()
-        found = work.fetch("similarity")
-        return [(similar, norms(cache, layer)) for layer, similar in enumerate(found)]
+        return [(similar, norms(cache, layer)) for layer, similar in enumerate(work.fetch("similarity"))]
 
     def infinipot_select(
         self,
@@ -183,28 +145,32 @@ class Kernels:
             raise CacheError(f"windows need one number for each of the {cache.layers} layers, not {len(windows)}")
         if bad := set(windows) - {1, 3, 5, 7}:
             raise CacheError(f"window must be 1, 3, 5 or 7, not {min(bad)}")
-        work = LayersCall(cache, range(cache.layers))
+        work = KernelCall(cache, range(cache.layers))
         kinds = [cache.kind(layer) for layer in work.layers]
         vision = [kind == Kind.VISION for kind in kinds]
         frames = (cache.frame(layer) for layer in work.layers)
         recent = [_native.newest_frames(frame, among, recent_frames) for frame, among in zip(frames, vision, strict=True)]
         similarity = _similarity(work, recent, vision, rotated)
         work.masks("prefix", [kind == Kind.PREFIX for kind in kinds])
-        work.know("seq")
-        work.call.put("window", np.array(list(windows) or [1] * cache.layers, np.int32))
-        work.call.put("thresholds", np.array(list(thresholds) or [0.0] * 3, np.float64))
-        pool = _pool(work, "valid")
-        work.results(np.bool_, "keep", "open", "chosen")
-        work.call.send()
-        complete_norms(work, cache)
-        names = ("similarity", "pooled", "seq", "prefix", "recent", "keep", "open", "chosen", "thresholds", "window")
-        how = {"distinctive": distinctive, "target": target, "keep_recent": keep_recent}
-        at = work.at(calls.ChooseCall, *names, vision=work.call["valid"], **how)
+        work.know("seq", "frame")
+        work.put("window", np.array(list(windows) or [1] * cache.layers, np.int32))
+        work.put("thresholds", np.array(list(thresholds) or [0.0] * 3, np.float64))
+        work.make(np.float32, "pooled")
+        slots = calls.slots_for(max(work.lengths, default=0))
+        work.make(np.int32, "places", "there", size=work.tasks * slots, zero=True)
+        work.make(np.bool_, "keep", "open", "chosen")
+        work.send()
+        complete_norms(work)
+        how: dict[str, Any] = {"distinctive": distinctive, "target": target, "keep_recent": keep_recent}
+        choice = work.at(calls.ChooseCall, vision=work["valid"], **how)
+        pool: dict[str, Any] = {name: work[key] for name, key in {"out": "pooled", "slots": "places", "count": "there"}.items()}
+        places = work.at(calls.PoolCall, slot_count=slots, **pool)
         if thresholds:
-            work.kernels.launch("choose_window", (1, 1, cache.layers), at)
+            self.launch("choose_window", (1, 1, cache.layers), choice)
         similarity()
-        pool()
-        work.launch("choose_rows", at, over=1)
+        work.launch("place_patches", places)
+        work.launch("pool_norms", places)
+        work.launch("choose_rows", choice, over=1)
         return work.fetch("keep")
 
     def newer_similarity(
@@ -214,7 +180,7 @@ class Kernels:
         if not 0 <= layer < cache.layers:
             raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
         check_turned(cache, rotated)
-        work = LayersCall(cache, [layer])
+        work = KernelCall(cache, [layer])
         heads, n, seq = cache.kv_heads, work.lengths[0], cache.seq(layer)
         work.masks("valid", [valid])
         order, held, news = np.zeros((heads, n), np.int32), np.zeros(heads, np.int32), np.zeros(heads, np.int32)
@@ -224,14 +190,13 @@ class Kernels:
             order[head, : len(rows)], held[head] = rows, len(rows)
             news[head] = np.searchsorted(seq[head, rows], since)
         for name, array in {"order": order, "held": held, "news": news}.items():
-            work.call.put(name, array)
+            work.put(name, array)
         work.know("position")
-        work.put_turns()
-        work.call.scratch("out", work.total, np.float32, zero=True)
-        work.call.scratch("unit", work.total * cache.head_dim, np.float32)
-        work.call.send()
-        names = ("position", "order", "held", "news", "unit", "out")
-        at = work.at(calls.NewerCall, *names, how=work.turns(on=not rotated))
+        work.turns()
+        work.make(np.float32, "out", zero=True)
+        work.make(np.float32, "unit", size=work.total * cache.head_dim)
+        work.send()
+        at = work.at(calls.NewerCall, turned=not rotated)
         work.launch("unit_keys", at, of_rows=True)
         work.launch("nearest_newer", at, over=max(1, -(-n // TILE)))
         return work.fetch("out")[0]
@@ -239,50 +204,46 @@ class Kernels:
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
     """Fill the holes of layers from their tails; keep: bool ``[kv_heads, n_l]``, as many of each head, of ``lengths`` rows."""
-    work = LayersCall(cache, list(keep), lengths)
+    work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
     moves = max((min(int(m), n - int(m)) for m, n in zip(kept, work.lengths, strict=True)), default=0)
     if not moves:
         return
     work.masks("keep", list(keep.values()))
-    work.call.put("kept", kept)
-    work.results(np.int32, "from_", "to")
-    work.call.scratch("count", work.tasks, np.int32)
-    work.call.send()
-    at = work.at(calls.MovesCall, "keep", "kept", "from_", "to", "count")
+    work.put("kept", kept)
+    work.make(np.int32, "from_", "to")
+    work.make(np.int32, "count", size=work.tasks)
+    work.send()
+    at = work.at(calls.MovesCall)
     work.launch("list_moves", at, over=1)
-    work.kernels.launch(
-        named("move_rows", cache.dtype),
-        (blocks(moves, at.rows.lanes), cache.kv_heads, len(keep)),
-        at,
-    )
+    move_rows, grid = named("move_rows", cache.dtype), (blocks(moves, at.rows.lanes), cache.kv_heads, len(keep))
+    work.kernels.launch(move_rows, grid, at)
     work.kernels.driver.main.synchronize()
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Turn the keys of layers by so many steps, int32 ``[kv_heads, n_l, axes]``."""
-    work = LayersCall(cache, list(by))
-    work.call.put("by", *by.values())
-    work.put_turns()
-    work.call.send()
-    work.launch("turn_keys", work.at(calls.TurnCall, "by", how=work.turns(on=True)), of_rows=True)
+    """Turn the keys of layers by some steps, int32 ``[kv_heads, n_l, axes]``."""
+    work = KernelCall(cache, list(by))
+    work.put("by", *by.values())
+    work.turns()
+    work.send()
+    work.launch("turn_keys", work.at(calls.TurnCall), of_rows=True)
     work.kernels.driver.main.synchronize()
 
 
-def complete_norms(work: LayersCall, cache: DeviceCache) -> None:
-    """The norms of values that are not known yet, into the arena."""
-    if any(cache.known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
+def complete_norms(work: KernelCall) -> None:
+    """Write the norms of values that are not known yet into the arena."""
+    known = work.cache.known
+    if any(known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
         work.launch("value_norms", work.at(calls.NormsCall), of_rows=True)
         for layer, n in zip(work.layers, work.lengths, strict=True):
-            cache.known[layer] = n
+            known[layer] = n
 
 
 def norms(cache: DeviceCache, layer: int) -> Float32:
     """The norms of a layer's values, float32 ``[kv_heads, n_l]``, from the arena."""
     out = np.empty((cache.kv_heads, int(cache.lengths[layer])), np.float32)
-    driver = cache.kernels.driver
-    driver.copy_rows_out(out, cache.norm_address(layer), int(cache.capacities[layer]) * 4)
-    driver.main.synchronize()
+    cache.copy_out(out, layer, cache.address[layer][2])
     return out
 
 
@@ -294,31 +255,28 @@ def check_turned(cache: DeviceCache, rotated: bool) -> None:
         )
 
 
-def _similarity(work: LayersCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
-    """Names what temporal similarity needs; what it returns launches it, once that is sent."""
+def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
+    """Name what temporal similarity needs; call what it returns once that is sent."""
     cache = work.cache
     check_turned(cache, rotated)
     work.masks("recent", recent)
     work.masks("valid", valid)
     work.know("position", "row", "col")
-    work.put_turns()
-    work.results(np.float32, "similarity")
+    work.turns()
+    work.make(np.float32, "similarity")
     rows = max((int(mask.sum(1).max(initial=0)) for mask in recent), default=0)
     cells = max((_cells(cache, layer, mask) for layer, mask in zip(work.layers, recent, strict=True)), default=0)
     slots, patches = calls.slots_for(rows), max(1, min(rows, cells))
-    for name, size, dtype in (
-        ("slots", slots, np.int32), ("count", slots, np.int32), ("latest", slots, np.uint64), ("patches", 1, np.int32),
-        ("sum", patches * cache.head_dim, np.int64),
-    ):  # fmt: skip
-        work.call.scratch(name, work.tasks * size, dtype, zero=True)
-    work.call.scratch("patch", work.tasks * slots, np.int32)
-    work.call.scratch("mean", work.tasks * patches * cache.head_dim, np.float32)
+    work.make(np.int32, "slots", "count", size=work.tasks * slots, zero=True)
+    work.make(np.uint64, "latest", size=work.tasks * slots, zero=True)
+    work.make(np.int32, "patches", size=work.tasks, zero=True)
+    work.make(np.int64, "sum", size=work.tasks * patches * cache.head_dim, zero=True)
+    work.make(np.int32, "patch", size=work.tasks * slots)
+    work.make(np.float32, "mean", size=work.tasks * patches * cache.head_dim)
 
     def launch() -> None:
-        known = ("position", "row", "col", "recent", "valid")
-        made = ("slots", "patch", "count", "latest", "patches", "sum", "mean")
-        how = {"how": work.turns(on=not rotated), "slot_count": slots, "most_patches": patches, "out": work.call["similarity"]}
-        at = work.at(calls.SimilarityCall, *known, *made, **how)
+        sizes = {"slot_count": slots, "most_patches": patches}
+        at = work.at(calls.SimilarityCall, turned=not rotated, out=work["similarity"], **sizes)
         work.launch("find_patches", at)
         work.launch("add_recent", at, of_rows=True)
         work.launch("finish_means", at, over=min(slots, 64))
@@ -333,21 +291,3 @@ def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)
     return int((np.ptp(row) + 1) * (np.ptp(col) + 1))
-
-
-def _pool(work: LayersCall, valid: str) -> Callable[[], None]:
-    """The same for the pooled norms of the rows of mask ``valid``, with the windows sent as ``window``."""
-    work.know("frame")
-    work.results(np.float32, "pooled")
-    slots = calls.slots_for(max(work.lengths, default=0))
-    for name in ("places", "there"):
-        work.call.scratch(name, work.tasks * slots, np.int32, zero=True)
-
-    def launch() -> None:
-        others = {"valid": valid, "out": "pooled", "slots": "places", "count": "there"}
-        addresses = {name: work.call[key] for name, key in others.items()}
-        at = work.at(calls.PoolCall, "frame", "row", "col", "window", slot_count=slots, **addresses)
-        work.launch("place_patches", at)
-        work.launch("pool_norms", at)
-
-    return launch

@@ -1,7 +1,6 @@
-// The functions of libcuda.so.1 that we call, most through pycuda, over the host's own memory: "the device" is this process, and kernels are those that
+// The functions of libcuda.so.1 that we call through pycuda, over the host's own memory: "the device" is this process, and kernels are those that
 // g++ compiled; a module's image is the path of their library. What a caller would get wrong on a device fails here too: addresses
-// outside an allocation. Fresh memory is full of 0xA5. `calls` lists the calls that make and use graphs, and the function that
-// `failing` names fails. cuda_backend.py adds what pycuda links and we do not call.
+// outside an allocation. Fresh memory is full of 0xA5. cuda_backend.py adds what pycuda links and we do not call.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -18,14 +17,12 @@ using Address = unsigned long long;
 extern "C" {
 
 int device_count = 0, integrated = 0;
-char calls[4096], failing[64];
 
-enum { kSuccess, kInvalidValue, kOutOfMemory, kCapture = 900 };
+enum { kSuccess, kInvalidValue, kOutOfMemory };
 
 namespace {
 constexpr std::size_t kMemory = std::size_t{1} << 32;
 std::map<Address, std::size_t> blocks;  // address -> bytes
-int graph, executable;
 
 bool inside(Address address, std::size_t bytes) {
     auto after = blocks.upper_bound(address);
@@ -37,10 +34,6 @@ std::size_t free_bytes() {
     return kMemory - held;
 }
 void* pointer(Address address) { return reinterpret_cast<void*>(address); }
-int note(const char* name, const void* stream) {
-    std::snprintf(calls + std::strlen(calls), sizeof calls - std::strlen(calls), "%s %zu;", name, (std::size_t)stream);
-    return std::strcmp(name, failing) ? kSuccess : kCapture;
-}
 }  // namespace
 
 int cuInit(unsigned) { return kSuccess; }
@@ -48,7 +41,6 @@ int cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 int cuGetErrorString(int status, const char** words) {
     *words = status == kInvalidValue  ? "invalid argument"
              : status == kOutOfMemory ? "out of memory"
-             : status == kCapture     ? "operation not permitted when stream is capturing"
                                       : "operation not supported";
     return kSuccess;
 }
@@ -129,7 +121,7 @@ int cuMemsetD2D8Async(Address address, std::size_t pitch, unsigned char byte, st
     return kSuccess;
 }
 
-int cuStreamCreate(void** stream, unsigned flags) { return *stream = &calls, flags == 1 ? kSuccess : kInvalidValue; }
+int cuStreamCreate(void** stream, unsigned flags) { return *stream = &blocks, flags == 1 ? kSuccess : kInvalidValue; }
 int cuStreamSynchronize(void*) { return kSuccess; }
 int cuStreamDestroy_v2(void*) { return kSuccess; }
 int cuEventCreate(void** event, unsigned) { return *event = new double(0), kSuccess; }
@@ -162,19 +154,5 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
     reinterpret_cast<void (*)(void*, const unsigned*, unsigned)>(function)(extra[1], grid, threads);
     return kSuccess;
 }
-
-int cuStreamBeginCapture_v2(void* stream, int mode) { return mode == 2 ? note("begin", stream) : kInvalidValue; }
-int cuStreamEndCapture(void* stream, void** found) {
-    const int status = note("end", stream);
-    *found = status ? nullptr : &graph;
-    return status;
-}
-int cuGraphInstantiateWithFlags(void** found, void* from, unsigned long long flags) {
-    *found = &executable;
-    return flags || from != &graph ? kInvalidValue : note("instantiate", nullptr);
-}
-int cuGraphDestroy(void* which) { return which == &graph ? note("destroy", nullptr) : kInvalidValue; }
-int cuGraphLaunch(void* which, void* stream) { return which == &executable ? note("launch", stream) : kInvalidValue; }
-int cuGraphExecDestroy(void* which) { return which == &executable ? note("close", nullptr) : kInvalidValue; }
 
 }  // extern "C"

@@ -1,7 +1,7 @@
 """A device whose memory is the host's: the driver that the adapter talks to, without a GPU.
 
-Streams are kept as a driver keeps them, late: what is asked of one is done when it is synchronised, and not before, so that an
-array that was changed or dropped too early shows. A graph is the work recorded, replayed as it was.
+Streams are late, as a driver's are: their work is done when they are synchronised and not before, so that an array that was
+changed or dropped too early shows.
 """
 
 from __future__ import annotations
@@ -29,24 +29,13 @@ class FakeStream:
         self.handle = 0x1000 + 16 * len(self.streams)
         self.streams[self.handle] = self
         self.waiting: list[Callable[[], None]] = []
-        self.recording: list[Callable[[], None]] | None = None
 
     def ask(self, work: Callable[[], None]) -> None:
-        (self.waiting if self.recording is None else self.recording).append(work)
+        self.waiting.append(work)
 
     def synchronize(self) -> None:
-        if self.recording is not None:
-            raise RuntimeError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a stream cannot be waited for while it is recorded")
         while self.waiting:
             self.waiting.pop(0)()
-
-
-class FakeGraph:
-    def __init__(self, work: list[Callable[[], None]]) -> None:
-        self.work: list[Callable[[], None]] | None = work
-
-    def close(self) -> None:
-        self.work = None
 
 
 class FakeDriver:
@@ -56,8 +45,6 @@ class FakeDriver:
         self.device, self.free_now = device, free
         self.main = self.stream()
         self.held: dict[int, NDArray[np.uint8]] = {}
-        self.refuses_graphs = False
-        self.calls: list[str] = []
 
     def free_bytes(self) -> int:
         return self.free_now
@@ -86,22 +73,6 @@ class FakeDriver:
 
     def stream(self) -> FakeStream:
         return FakeStream()
-
-    def record(self, work: Callable[[], None], stream: Any) -> FakeGraph:
-        self.calls.append("record")
-        if self.refuses_graphs:
-            raise RuntimeError("cuStreamEndCapture: operation not permitted when stream is capturing")
-        recorded = stream.recording = []
-        try:
-            work()
-        finally:
-            stream.recording = None
-        return FakeGraph(recorded)
-
-    def replay(self, graph: FakeGraph, stream: Any) -> None:
-        assert graph.work is not None, "a graph that was dropped"
-        for work in graph.work:
-            stream.ask(work)
 
     def _of(self, stream: Any) -> FakeStream:
         return stream or self.main
