@@ -22,21 +22,18 @@ from edgevlm.runtime.settings import ALL
 USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
 
-def run_demo_suite(
-    suite: str, model: str, policies: list[str], budget: str, append: str = ALL, encode: str = ALL, against: str | None = None,
-    *, frames: int, streams: int, seed: str, as_json: bool, **shared: Any,
+def run_suite(
+    suite: str, model: str, policy: list[str], budget: str, append: str, encode: str, against: str | None, frames: int,
+    streams: int, seed: str, as_json: bool, out: Path | None, resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Run to the end and print the report. Raises UserError before anything is measured where that is possible.
-
-    shared: out, resume and pool of :func:`edgevlm.calib.accuracy.compare.compare`.
-    """
+    """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""
     try:
         seed_words(seed)
     except ValueError:
         raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
     if suite == TEXT_FACTS and (encode != ALL or not model.endswith(".gguf")):
         raise UserError(f"--suite {TEXT_FACTS}: asks a language model's --model FILE.gguf, without --encode")
-    budgets, variants = parse_budgets(budget), parse_variants(policies)
+    budgets, variants = parse_budgets(budget), parse_variants(policy)
     labels = [variant.label for variant in variants if not variant.is_oracle]
     if against not in (None, *labels):
         raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
@@ -49,7 +46,9 @@ def run_demo_suite(
 
             model = str(text_bundle(Path(model), Path(folder)))
         settings = AccuracySettings(resolve_model(model, step, to_stderr), frames, seed, suite)
-        comparison = compare(settings, variants, budgets, streams, progress=step, **ways, **shared)
+        comparison = compare(
+            settings, variants, budgets, streams, progress=step, out=out, resume=resume, workers=workers, **ways
+        )
     table = Table(as_json)
     for line in report_lines(comparison, against or (USUAL if USUAL in labels else [*labels, USUAL][0])):
         if as_json or line.get("kind", NOW).partition("/")[0] in (NOW, BACKWARD, UNSEEN) or "left_out" in line:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -73,55 +71,16 @@ def accuracy(
     judge_model: Annotated[str | None, option("NAME", "Judge with this model.", panel=PUBLISHED)] = None,
 ) -> None:
     """Ask every policy the same questions at equal bytes."""
-    from edgevlm.calib.accuracy.pools import Processes
-
     for name in DEMO_ONLY if suite in SUITES else PUBLISHED_ONLY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"--{name.replace('_', '-')}: is not for --suite {suite}; leave it out")
     if resume and out is None:
         raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
-    usual = BUDGETS["published"] if suite in SUITES else BUDGETS.get(suite, BUDGETS["demo"])
-    shared: dict[str, Any] = {"out": out, "resume": resume, "pool": Processes(workers)}
-    if suite in SUITES:
-        _published(suite, policy or ["all"], budget or usual, model, data, fps, judge_url, judge_model, as_json, shared)
-    else:
-        from edgevlm.bench.accuracy.command import run_demo_suite
-
-        typed = suite, model, policy or ["all"], budget or usual, append, encode, against
-        with resume_hint(out):
-            run_demo_suite(*typed, frames=frames, streams=streams, seed=seed, as_json=as_json, **shared)
-
-
-def _published(
-    suite: str, policies: list[str], budget: str, model: str, data: Path | None, fps: float, judge_url: str | None,
-    judge_model: str | None, as_json: bool, shared: dict[str, Any],
-) -> None:  # fmt: skip
-    from edgevlm.apps.bundles.resolve import resolve_model
-    from edgevlm.bench.suites.judge import Judge
-    from edgevlm.bench.suites.run import SuiteJob, print_report, run_published
-    from edgevlm.progress import progress
-
-    if data is None or not data.is_dir():
-        raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
-    if bool(judge_url) != bool(judge_model):
-        raise UserError("a judge takes both --judge-url URL and --judge-model NAME; give both or neither")
-    judge = Judge(judge_url, judge_model) if judge_url and judge_model else None
-    if judge is not None and shared["out"] is None:
-        to_stderr("note: without --out the judge's verdicts are kept nowhere")
-    threads = max(1, (os.cpu_count() or 1) // shared["pool"].workers)
-    with progress("loading the model") as step, resume_hint(shared["out"]):
-        folder = resolve_model(model, step, to_stderr)
-        job = SuiteJob(suite, data, folder, policies, budget, fps, threads=threads, **shared)
-        lines = list(run_published(job, judge, step))
-    print_report(lines, as_json)
-
-
-@contextmanager
-def resume_hint(out: Path | None) -> Iterator[None]:
-    """Say how to resume after ctrl-C."""
+    where, usual = ("edgevlm.bench.suites.run", "published") if suite in SUITES else ("edgevlm.bench.accuracy.command", suite)
+    usual = BUDGETS.get(usual, BUDGETS["demo"])
     try:
-        yield
+        import_module(where).run_suite(**{**context.params, "policy": policy or ["all"], "budget": budget or usual})
     except KeyboardInterrupt:
         resumed = f"stopped; the same command with --resume continues ({out})"
         to_stderr(resumed if out else "stopped; --out FILE would have kept what was done")

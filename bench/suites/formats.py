@@ -5,26 +5,31 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter
-
-from edgevlm.bench.suites.records import (
-    LETTERS,
-    Clip,
-    Count,
-    Dataset,
-    Options,
-    Poll,
-    RecordModel,
-    Seconds,
-    SuiteQuestion,
-    Text,
-)
+from edgevlm.bench.suites.records import LETTERS, Clip, Count, Dataset, Options, Poll, Seconds, SuiteQuestion, Text, reader
 from edgevlm.bench.suites.scoring import Line, Scores, mean
 from edgevlm.errors import UserError
+
+# fields that are read of a record, name to type
+streaming_choice = reader(video_path=Text, question=Text, options=Options, answer=Text, task_type=Text, time_stamp=Seconds)
+streaming_proactive = reader(
+    video_path=Text, question=Text, ground_truth_output=Text, time_stamp=Seconds, ground_truth_time_stamp=Seconds
+)
+ovo_head = reader(task=Text, video=Text, realtime=Seconds)
+ovo_choice = reader(question=Text, options=Options, gt=Count)
+ovo_forward = {
+    "REC": reader(activity=Text, count=Count),
+    "SSR": reader(step=Text, type=Literal[0, 1]),
+    "CRR": reader(question=Text, type=Literal[0, 1]),
+}
+rvs_question = reader(video_path=Text, question=Text, answer=Text, end_time=Seconds)
+coin_video = reader(
+    subset=Literal["testing", "training"], annotation=list[Any], start=Seconds, end=Seconds, recipe_type=(Count | None, None),
+    **{"class": Text},
+)  # fmt: skip
+coin_step = reader(segment=Clip, label=Text)
 
 
 def listed(options: tuple[str, ...]) -> str:
@@ -59,23 +64,6 @@ POLLED = '{question} Is it the right time to output "{output}"? You can only ans
 POLLED_ON_S = 4.0  # after the moment itself
 
 
-class StreamingChoice(RecordModel):
-    video_path: Text
-    question: Text
-    options: Options
-    answer: Text
-    task_type: Text
-    time_stamp: Seconds
-
-
-class StreamingProactive(RecordModel):
-    video_path: Text
-    question: Text
-    ground_truth_output: Text
-    time_stamp: Seconds
-    ground_truth_time_stamp: Seconds
-
-
 def read_streamingbench(data: Dataset) -> Iterator[SuiteQuestion]:
     """A part may be there twice, record by record and as ``_stream``, grouped by video: the same questions."""
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
@@ -92,28 +80,26 @@ def streaming_question(
     data: Dataset, part: str, told: defaultdict[str, list[str]], value: Any, name: str
 ) -> Iterator[SuiteQuestion]:
     """told: earlier questions of each video with their answers, which a question in sequence repeats."""
+    asked = streaming_proactive(value) if part == "proactive" else streaming_choice(value)
+    video, text = data.video(asked["video_path"]), asked["question"]
     if part == "proactive":
-        waits = StreamingProactive.model_validate(value)
-        due, output = waits.ground_truth_time_stamp, waits.ground_truth_output
-        poll = Poll(POLLED.format(question=waits.question, output=output), due + POLLED_ON_S, due)
+        due, output = asked["ground_truth_time_stamp"], asked["ground_truth_output"]
+        poll = Poll(POLLED.format(question=text, output=output), due + POLLED_ON_S, due)
         yield SuiteQuestion(
-            id=name, video=data.video(waits.video_path), text=waits.question, prompt=waits.question, answer=output,
-            scoring="proactive", subtask="Proactive Output", category=CONTEXTUAL, time_s=waits.time_stamp + 1, poll=poll,
-            tokens=64,
+            id=name, video=video, text=text, prompt=text, answer=output, scoring="proactive", subtask="Proactive Output",
+            category=CONTEXTUAL, time_s=asked["time_stamp"] + 1, poll=poll, tokens=64,
         )  # fmt: skip
         return
-    asked = StreamingChoice.model_validate(value)
-    video, options, before = data.video(asked.video_path), asked.options, ""
-    answer = asked.answer.strip("().: ").upper()
+    options, before, answer = asked["options"], "", asked["answer"].strip("().: ").upper()
     if len(answer) != 1 or answer not in LETTERS[: len(options)]:
         raise ValueError(f"answer is not a letter of its {len(options)} options")
     if part == "sqa":
         before = "Questions so far, with their answers:\n" + "\n".join(told[video]) + "\n\n" if told[video] else ""
-        told[video].append(f"At {value['time_stamp']}: {asked.question} {options[LETTERS.index(answer)]}")
+        told[video].append(f"At {value['time_stamp']}: {text} {options[LETTERS.index(answer)]}")
     yield SuiteQuestion(
-        id=name, video=video, text=asked.question, answer=answer, scoring="first-letter", subtask=asked.task_type,
-        prompt=CHOICE.format(before=before, question=asked.question, options=listed(options)),
-        category=CATEGORIES.get(asked.task_type, PARTS[part]), options=options, time_s=asked.time_stamp,
+        id=name, video=video, text=text, answer=answer, scoring="first-letter", subtask=asked["task_type"],
+        prompt=CHOICE.format(before=before, question=text, options=listed(options)),
+        category=CATEGORIES.get(asked["task_type"], PARTS[part]), options=options, time_s=asked["time_stamp"],
     )  # fmt: skip
 
 
@@ -137,29 +123,17 @@ Options:
 {options}
 
 Respond only with the letter corresponding to your chosen option (e.g., A, B, C)."""
-FORWARD = {  # task -> the field with its text, and the prompt
-    "REC": ("activity", """People in this video may do the following again and again: {}. Count how many times it has been \
-done so far, by whomever; a complete motion counts as one.
-Respond only with a single number."""),
-    "SSR": ("step", """The video is a tutorial. One of its steps is: {}
+FORWARD = {  # task -> the prompt for its text
+    "REC": """People in this video may do the following again and again: {}. Count how many times it \
+has been done so far, by whomever; a complete motion counts as one.
+Respond only with a single number.""",
+    "SSR": """The video is a tutorial. One of its steps is: {}
 Is this step being performed right now?
-Answer only with "Yes" or "No"."""),
-    "CRR": ("question", """{}
+Answer only with "Yes" or "No".""",
+    "CRR": """{}
 Does what has been seen so far, its newest frames above all, give enough information to answer this question?
-Answer only with "Yes" or "No"."""),
-}  # fmt: skip
-
-
-class OvoChoice(RecordModel):
-    question: Text
-    options: Options
-    gt: Count
-
-
-class OvoHead(RecordModel):
-    task: Literal["OCR", "ACR", "ATR", "STU", "FPD", "OJR", "EPM", "ASI", "HLD", "REC", "SSR", "CRR"]
-    video: Text
-    realtime: Seconds
+Answer only with "Yes" or "No".""",
+}
 
 
 def read_ovobench(data: Dataset) -> Iterator[SuiteQuestion]:
@@ -168,26 +142,23 @@ def read_ovobench(data: Dataset) -> Iterator[SuiteQuestion]:
 
 
 def ovo_question(data: Dataset, value: Any, name: str) -> Iterator[SuiteQuestion]:
-    head, options = OvoHead.model_validate(value), tuple[str, ...]()
-    if head.task in FORWARD:
-        field, prompt = FORWARD[head.task]
-        text = _ovo_text.validate_python(value.get(field))
-        prompt, scoring = prompt.format(text), "digits" if head.task == "REC" else "yes-no"
-        answer = str(_ovo_count.validate_python(value.get("count"))) if head.task == "REC" else ""
-        answer = answer or ("No", "Yes")[_ovo_type.validate_python(value.get("type"))]
+    head, options = ovo_head(value), tuple[str, ...]()
+    if (task := head["task"]) not in OVO_CATEGORIES:
+        raise ValueError(f"task is {task}, not one of {', '.join(OVO_CATEGORIES)}")
+    if task in FORWARD:
+        text, truth = ovo_forward[task](value).values()
+        prompt, scoring = FORWARD[task].format(text), "digits" if task == "REC" else "yes-no"
+        answer = str(truth) if task == "REC" else ("No", "Yes")[truth]
     else:
-        asked = OvoChoice.model_validate(value)
-        if asked.gt >= len(asked.options):
-            raise ValueError(f"gt is {asked.gt}, not an index of its {len(asked.options)} options")
-        text, options, answer, scoring = asked.question, asked.options, LETTERS[asked.gt], "letter-within"
-        prompt = OVO_CHOICE.format(question=text, options=listed(options))
+        asked = ovo_choice(value)
+        text, options, scoring = asked["question"], asked["options"], "letter-within"
+        if asked["gt"] >= len(options):
+            raise ValueError(f"gt is {asked['gt']}, not an index of its {len(options)} options")
+        prompt, answer = OVO_CHOICE.format(question=text, options=listed(options)), LETTERS[asked["gt"]]
     yield SuiteQuestion(
-        id=name, video=data.video(head.video, "src_videos", "data/src_videos"), text=text, prompt=prompt, answer=answer,
-        scoring=scoring, subtask=head.task, category=OVO_CATEGORIES[head.task], options=options, time_s=head.realtime,
+        id=name, video=data.video(head["video"], "src_videos", "data/src_videos"), text=text, prompt=prompt, answer=answer,
+        scoring=scoring, subtask=task, category=OVO_CATEGORIES[task], options=options, time_s=head["realtime"],
     )  # fmt: skip
-
-
-_ovo_text, _ovo_count, _ovo_type = TypeAdapter(Text), TypeAdapter(Count), TypeAdapter(Literal[0, 1])
 
 
 def ovo_columns(scores: Scores) -> Iterator[Line]:
@@ -204,13 +175,6 @@ def ovo_columns(scores: Scores) -> Iterator[Line]:
 RVS_FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
 
 
-class RvsQuestion(RecordModel):
-    video_path: Text
-    question: Text
-    answer: Text
-    end_time: Seconds
-
-
 def read_rvs(data: Dataset) -> Iterator[SuiteQuestion]:
     for file in data.files(*(f"{folder}{name}" for name in RVS_FILES for folder in ("", "ego/", "movie/", "rvs/*/"))):
         folder, _, name = file.rpartition("/")
@@ -219,10 +183,10 @@ def read_rvs(data: Dataset) -> Iterator[SuiteQuestion]:
 
 
 def _rvs_question(data: Dataset, half: str, folder: str, value: Any, name: str) -> Iterator[SuiteQuestion]:
-    asked = RvsQuestion.model_validate(value)
+    asked = rvs_question(value)
     yield SuiteQuestion(
-        id=name, video=data.video(asked.video_path, folder), text=asked.question, prompt=asked.question, answer=asked.answer,
-        scoring="judge", subtask=half, category=half, time_s=asked.end_time, tokens=256,
+        id=name, video=data.video(asked["video_path"], folder), text=asked["question"], prompt=asked["question"],
+        answer=asked["answer"], scoring="judge", subtask=half, category=half, time_s=asked["end_time"], tokens=256,
     )  # fmt: skip
 
 
@@ -241,49 +205,40 @@ NUMBERED = "Format your answer concisely, listing each action on a new line with
 COIN_TASKS = ("step", "next", "task", "procedure", "procedure+")
 
 
-class CoinStep(RecordModel):
-    segment: Clip
-    label: Text
-
-
-class CoinVideo(RecordModel):
-    subset: Literal["testing", "training"]
-    name: Text = Field(alias="class")
-    annotation: list[CoinStep]
-    recipe_type: Count | None = None
-
-    @property
-    def task(self) -> str:
-        """``MakeCoffee`` is ``make coffee``."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", self.name).lower()
-
-
 def read_coin(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("COIN.json", "coin.json")[0]
     whole = data.read(file)
     if not isinstance(whole, dict) or not isinstance(whole.get("database"), dict):
         raise UserError(f"{data.root / file}: has no object 'database'; download it again")
-    steps, tasks = set[str](), set[str]()  # of training too: the nearest label to an answer is taken of them
+    labels, tasks = set[str](), set[str]()  # of training too: the nearest label to an answer is taken of them
     for value in whole["database"].values():
         try:
-            record = CoinVideo.model_validate(value)
+            _, task, steps = _coin_record(value)
         except ValueError:  # noted where its questions are made
             continue
-        steps |= {step.label.lower() for step in record.annotation}
-        tasks.add(record.task)
-    make = partial(_coin_questions, data, tuple(sorted(steps)), tuple(sorted(tasks)))
+        labels |= {label for _, label in steps}
+        tasks.add(task)
+    make = partial(_coin_questions, data, tuple(sorted(labels)), tuple(sorted(tasks)))
     yield from data.questions(file, list(whole["database"].items()), make)
+
+
+def _coin_record(value: Any) -> tuple[dict[str, Any], str, list[tuple[tuple[float, float], str]]]:
+    """A video's fields, its task (``MakeCoffee`` is ``make coffee``), and its steps, a clip and a label each."""
+    record = coin_video(value)
+    task = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", record["class"]).lower()
+    steps = [coin_step(step) for step in record["annotation"]]
+    return record, task, [(step["segment"], step["label"].lower()) for step in steps]
 
 
 def _coin_questions(
     data: Dataset, labels: tuple[str, ...], tasks: tuple[str, ...], named: tuple[str, Any], name: str
 ) -> Iterator[SuiteQuestion]:
-    uid, record = named[0], CoinVideo.model_validate(named[1])
-    if record.subset == "training":
+    uid, (record, task, steps) = named[0], _coin_record(named[1])
+    if record["subset"] == "training":
         return
-    steps = [(step.segment, step.label.lower()) for step in record.annotation]
-    whole = TypeAdapter(Clip).validate_python((named[1].get("start"), named[1].get("end")))
-    video = data.video(uid, "videos" if record.recipe_type is None else f"videos/{record.recipe_type}")
+    whole = coin_step({"segment": (record["start"], record["end"]), "label": task})["segment"]
+    recipe = record["recipe_type"]
+    video = data.video(uid, "videos" if recipe is None else f"videos/{recipe}")
 
     def ask(kind: str, at: str, clip: tuple[float, float], text: str, answer: str, options: tuple[str, ...]) -> SuiteQuestion:
         many = "\n" in answer
@@ -292,19 +247,18 @@ def _coin_questions(
             scoring="steps" if many else "nearest", subtask=kind, options=options, clip=clip, tokens=128 if many else 32,
         )  # fmt: skip
 
-    yield ask("task", "", whole, f"What is the overall activity in the video? {BRIEFLY}", record.task, tasks)
+    yield ask("task", "", whole, f"What is the overall activity in the video? {BRIEFLY}", task, tasks)
     for index, (clip, label) in enumerate(steps):
         yield ask("step", f"/{index}", clip, f"What is the action in the video? {BRIEFLY}", label, labels)
         if coming := [following for _, following in steps[index + 1 : index + 1 + AHEAD]]:
             yield ask("next", f"/{index}", clip, f"What is the next action for the video? {BRIEFLY}", coming[0], labels)
             count = f"next {len(coming)} actions" if len(coming) > 1 else "next action"
-            for kind, before in (("procedure", "What"), ("procedure+", f"To {record.task}, what")):
+            for kind, before in (("procedure", "What"), ("procedure+", f"To {task}, what")):
                 text = f"{before} is the {count} for the video? {NUMBERED if len(coming) > 1 else BRIEFLY}"
                 yield ask(kind, f"/{index}", clip, text, "\n".join(coming), labels)
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
+class Suite(NamedTuple):
     """A published benchmark. read: the questions of a data folder; columns: the lines of its table, from what was answered."""
 
     read: Callable[[Dataset], Iterable[SuiteQuestion]]

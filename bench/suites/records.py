@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError, create_model
 
 from edgevlm.bench.output import printable
 from edgevlm.bench.suites import GUIDE
@@ -19,35 +19,22 @@ from edgevlm.errors import UserError
 FOLDERS = ("", "videos", "video", "data")  # of videos, inside the data folder
 SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-LATEST = 1e7  # seconds: a third of a year
 
 
 def seconds_of(value: Any) -> float:
     """Read seconds, or a clock's ``HH:MM:SS`` or ``MM:SS``. Raises ValueError."""
-    seconds = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = value
-    elif isinstance(value, str) and re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", value.strip()):
-        seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(value.strip().split(":"))))
-    if not 0 <= seconds <= LATEST:
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    if not re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", text):
         raise ValueError("is not a time in seconds")
-    return float(seconds)
+    return sum(float(part) * 60**place for place, part in enumerate(reversed(text.split(":"))))
 
 
-def _options_of(value: Any) -> tuple[str, ...]:
+def _options_of(value: Any) -> list[Any]:
     if not isinstance(value, list) or not 2 <= len(value) <= len(LETTERS):
         raise ValueError("is not a list of 2 to 26 options")
-    texts = [f"{each:g}" if isinstance(each, int | float) and abs(each) < LATEST else each for each in value]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError("has an entry that is not text")
+    texts = [str(each).strip() if isinstance(each, str | int | float) else each for each in value]
     lettered = zip(LETTERS, texts, strict=False)
-    return tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", text.strip()) or text for letter, text in lettered)
-
-
-def _stripped(text: str) -> str:
-    if not text.strip():
-        raise ValueError("is empty")
-    return text.strip()
+    return [re.sub(rf"^\(?{letter}[.):]\s*", "", text) or text if isinstance(text, str) else text for letter, text in lettered]
 
 
 def _rising(clip: tuple[float, float]) -> tuple[float, float]:
@@ -56,17 +43,18 @@ def _rising(clip: tuple[float, float]) -> tuple[float, float]:
     return clip
 
 
-Text = Annotated[str, Field(max_length=20_000), AfterValidator(_stripped)]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=20_000)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, BeforeValidator(seconds_of)]
 Clip = Annotated[tuple[Seconds, Seconds], AfterValidator(_rising)]
 Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
 
 
-class RecordModel(BaseModel):
-    """A record of an annotation file; other fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that takes these fields, each a type or (type, default), from a record, or raises ValueError."""
+    kinds: dict[str, Any] = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
+    model = create_model("Record", **kinds)
+    return lambda value: model.model_validate(value).__dict__
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +130,9 @@ class Dataset:
         """
         for place, value in _leaves(values, nested, ""):
             try:
-                made = list(make(value, f"{file}:{place}"))
+                yield from list(make(value, f"{file}:{place}"))
             except ValueError as error:
-                self.findings.append({"file": file, "record": place or "-", "reason": reason_of(error)})
-            else:
-                yield from made
+                self.findings.append({"file": file, "record": place or "-", "reason": _reason_of(error)})
 
     def video(self, named: str, *folders: str) -> str:
         """The video of a record, relative to ``root``, looked for in ``folders`` and FOLDERS; noted where it is missing.
@@ -158,35 +144,27 @@ class Dataset:
         if leaves or not path.parts or not named.isprintable():
             raise ValueError(f"the video {named} lies outside of the data folder")
         tried = [PurePosixPath(folder, name).as_posix() for name in (path, path.name) for folder in (*folders, *FOLDERS)]
-        found = (name + suffix for name in tried for suffix in SUFFIXES if _is_file(self.root / (name + suffix)))
-        if (video := next(found, None)) is None:
-            self.missing[video := tried[0]] = None
-        return video
+        for video in (name + suffix for name in tried for suffix in SUFFIXES):
+            if os.path.isfile(self.root / video):
+                return video
+        self.missing[tried[0]] = None
+        return tried[0]
 
 
 def _leaves(value: Any, nested: str, place: str) -> Iterator[tuple[str, Any]]:
     parent: dict[str, Any] = {}
     if isinstance(value, dict) and isinstance(value.get(nested), list) and value[nested]:
-        parent, value = value, value[nested]
+        parent = {name: each for name, each in value.items() if name != nested}
+        value = value[nested]
     if not isinstance(value, list) or (place and not value):
         yield place, value
         return
     for index, each in enumerate(value):
-        merged = {**parent, **each} if parent and isinstance(each, dict) else each
-        if parent and isinstance(merged, dict):
-            merged.pop(nested, None)
+        merged = {**parent, **each} if isinstance(each, dict) else each
         yield from _leaves(merged, nested, f"{place}/{index}" if place else str(index))
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def reason_of(error: ValueError) -> str:
-    """Say in a line why a record cannot be used."""
+def _reason_of(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return printable(str(error))
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]

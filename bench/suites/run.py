@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
+from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.bench.output import Table
 from edgevlm.bench.suites import GUIDE
 from edgevlm.bench.suites.formats import FORMATS
@@ -18,11 +20,11 @@ from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.records import Dataset, SuiteQuestion
 from edgevlm.bench.suites.scoring import Line, Record, Scores, marks_of
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
-from edgevlm.calib.accuracy.pools import HERE, Processes
+from edgevlm.calib.accuracy.pools import in_processes
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, parse_variants, reason_of, split
 from edgevlm.calib.accuracy.worker import model_identity
 from edgevlm.errors import UserError
-from edgevlm.progress import Report
+from edgevlm.progress import Report, progress, to_stderr
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.files import JsonLines
@@ -43,37 +45,44 @@ LEFT_OUT = {  # of the last line, with the words before a record's fields
 
 @dataclass(frozen=True, slots=True)
 class SuiteJob:
-    """What to run. policies: as typed, full KV with ``full`` or ``all``; budget: tokens, ``3k,6k``. Raises UserError."""
+    """What to run. budgets: vision tokens per layer, by what was typed; full: also full KV."""
 
     suite: str
     data: Path
     model: str
-    policies: list[str]
-    budget: str
-    fps: float = 1.0
-    out: Path | None = None
-    resume: bool = False
-    pool: Processes = HERE
-    threads: int | None = 1
+    variants: list[Variant]
+    budgets: dict[str, int]
+    full: bool
+    fps: float
+    out: Path | None
+    resume: bool
+    workers: int
 
-    @property
-    def named(self) -> list[str]:
-        return [name for text in self.policies for name in split(text)]
 
-    @property
-    def variants(self) -> list[Variant]:
-        variants = parse_variants(self.policies)
-        if any(variant.is_oracle for variant in variants) and "all" not in self.named:
-            raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
-        return [variant for variant in variants if not variant.is_oracle]
-
-    @property
-    def budgets(self) -> dict[str, int]:
-        """Vision tokens per layer, by what was typed."""
-        budgets = {part: parse_budget(part) for part in filter(None, (part.strip() for part in self.budget.split(",")))}
-        if not budgets or not all(0 < tokens < math.inf for tokens in budgets.values()):
-            raise UserError(f"--budget {self.budget}: give vision tokens per layer, like 6k or 3k,6k")
-        return budgets
+def run_suite(
+    suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, judge_url: str | None,
+    judge_model: str | None, as_json: bool, out: Path | None, resume: bool, workers: int, **_: Any,
+) -> None:  # fmt: skip
+    """Run to the end and print the report. Raises UserError."""
+    if data is None or not data.is_dir():
+        raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
+    if bool(judge_url) != bool(judge_model):
+        raise UserError("a judge takes both --judge-url URL and --judge-model NAME; give both or neither")
+    judge = Judge(judge_url, judge_model) if judge_url and judge_model else None
+    if judge is not None and out is None:
+        to_stderr("note: without --out the judge's verdicts are kept nowhere")
+    named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
+    if "all" not in named and any(variant.is_oracle for variant in variants):
+        raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
+    variants = [variant for variant in variants if not variant.is_oracle]
+    budgets = {part: parse_budget(part) for part in filter(None, (part.strip() for part in budget.split(",")))}
+    if not budgets or not all(0 < tokens < math.inf for tokens in budgets.values()):
+        raise UserError(f"--budget {budget}: give vision tokens per layer, like 6k or 3k,6k")
+    with progress("loading the model") as step:
+        folder = resolve_model(model, step, to_stderr)
+        job = SuiteJob(suite, data, folder, variants, budgets, FULL in named, fps, out, resume, workers)
+        lines = list(run_published(job, judge, step))
+    print_report(lines, as_json)
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
@@ -85,19 +94,20 @@ def answer_key(run: VariantRun, question: SuiteQuestion) -> Key:
     return ANSWER, run.label, run.budget, question.id, None
 
 
-def run_published(job: SuiteJob, judge: Judge | None, progress: Report) -> Iterator[Line]:
+def run_published(job: SuiteJob, judge: Judge | None, step: Report) -> Iterator[Line]:
     """Answer the questions missing from the journal, judge them, and yield columns, skipped policies and omitted records.
 
     Raises UserError.
     """
-    data, variants, budgets = Dataset(job.data), job.variants, job.budgets
+    data = Dataset(job.data)
     questions = list(FORMATS[job.suite].read(data))
     asked = [question for question in questions if question.video not in data.missing]
     if not asked:
         first = data.findings[0] if data.findings else f"no video is there, {next(iter(data.missing), 'nothing is named')}"
         raise UserError(f"--data {job.data}: holds no question that can be asked ({first}); see {GUIDE}")
-    model = Model.load(job.model, threads=job.threads)
-    settings = VideoSettings(job.model, job.data, job.fps, text_budget_for(model, questions), job.threads)
+    threads = max(1, (os.cpu_count() or 1) // job.workers)
+    model = Model.load(job.model, threads=threads)
+    settings = VideoSettings(job.model, job.data, job.fps, text_budget_for(model, questions), threads)
     worker = VideoWorker(settings, model)
     digest = hashlib.sha256("\n".join(repr(replace(question, video="")) for question in questions).encode()).hexdigest()
     header = {
@@ -105,16 +115,16 @@ def run_published(job: SuiteJob, judge: Judge | None, progress: Report) -> Itera
         "fps": job.fps, "questions": digest[:16], "text_budget": asdict(settings.text_budget),
     }  # fmt: skip
     with JsonLines(job.out, header, key_of, resume=job.resume) as journal:
-        progress("budgets of equal bytes", 0, 1)
-        found = list(_runs(worker, variants, budgets, FULL in job.named))
+        step("budgets of equal bytes", 0, 1)
+        found = list(_runs(worker, job))
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
-        _answer(job.pool, worker, runs, asked, journal, progress)
+        _answer(job.workers, worker, runs, asked, journal, step)
         records = {run: [{**journal.records[answer_key(run, q)], "options": q.options} for q in asked] for run in runs}
         if judge is not None:
-            _judge(judge, records, journal, progress)
+            _judge(judge, records, journal, step)
     yield from report(job, records, skipped)
     yield {"bench": "accuracy", "suite": job.suite, "questions": len(questions), **counts(data, records)}
 
@@ -131,12 +141,10 @@ def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBud
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))
 
 
-def _runs(
-    worker: VideoWorker, variants: Sequence[Variant], budgets: Mapping[str, int], full: bool
-) -> Iterator[VariantRun | SkippedRun]:
-    for text, tokens in budgets.items() if variants else ():
-        yield from worker.runs(variants, text, tokens)
-    if full:
+def _runs(worker: VideoWorker, job: SuiteJob) -> Iterator[VariantRun | SkippedRun]:
+    for text, tokens in job.budgets.items() if job.variants else ():
+        yield from worker.runs(job.variants, text, tokens)
+    if job.full:
         try:
             yield VariantRun(FULL, "all", 0, worker.peak_bytes(Variant(FULL), 0))
         except UserError as error:
@@ -144,8 +152,8 @@ def _runs(
 
 
 def _answer(
-    pool: Processes, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion],
-    journal: JsonLines, progress: Report,
+    workers: int, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion],
+    journal: JsonLines, step: Report,
 ) -> None:  # fmt: skip
     """Do a task for each video that lacks answers, with the runs that lack any."""
     videos: dict[str, list[SuiteQuestion]] = {}
@@ -156,16 +164,11 @@ def _answer(
         lacking = [run for run in runs if not all(is_answered(journal.records.get(answer_key(run, one))) for one in of)]
         if lacking:
             tasks.append(VideoTask(video, tuple(of), tuple(lacking)))
-    made = partial(_perform_of_new_worker, worker.settings)
-    for number, records in enumerate(pool.map(worker.perform, made, tasks)):
-        progress("videos", len(videos) - len(tasks) + number, len(videos))
+    for number, records in enumerate(in_processes(workers, worker, partial(VideoWorker, worker.settings), tasks)):
+        step("videos", len(videos) - len(tasks) + number, len(videos))
         for record in records:
             if not is_answered(journal.records.get(key_of(record))):
                 journal.add(record)
-
-
-def _perform_of_new_worker(settings: VideoSettings) -> Callable[[VideoTask], list[Record]]:
-    return VideoWorker(settings).perform
 
 
 def is_answered(record: Record | None) -> bool:
@@ -173,11 +176,11 @@ def is_answered(record: Record | None) -> bool:
     return record is not None and not record["damaged"]
 
 
-def _judge(judge: Judge, records: dict[VariantRun, list[Record]], journal: JsonLines, progress: Report) -> None:
+def _judge(judge: Judge, records: dict[VariantRun, list[Record]], journal: JsonLines, step: Report) -> None:
     """Add ``verdict`` and ``rating`` to each open answer, from the journal or by asking the judge."""
     todo = [each for of in records.values() for each in of if each["scoring"] == "judge" and not each["error"]]
     for number, record in enumerate(todo):
-        progress("verdicts", number, len(todo))
+        step("verdicts", number, len(todo))
         line = {"kind": VERDICT, **{name: record[name] for name in ("policy", "budget", "record")}, "judge": judge.model}
         if (known := journal.records.get(key_of(line))) is None:
             known = line | asdict(judge.verdict(record["question"], record["answer"], record["response"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgevlm.bench.suites.records import LETTERS, Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, marks_of
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.variants import SkippedRun, Variant, VariantRun, equal_byte_runs, reason_of
-from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
+from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, open_variant, policy_of
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
@@ -28,7 +29,6 @@ from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
 ANSWER = "answer"  # the kind of record that an answer is
-Opened = tuple[Session, Policy]
 EVERY_S = 1.0  # between two polls
 
 
@@ -36,16 +36,12 @@ class Viewer:
     """A policy at a budget that watches one clip in a session. Times are the video's, the session's begin with the clip."""
 
     def __init__(
-        self,
-        run: VariantRun,
-        questions: Sequence[SuiteQuestion],
-        clip: tuple[float, float] | None,
-        open_session: Callable[[VariantRun], Opened],
+        self, worker: VideoWorker, run: VariantRun, questions: Sequence[SuiteQuestion], clip: tuple[float, float] | None
     ) -> None:
         self.records: list[Record] = []
         self.over = False
-        self._run, self._open_session, self._questions = run, open_session, questions
-        self._opened: Opened | None = None
+        self._worker, self._run, self._questions = worker, run, questions
+        self._opened: tuple[Session, Policy] | None = None
         self._start, self._end = clip or (0.0, math.inf)
         self._due = sorted((math.inf if q.due_s is None else q.due_s, place) for place, q in enumerate(questions))
         self._peak, self._frames, self._seen_s = PeakBytes(), 0, math.nan
@@ -90,9 +86,9 @@ class Viewer:
 
     def fail(self, reason: str, **facts: object) -> None:
         """Record that what is left cannot be answered. facts: ``damaged``, because the video cannot be read."""
-        for _, place in self._due:
+        left, self._due = self._due, []
+        for _, place in left:
             self._add(place, "", error=reason, **facts)
-        self._due = []
         self.close()
 
     def close(self) -> None:
@@ -103,8 +99,7 @@ class Viewer:
 
     @property
     def _session(self) -> Session:
-        if self._opened is None:
-            self._opened = self._open_session(self._run)
+        self._opened = self._opened or self._worker.open_session(self._run)
         return self._opened[0]
 
     def _measure(self) -> None:
@@ -212,9 +207,18 @@ class VideoWorker:
         clips: dict[tuple[float, float] | None, list[SuiteQuestion]] = {}
         for question in task.questions:
             clips.setdefault(question.clip, []).append(question)
-        viewers = [Viewer(run, asked, clip, self._open_session) for clip, asked in clips.items() for run in task.runs]
+        viewers = [Viewer(self, run, asked, clip) for clip, asked in clips.items() for run in task.runs]
         try:
-            self._show(task, viewers)
+            with closing(VideoSource(self.settings.data / task.video, self.settings.fps)) as source:
+                for frame in source:
+                    pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))
+                    for viewer in viewers:
+                        viewer.step(pixels, frame.time_s)
+                    self.features.clear()
+                    if all(viewer.over for viewer in viewers):
+                        break
+                for viewer in viewers:
+                    viewer.finish(source.end_s)
         except SourceError as error:
             for viewer in viewers:
                 viewer.fail(str(error), damaged=True)
@@ -224,30 +228,10 @@ class VideoWorker:
             self.features.clear()
         return [record for viewer in viewers for record in viewer.records]
 
-    def _show(self, task: VideoTask, viewers: Sequence[Viewer]) -> None:
-        """Show the video to all viewers, until nothing is left to ask or it ends. Raises SourceError, and UserError."""
-        source = VideoSource(self.settings.data / task.video, self.settings.fps)
-        try:
-            for frame in source:
-                pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))
-                for viewer in viewers:
-                    viewer.step(pixels, frame.time_s)
-                self.features.clear()
-                if all(viewer.over for viewer in viewers):
-                    return
-            for viewer in viewers:
-                viewer.finish(source.end_s)
-        finally:
-            source.close()
-
-    def _open_session(self, run: VariantRun) -> Opened:
+    def open_session(self, run: VariantRun) -> tuple[Session, Policy]:
         variant = Variant(run.label)
         policy = policy_of(variant, self.model, run.tokens)
-        session = Session.open(
-            self.model, policy=policy, budget=run.tokens or None, reindexing=variant.reindexing, chunk=CHUNK,
-            text_budget=self.settings.text_budget, append=variant.append, encode=variant.encode,
-        )  # fmt: skip
-        return session, policy
+        return open_variant(self.model, policy, run.tokens or None, variant, self.settings.text_budget), policy
 
     def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
         """Each variant at ``tokens`` or at the most that takes no more bytes than a sliding window of as many."""
@@ -259,7 +243,7 @@ class VideoWorker:
 
         tokens: 0 for all that the model can hold, of which only the cache is measured.
         """
-        session, policy = self._open_session(VariantRun(variant.label, "", tokens))
+        session, policy = self.open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
         with session:
             for number in range(tokens // self.model.rows_per_frame + 2 * CHUNK if tokens else 0):

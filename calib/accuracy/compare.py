@@ -11,10 +11,10 @@ from typing import Any
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.oracle import ORACLES
-from edgevlm.calib.accuracy.pools import HERE, Processes
+from edgevlm.calib.accuracy.pools import in_processes
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
-from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, make_worker
+from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker
 from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.progress import Report
 from edgevlm.runtime.files import JsonLines
@@ -49,7 +49,7 @@ class Comparison:
 
 def compare(
     settings: AccuracySettings, variants: Sequence[Variant], budgets: Sequence[Budget], streams: int, *,
-    out: Path | None = None, resume: bool = False, pool: Processes = HERE, progress: Report = lambda *what: None,
+    out: Path | None = None, resume: bool = False, workers: int = 1, progress: Report = lambda *what: None,
     model: Model | None = None, append: Sequence[str] = (ALL,), encode: Sequence[str] = (ALL,),
 ) -> Comparison:  # fmt: skip
     """Run every case, or with ``out`` and ``resume`` those missing in the journal. Raises UserError.
@@ -71,7 +71,7 @@ def compare(
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
         todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
         progress("streams", len(tasks) - len(todo), len(tasks))
-        records_done = pool.map(worker.perform, partial(make_worker, settings), todo)
+        records_done = in_processes(workers, worker, partial(Worker, settings), todo)
         for number, record in enumerate(records_done, 1):
             journal.add(record)
             progress("streams", len(tasks) - len(todo) + number, len(tasks))

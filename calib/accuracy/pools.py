@@ -6,58 +6,47 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from multiprocessing import active_children, get_context
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from edgevlm.errors import UserError
 
-Work = TypeVar("Work")
-Done = TypeVar("Done")
-_perform: Callable[[Any], Any] | None = None  # in a worker process
+
+class Worker(Protocol):
+    def perform(self, task: Any) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """This process, or ``workers`` others. A worker that dies ends the work."""
-
-    workers: int = 1
-
-    def map(
-        self, perform: Callable[[Work], Done], make_perform: Callable[[], Callable[[Work], Done]], tasks: Iterable[Work]
-    ) -> Iterator[Done]:
-        """Yield each task's result as it is done, in any order. Raises UserError where a worker is killed.
-
-        perform: used in this process; make_perform: called once by each worker process.
-        """
-        if self.workers == 1:
-            yield from map(perform, tasks)
-            return
-        pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _start, (make_perform,))
-        try:
-            for done in as_completed([pool.submit(_work, task) for task in tasks]):
-                yield done.result()
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
-            ) from None
-        except BaseException:
-            for process in active_children():  # ctrl-C does not wait for work in progress
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+_worker: Worker | None = None  # in a process of its own
 
 
-HERE = Processes()
+def in_processes(workers: int, here: Worker, make: Callable[[], Worker], tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield each task's result as it is done: in this process by ``here``, or in ``workers`` others that ``make`` their own.
+
+    Results come in any order. Raises UserError where a worker is killed.
+    """
+    if workers == 1:
+        yield from map(here.perform, tasks)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (make,))
+    try:
+        for done in as_completed([pool.submit(_work, task) for task in tasks]):
+            yield done.result()
+    except BrokenProcessPool:
+        raise UserError("a worker was killed, perhaps by a full memory; give fewer --workers, and --resume") from None
+    except BaseException:
+        for process in active_children():  # ctrl-C does not wait for work in progress
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _start(make_perform: Callable[[], Callable[[Any], Any]]) -> None:
-    global _perform
+def _start(make: Callable[[], Worker]) -> None:
+    global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
-    _perform = make_perform()
+    _worker = make()
 
 
 def _work(task: Any) -> Any:
-    assert _perform is not None
-    return _perform(task)
+    assert _worker is not None
+    return _worker.perform(task)

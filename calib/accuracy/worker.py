@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -157,7 +157,7 @@ class Worker:
             rows = self._text_budget.rows(self.model)
             return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
         frames = case.frames[: 0 if variant == PLAIN else MEASURED if self._long else None]
-        with _open(self.model, policy, tokens, variant, TEXT_BUDGET) as session:
+        with open_variant(self.model, policy, tokens, variant, TEXT_BUDGET) as session:
             return watch(session, policy, frames).bytes
 
 
@@ -171,7 +171,8 @@ def model_identity(model: Model) -> str:
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
-def _open(model: Model, policy: Policy, tokens: int, variant: Variant, text_budget: TextBudget) -> Session:
+def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Variant, text_budget: TextBudget) -> Session:
+    """Open a session under this variant's way to append, encode and re-index."""
     return Session.open(
         model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=text_budget,
         append=variant.append, encode=variant.encode,
@@ -186,7 +187,7 @@ def run_case(
     tokens: |M|. variant: how frames are encoded, appended and re-indexed. bytes: peak of cache and policy. appended, encoded:
     fractions of the tokens appended and the patches encoded. results: see :func:`ask`.
     """
-    with _open(model, policy, tokens, variant, text_budget) as session:
+    with open_variant(model, policy, tokens, variant, text_budget) as session:
         peak = watch(session, policy, case.frames)
         held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
         stats, memory = session.stats, session.stats.memory
@@ -254,8 +255,3 @@ def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float
         return None, None
     there = held[:, :, evidence]
     return round(float(there.mean()), 4), round(float(there.any(2).mean()), 4)
-
-
-def make_worker(settings: AccuracySettings) -> Callable[[CaseTask], Record]:
-    """Return a new worker's ``perform``, in another process."""
-    return Worker(settings).perform

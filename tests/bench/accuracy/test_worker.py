@@ -2,14 +2,14 @@
 
 import time
 from functools import partial
-from pydoc import locate
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
 from edgevlm.calib.accuracy.cases import make_case, seed_words
-from edgevlm.calib.accuracy.pools import Processes
+from edgevlm.calib.accuracy.pools import in_processes
 from edgevlm.calib.accuracy.variants import Budget, Variant
 from edgevlm.calib.accuracy.worker import (
     TEXT_BUDGET,
@@ -76,7 +76,8 @@ def test_the_present_and_its_references_count_in_equal_bytes():
 
 
 def test_an_interrupt_does_not_wait_for_work_in_progress():
-    results = Processes(2).map(time.sleep, partial(locate, "time.sleep"), [0, 0, 60, 60])
+    sleeper = partial(SimpleNamespace, perform=time.sleep)
+    results = in_processes(2, sleeper(), sleeper, [0, 0, 60, 60])
     next(results)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
