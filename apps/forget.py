@@ -14,10 +14,9 @@ from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
 from edgevlm.runtime.opening import STORE
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
+from edgevlm.runtime.snapshots.directory import LOCK, SnapshotDirectory, SnapshotKey, is_address
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.storage import LOCK, is_address
 from edgevlm.runtime.time_window import TimeWindow
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots

@@ -15,9 +15,8 @@ from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.policies import Policy, as_policy, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import AUTO, CHANGED, AppendChanged, SessionSettings, parse_append, parse_encode
-from edgevlm.runtime.snapshots.capture import model_hash, policy_text
-from edgevlm.runtime.snapshots.storage import snapshots
-from edgevlm.runtime.snapshots.writer import SnapshotWriter
+from edgevlm.runtime.snapshots.directory import snapshots
+from edgevlm.runtime.snapshots.writer import SnapshotWriter, model_hash, policy_text
 from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY
 from edgevlm.runtime.stream import Stream

@@ -31,10 +31,9 @@ from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.sampling import Classified, OneOf, Sampler
 from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.settings import AUTO, SessionSettings
-from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.writer import SnapshotWriter
+from edgevlm.runtime.snapshots.writer import CaptureBuffer, SnapshotWriter, capture, identity, restore
 from edgevlm.runtime.stateful import strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import Store

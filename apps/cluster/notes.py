@@ -16,8 +16,8 @@ from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
+from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.forget import AllOrNothing
-from edgevlm.runtime.snapshots.storage import snapshots
 
 COUNTED = 16  # notes whose counts are known
 

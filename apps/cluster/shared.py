@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgevlm.runtime.files import UNFINISHED, atomic_write
-from edgevlm.runtime.snapshots.storage import ObjectStore, as_os_error, is_address
+from edgevlm.runtime.snapshots.directory import ObjectStore, as_os_error, is_address
 
 EPOCH = "epoch-"  # begins the folder of a camera's placement
 BEGUN = "begun"  # of an epoch in a store, where no folder can be renamed: it has been copied whole

@@ -76,10 +76,9 @@ def show(
     from edgevlm.apps.credentials import state_key
     from edgevlm.apps.schemas import json_line
     from edgevlm.runtime.files import look
-    from edgevlm.runtime.snapshots.capture import described
-    from edgevlm.runtime.snapshots.directory import verified
+    from edgevlm.runtime.snapshots.directory import is_address, verified
     from edgevlm.runtime.snapshots.format import Snapshot
-    from edgevlm.runtime.snapshots.storage import is_address
+    from edgevlm.runtime.snapshots.writer import described
 
     try:
         found = (

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.snapshots.capture import ago
+from edgevlm.runtime.snapshots.writer import ago
 from edgevlm.runtime.time_window import NothingHeld
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -13,7 +13,7 @@ from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.schemas import json_line
 from edgevlm.progress import to_stderr
 from edgevlm.runtime.evidence import Evidence
-from edgevlm.runtime.snapshots.capture import ago
+from edgevlm.runtime.snapshots.writer import ago
 from edgevlm.runtime.store import StoreUse
 
 

@@ -18,7 +18,7 @@ from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
 from edgevlm.progress import to_stderr
-from edgevlm.runtime.snapshots.capture import ago
+from edgevlm.runtime.snapshots.writer import ago
 
 TIMEOUT_S = 600.0
 

@@ -24,7 +24,7 @@ from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest, reason
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.settings import AUTO, Append, Encode, Tokens
-from edgevlm.runtime.snapshots.storage import is_address
+from edgevlm.runtime.snapshots.directory import is_address
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -25,7 +25,7 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError, nearest
 from edgevlm.packages import needs
 from edgevlm.runtime.plugins import load_class
-from edgevlm.runtime.snapshots.capture import ago
+from edgevlm.runtime.snapshots.writer import ago
 
 SECRET_OPTIONS = ("password", "secret", "token", "key")  # whose values stand elsewhere
 SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"

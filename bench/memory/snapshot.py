@@ -21,8 +21,8 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
-from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
+from edgevlm.runtime.snapshots.writer import CaptureBuffer
 
 CHUNK = 8  # a session's
 

@@ -1,31 +1,168 @@
-"""The directory of ``--state``: one process at a time, two generations of snapshots, each complete or absent.
+"""The directory of ``--state``, or an address that fsspec knows: one process at a time, two generations of snapshots.
 
-With a key they are files of age, https://age-encryption.org/v1, made and opened with pyrage.
+Each is complete or absent. With a key they are files of age, https://age-encryption.org/v1, made and opened with pyrage.
 """
 
 from __future__ import annotations
 
-import io
+import errno
+import fcntl
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO
 
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.packages import needs
-from edgevlm.runtime.snapshots.capture import check_header
-from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, read, unreadable
-from edgevlm.runtime.snapshots.storage import SUFFIX, Folder, ObjectStore, as_os_error, storage_of
+from edgevlm.packages import install, needs
+from edgevlm.runtime.files import PRIVATE, UNFINISHED, atomic_write, open_file, private_folder, reason
+from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, read
 
+LOCK = "lock"
+SUFFIX = ".snapshot"
 AGE = b"age-encryption.org/"  # begins an encrypted file
+BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # stores without folders, where a bucket is not ours to make
+PART_BYTES = 8 << 20  # of an upload
+LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # to a local disk
 
 
-def _pyrage() -> Any:
-    with needs("encrypted snapshots", "encryption"):
-        import pyrage
-    return pyrage
+def storage_of(where: str | Path) -> Folder | ObjectStore:
+    """Return the storage at a path or an address such as ``s3://bucket/cameras``. Raises UserError for unknown addresses."""
+    return ObjectStore(str(where)) if is_address(where) else Folder(Path(str(where).removeprefix("file://")))
+
+
+def is_address(where: str | Path) -> bool:
+    """Whether ``where`` is not a folder of this machine."""
+    return isinstance(where, str) and "://" in where and not where.startswith("file://")
+
+
+def snapshots(where: str | Path) -> list[Any]:
+    """Return the paths of snapshots in a folder or at an address, newest first. Raises OSError."""
+    return storage_of(where).snapshots()
+
+
+class Folder:
+    """A local folder: writes are flushed to the disk, links are not followed, and one process at a time holds its lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.root = path
+        self._lock = -1
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def take(self) -> None:
+        """Make the folder if it is missing, and lock it. Raises OSError, BlockingIOError if another process has it."""
+        private_folder(self.root)
+        self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in self.root.glob(f"*{UNFINISHED}"):
+            path.unlink()
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    def snapshots(self) -> list[Path]:
+        return _newest_first(self.root.glob(f"*{SUFFIX}"))
+
+    def open(self, path: Path) -> BinaryIO:
+        return open_file(path)
+
+    def create(self, path: Path) -> AbstractContextManager[BinaryIO]:
+        """Open a file for writing; it appears once the block has ended well. Raises OSError."""
+        return atomic_write(path, private=True)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def why(self, error: OSError) -> str:
+        return reason(error, self.root)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class ObjectStore:
+    """A prefix of an object store, or a folder of another machine, opened by fsspec. It has no lock."""
+
+    def __init__(self, address: str) -> None:
+        self._scheme = address.partition("://")[0]
+        self._name = re.sub(r"//[^/]*@", "//***@", address)
+        with needs(f"--state {self._name}", "s3"):
+            import fsspec
+        try:
+            self.files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
+        except ImportError as error:  # it names the package that the protocol needs
+            hint = install("s3") if self._scheme == "s3" else str(error)
+            raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
+        except ValueError as error:
+            raise UserError(f"--state {self._name}: {error}; give a folder, or an address that fsspec knows") from None
+        self.root = PurePosixPath(root)
+
+    def __str__(self) -> str:
+        return self._name
+
+    def take(self) -> None:
+        """Raises OSError if the store cannot be written."""
+        probe = str(self.root / f"probe{UNFINISHED}")
+        with as_os_error():
+            self.make_folder(self.root)
+            self.files.pipe_file(probe, b"edgevlm")
+            self.files.rm_file(probe)
+
+    def make_folder(self, path: PurePosixPath) -> None:
+        if self._scheme not in BUCKETS:
+            self.files.makedirs(str(path), exist_ok=True)
+
+    def snapshots(self) -> list[PurePosixPath]:
+        with as_os_error(), suppress(FileNotFoundError):
+            return _newest_first(map(PurePosixPath, self.files.ls(str(self.root), detail=False)))
+        return []
+
+    def open(self, path: PurePosixPath) -> BinaryIO:
+        with as_os_error():
+            stream: BinaryIO = self.files.open(str(path), "rb", block_size=PART_BYTES, cache_type="readahead")
+            return stream
+
+    @contextmanager
+    def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
+        """Open an object for writing; it appears once the block has ended well. Raises OSError."""
+        with as_os_error():
+            stream = self.files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
+            try:
+                yield stream
+                stream.close()
+                stream.commit()
+            except BaseException:
+                with suppress(Exception):
+                    stream.discard()
+                with suppress(AttributeError):
+                    stream.closed = True  # else it is sent when it is collected
+                raise
+
+    def remove(self, path: PurePosixPath) -> None:
+        with as_os_error():
+            self.files.rm_file(str(path))
+
+    def why(self, error: OSError) -> str:
+        return " ".join((error.strerror or str(error) or type(error).__name__).split())[:300]
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """Raise OSError for whatever the client of a store raises."""
+    try:
+        yield
+    except (OSError, MemoryError, UserError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 class SnapshotKey:
@@ -45,10 +182,10 @@ class SnapshotKey:
         """Return the text of a new key."""
         return str(_pyrage().x25519.Identity.generate())
 
-    def encrypt(self, parts: Iterable[bytes | memoryview], stream: BinaryIO) -> None:
+    def encrypt(self, content: Iterator[bytes | memoryview], stream: BinaryIO) -> None:
         """Raises OSError."""
         try:
-            self._age.encrypt_io(_Joined(parts), stream, [self._identity.to_public()])
+            self._age.encrypt_io(_Reader(content), stream, [self._identity.to_public()])
         except self._age.EncryptError as error:
             raise OSError(str(error)) from None
 
@@ -62,62 +199,23 @@ class SnapshotKey:
             raise SnapshotError(f"is damaged, or was not read whole (it cannot be decrypted: {error})") from None
 
 
-def read_at(place: Folder | ObjectStore, path: Any, key: SnapshotKey | None) -> Snapshot:
-    """Read and verify a snapshot. An encrypted or remote one is held in memory, never on disk. Raises SnapshotError."""
-    try:
-        with as_os_error(), place.open(path) as stream:
-            is_encrypted = stream.read(len(AGE)) == AGE
-            if isinstance(path, Path) and not is_encrypted:
-                return read(path)
-            if is_encrypted and key is None:
-                raise OtherFormat("is encrypted; give its key with --state-key-file")
-            stream.seek(0)
-            with open(os.memfd_create("edgevlm-snapshot"), "wb") as plain:
-                if is_encrypted and key is not None:
-                    key.decrypt(stream, plain)
-                else:
-                    shutil.copyfileobj(stream, plain, 1 << 20)
-                plain.flush()
-                return read(Path(f"/proc/self/fd/{plain.fileno()}"), path)
-    except OSError as error:
-        raise unreadable(path, error, place.why(error)) from None
+class _Reader:
+    """Parts, read one after the other."""
+
+    def __init__(self, content: Iterator[bytes | memoryview]) -> None:
+        self._content, self._part = content, memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        while not self._part and (part := next(self._content, None)) is not None:
+            self._part = memoryview(part)
+        taken, self._part = self._part[:size], self._part[size:]
+        return bytes(taken)
 
 
-class _Joined(io.RawIOBase):
-    """Parts that are read one after the other."""
-
-    def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
-        self._parts, self._now = iter(parts), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        target, count = memoryview(into).cast("B"), 0
-        while count < len(target):
-            if not self._now:
-                part = next(self._parts, None)
-                if part is None:
-                    break
-                self._now = memoryview(part).cast("B")
-            taken = self._now[: len(target) - count]
-            target[count : count + len(taken)] = taken
-            self._now, count = self._now[len(taken) :], count + len(taken)
-        return count
-
-
-def verified(
-    where: str | Path | Folder | ObjectStore, key: SnapshotKey | None = None
-) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
-    """Yield each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
-    storage = storage_of(where) if isinstance(where, str | Path) else where
-    for path in storage.snapshots():
-        try:
-            found = read_at(storage, path, key)
-            check_header(found.about)
-            yield path, found
-        except SnapshotError as error:
-            yield path, error
+def _pyrage() -> Any:
+    with needs("encrypted snapshots", "encryption"):
+        import pyrage
+    return pyrage
 
 
 class SnapshotDirectory:
@@ -134,14 +232,12 @@ class SnapshotDirectory:
         try:
             self.storage.take()
             self._number = max(map(_number, self.storage.snapshots()[:1]), default=0)
-        except BaseException as error:
+        except OSError as error:
             self.close()
             if isinstance(error, BlockingIOError):
                 raise UserError(f"--state {path}: another process uses it; end that one, or choose another folder") from None
-            if isinstance(error, OSError):
-                why = self.storage.why(error)
-                raise UserError(f"--state {self.storage}: cannot be written ({why}); choose another folder") from None
-            raise
+            why = self.storage.why(error)
+            raise UserError(f"--state {self.storage}: cannot be written ({why}); choose another folder") from None
 
     @property
     def folder(self) -> Path | None:
@@ -159,20 +255,18 @@ class SnapshotDirectory:
         refused: list[str] = []
         others: list[str] = []
         for path, found in self.verified():
-            if isinstance(found, SnapshotError):
-                why, is_other = str(found), isinstance(found, OtherFormat)
-            elif why := difference(found.about["identity"], wanted):
-                is_other = True
-            else:
-                try:
-                    take(found)
-                    self._kept = path
-                    return found, refused
-                except SnapshotError as error:
-                    why, is_other = str(error), False
-            refused.append(f"{path.name} {why}")
-            if is_other:
-                others.append(refused[-1])
+            try:
+                if isinstance(found, SnapshotError):
+                    raise found
+                if other := difference(found.about["identity"], wanted):
+                    raise OtherFormat(other)
+                take(found)
+                self._kept = path
+                return found, refused
+            except SnapshotError as error:
+                refused.append(f"{path.name} {error}")
+                if isinstance(error, OtherFormat):
+                    others.append(refused[-1])
         if others:
             same = "run with the same settings as before, or choose another folder"
             raise UserError(f"--state {self.storage}: {others[0]}; {same}")
@@ -194,12 +288,14 @@ class SnapshotDirectory:
                 self._key.encrypt(parts(about, arrays), stream)
             else:
                 stream.writelines(parts(about, arrays))
-        before, self._kept = None if alone else self._kept, target
-        with nullcontext() if alone else suppress(OSError):  # the new one is good already
+        keep, self._kept = (target, None if alone else self._kept), target
+        try:
             for path in storage.snapshots():
-                if path not in (before, target) and _number(path) < self._number:
-                    with nullcontext() if alone else suppress(OSError):  # a folder, for example
-                        storage.remove(path)
+                if path not in keep and _number(path) < self._number:
+                    storage.remove(path)
+        except OSError:  # the new one is good already
+            if alone:
+                raise
         return target
 
     def verified(self) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
@@ -221,6 +317,45 @@ class SnapshotDirectory:
         self.storage.close()
 
 
+def verified(
+    where: str | Path | Folder | ObjectStore, key: SnapshotKey | None = None
+) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+    """Yield each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
+    storage = storage_of(where) if isinstance(where, str | Path) else where
+    for path in storage.snapshots():
+        try:
+            yield path, read_at(storage, path, key)
+        except SnapshotError as error:
+            yield path, error
+
+
+def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = None) -> Snapshot:
+    """Read and verify a snapshot. An encrypted or remote one is held in memory, never on disk.
+
+    Raises SnapshotError, and UserError where another try may read it: it must not be replaced.
+    """
+    try:
+        with as_os_error(), storage.open(path) as stream:
+            is_encrypted = stream.read(len(AGE)) == AGE
+            stream.seek(0)
+            if isinstance(path, Path) and not is_encrypted:
+                return read(stream, path)
+            if is_encrypted and key is None:
+                raise OtherFormat("is encrypted; give its key with --state-key-file")
+            with open(os.memfd_create("edgevlm-snapshot"), "w+b") as plain:
+                if is_encrypted and key is not None:
+                    key.decrypt(stream, plain)
+                else:
+                    shutil.copyfileobj(stream, plain, 1 << 20)
+                plain.seek(0)
+                return read(plain, path)
+    except OSError as error:
+        why = storage.why(error)
+        if error.errno == errno.ENOENT or (isinstance(path, Path) and error.errno in LOST):
+            raise SnapshotError(f"cannot be read ({why})") from None
+        raise UserError(f"{path}: cannot be read now ({why}); nothing was written over it") from None
+
+
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Describe in words why a snapshot is of another session; empty if it is not."""
     if found.get("dtype") != wanted["dtype"]:
@@ -235,6 +370,11 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 def _brief(value: object) -> str:
     return " ".join(str(value)[:200].split())
+
+
+def _newest_first(paths: Iterator[PurePath]) -> list[Any]:
+    found = (path for path in paths if path.suffix == SUFFIX and path.stem.isdecimal())
+    return sorted(found, key=_number, reverse=True)
 
 
 def _number(path: PurePath) -> int:

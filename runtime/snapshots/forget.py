@@ -38,10 +38,14 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     times = FrameTimes()
     times.restore(strip_prefix("times", arrays))
     first, last = window.frames(times, float(about["session"]["time_s"]))
-    layers = {name.partition(".")[0] for name in arrays if name.startswith("layer") and name.endswith(".kind")}
-    gone = {layer: _in_window(arrays, layer, first, last) for layer in layers}
-    present, waiting = _present_in(arrays, window), _waiting_in(arrays, window)
-    if not (present or waiting or any(mask.any() for mask in gone.values())):
+    gone: dict[str, Bool] = {}
+    for layer in {name.partition(".")[0] for name in arrays if name.startswith("layer") and name.endswith(".kind")}:
+        kind, frame, confirmed = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "confirmed"))
+        gone[layer] = (kind == Kind.VISION) & (frame <= last) & (confirmed >= first)
+    seconds, present = arrays["chunk.seconds"], arrays.get("present.seconds")
+    is_waiting = ((seconds >= window.since) & (seconds <= window.until)).any()
+    is_present = present is not None and present[0] <= window.until and present[1] >= window.since
+    if not (is_present or is_waiting or any(mask.any() for mask in gone.values())):
         return 0
     if keeps_first_frame and first <= 0 <= last:
         raise AllOrNothing("the policy shows the first frame to all others: forget --all, or a time behind it")
@@ -52,22 +56,14 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
         for part in PARTS:
             array = arrays[f"{layer}.{part}"]
             arrays[f"{layer}.{part}"] = array[keep].reshape(len(array), -1, *array.shape[2:])
-    if present:
+    if is_present:
         del arrays["present.features"], arrays["present.seconds"]
         about["stream"]["frames"] += 1
-    if waiting:
+    if is_waiting:
         _drop_waiting(about, arrays)
-    for name, array in list(arrays.items()):
-        if fresh := _begun_anew(name, array):
-            arrays[name] = fresh[0]
+    arrays.update({name: _begun_anew(name, array) for name, array in arrays.items()})
     about["session"]["conversations"] = {}
     return most
-
-
-def _in_window(arrays: Mapping[str, NDArray], layer: str, first: int, last: int) -> Bool:
-    kind, frame, confirmed = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "confirmed"))
-    mask: Bool = (kind == Kind.VISION) & (frame <= last) & (confirmed >= first)
-    return mask
 
 
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
@@ -85,16 +81,6 @@ def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) ->
     return kept
 
 
-def _present_in(arrays: Mapping[str, NDArray], window: TimeWindow) -> bool:
-    seconds = arrays.get("present.seconds")
-    return seconds is not None and bool(seconds[0] <= window.until and seconds[1] >= window.since)
-
-
-def _waiting_in(arrays: Mapping[str, NDArray], window: TimeWindow) -> bool:
-    seconds = arrays["chunk.seconds"]
-    return bool(((seconds >= window.since) & (seconds <= window.until)).any())
-
-
 def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
     """Count the frames of the waiting chunk as watched, and drop them."""
     frames, features = len(arrays["chunk.seconds"]), arrays.pop("chunk.features", None)
@@ -106,16 +92,12 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         arrays[f"chunk.{name}"] = arrays[f"chunk.{name}"][:0]
 
 
-def _begun_anew(name: str, array: NDArray) -> list[NDArray]:
-    """The replacement of an array that shows parts of frames or texts, if it does.
-
-    Policies' queries ``[heads, rows, head_dim]`` and texts do, their scores do not.
-    """
+def _begun_anew(name: str, array: NDArray) -> NDArray:
+    """Replace an array that shows parts of frames or texts: policies' queries ``[heads, rows, head_dim]`` and texts do."""
     if name in ("references.seq", "chunk.encoder.changes.since"):
-        return [np.full_like(array, -1)]
-    counts = ("chunk.encoder.seen", "chunk.encoder.computed")
-    if name.startswith(("references.", "chunk.encoder.")) and name not in counts:
-        return [np.zeros_like(array)]
+        return np.full_like(array, -1)
+    if name.startswith(("references.", "chunk.encoder.")):
+        return array if name in ("chunk.encoder.seen", "chunk.encoder.computed") else np.zeros_like(array)
     if name.startswith("policy.") and array.dtype.kind == "f" and array.ndim == 3:
-        return [np.zeros_like(array)]
-    return [array[:0]] if name.startswith("policy.") and array.dtype == np.uint8 and array.ndim == 1 else []
+        return np.zeros_like(array)
+    return array[:0] if name.startswith("policy.") and array.dtype == np.uint8 and array.ndim == 1 else array

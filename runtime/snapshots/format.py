@@ -5,39 +5,103 @@ docs/internals/snapshots.md draws the layout.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
+import mmap
 import os
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BufferedReader
-from pathlib import Path, PurePath
-from typing import Any
+from functools import cache
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from zlib import crc32
 
 import numpy as np
+from annotated_types import Ge, Le, MaxLen
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
-from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.files import open_file
+from edgevlm import __version__
+from edgevlm.errors import SnapshotError, first_problem
+from edgevlm.runtime.stats import MemoryStats
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FORMAT = 2
 MAGIC = b"EDGEVLM\x1a"
 PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the header, bytes of preamble and header with its padding
 ALIGNMENT = 64
 LARGEST_HEADER = 1 << 28
-LOST = (errno.EIO, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EUCLEAN)  # to this disk
-KINDS = r"\|b1|\|[iu]1|<[iu][248]|<f[248]"  # numpy's, of the arrays that there can be
 
 Arrays = Mapping[str, NDArray]
+Size = Annotated[int, Ge(0), Le(1 << 48)]
+Count = Annotated[int, Ge(0), Le(1 << 53)]
+Index = Annotated[int, Ge(0), Le(1 << 30)]
+Seconds = Annotated[float, Ge(-1e12), Le(1e12)]
+Kind = Literal["|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]  # numpy's names
+Place = tuple[Index, Index | None, Index, Seconds]
 
 
 class OtherFormat(SnapshotError):
     """A snapshot that another edgevlm, or one with another key, can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """positions: see :class:`edgevlm.runtime.positions.Positions`; older snapshots have four. frames: int32 in the cache."""
+
+    positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
+    seq: Count
+    frames: Index
+    stats: MemoryStats
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """Frames of the chunk that is being filled."""
+
+    taken: Count
+    encoded: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeader:
+    """conversations: turns by name."""
+
+    frames: Count
+    chunks: Count
+    time_s: Seconds
+    conversations: dict[str, list[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The fields that :func:`edgevlm.runtime.snapshots.writer.identity` always has."""
+
+    model: str
+    name: str
+    policy: str
+    budget: Count
+    dtype: str
+    chunk: Count
+    reindexing: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeader:
+    """bytes: of all arrays. sections: name, type, shape, offset and checksum of each."""
+
+    edgevlm: str
+    written: Annotated[float, Ge(0), Le(1e12)]
+    source: str
+    identity: Identity
+    stream: StreamHeader
+    chunk: ChunkHeader
+    session: SessionHeader
+    bytes: Size
+    sections: tuple[tuple[str, Kind, Annotated[tuple[Size, ...], MaxLen(8)], Size, Size], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +119,46 @@ def padding(size: int) -> int:
 
 
 def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a snapshot, in order. about: JSON, without the key ``sections``. arrays: dense."""
-    flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for name, array in arrays.items()}
-    sections, offset = [], 0
+    """Yield the bytes of a snapshot, in order. about: the header but for ``bytes`` and ``sections``. arrays: dense."""
+    sections, offset, content = [], 0, list[bytes | memoryview]()
     for name, array in arrays.items():
-        size, zeros = flat[name].nbytes, bytes(padding(flat[name].nbytes))
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        zeros = bytes(padding(raw.nbytes))
         kind = array.dtype.newbyteorder("<").str
-        sections.append([name, kind, list(array.shape), offset, crc32(zeros, crc32(flat[name]))])
-        offset += size + len(zeros)
+        sections.append([name, kind, list(array.shape), offset, crc32(zeros, crc32(raw))])
+        content += [raw, zeros]
+        offset += raw.nbytes + len(zeros)
     text = json.dumps({**about, "bytes": offset, "sections": sections}, ensure_ascii=False).encode(errors="replace")
     header_bytes = PREAMBLE.size + len(text) + padding(PREAMBLE.size + len(text))
     body = text.ljust(header_bytes - PREAMBLE.size, b" ")
     yield PREAMBLE.pack(MAGIC, FORMAT, _header_sum(header_bytes, body), header_bytes) + body
-    for part in flat.values():
-        yield part
-        yield bytes(padding(part.nbytes))
+    yield from content
 
 
-def read(path: Path, of: PurePath | None = None) -> Snapshot:
-    """Read and verify a snapshot, a copy ``of`` another path if given. Raises SnapshotError, without the file's name."""
-    try:
-        with open_file(path) as stream:
-            about, start = _read_header(stream)
-            block = np.memmap(path, np.uint8, "r", start, (about["bytes"],)) if about["bytes"] else np.zeros(0, np.uint8)
-            arrays = {section[0]: _array(stream, start, block, *section) for section in about["sections"]}
-            return Snapshot(of or path, start + about["bytes"], about, arrays)
-    except OSError as error:
-        raise unreadable(of or path, error, error.strerror) from None
-    except ValueError:  # the header's JSON, or numpy's for sizes that only overflow together
-        raise SnapshotError("does not describe itself") from None
+def read(stream: BinaryIO, path: PurePath) -> Snapshot:
+    """Read and verify a snapshot in a local file. Raises OSError, and SnapshotError without the file's name."""
+    about, start = _read_header(stream)
+    block = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[start:]
+    arrays = {}
+    for name, kind, shape, offset, checksum in about["sections"]:
+        size = np.dtype(kind).itemsize * math.prod(shape)
+        if offset + size > len(block):
+            raise SnapshotError(f"does not describe itself ({name})")
+        stream.seek(start + offset)
+        left, found = size + padding(size), 0
+        while left and (part := stream.read(min(left, 1 << 20))):  # a disk error in a mapping would kill the process
+            left, found = left - len(part), crc32(part, found)
+        if found != checksum:
+            raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
+        try:
+            arrays[name] = block[offset : offset + size].view(kind).reshape(shape)
+        except ValueError:  # sizes that only overflow together
+            raise SnapshotError(f"does not describe itself ({name})") from None
+    return Snapshot(path, start + len(block), about, arrays)
 
 
-def _read_header(stream: BufferedReader) -> tuple[dict[str, Any], int]:
-    """Return a snapshot's header, and where its arrays begin. Raises SnapshotError, ValueError and OSError."""
+def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return a snapshot's header, and where its arrays begin."""
     start = stream.read(PREAMBLE.size)
     if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
         raise SnapshotError("is no snapshot, or torn at its start")
@@ -98,53 +169,36 @@ def _read_header(stream: BufferedReader) -> tuple[dict[str, Any], int]:
     body = stream.read(header_bytes - PREAMBLE.size) if PREAMBLE.size <= header_bytes <= LARGEST_HEADER else b""
     if _header_sum(header_bytes, body) != checksum:
         raise SnapshotError("is damaged (the checksum of its header does not match)")
-    about, size = from_json(body, allow_inf_nan=False), os.fstat(stream.fileno()).st_size
-    described = isinstance(about, dict) and type(about.get("bytes")) is int and about["bytes"] >= 0
-    if not described or not isinstance(sections := about.get("sections"), list) or not all(map(_is_section, sections)):
-        raise SnapshotError("does not describe itself")
+    about, size = check_header(body), os.fstat(stream.fileno()).st_size
     if size != header_bytes + about["bytes"]:
         raise SnapshotError(f"is torn ({size} bytes, not {header_bytes + about['bytes']})")
     return about, header_bytes
 
 
-def unreadable(path: PurePath, error: OSError, why: str | None) -> UserError:
-    """SnapshotError where the disk has lost the snapshot; else another try may read it, and it must not be replaced."""
-    if error.errno == errno.ENOENT or (isinstance(path, Path) and error.errno in LOST):
-        return SnapshotError(f"cannot be read ({why})")
-    return UserError(f"{path}: cannot be read now ({why}); nothing was written over it")
+def check_header(body: bytes) -> dict[str, Any]:
+    """Return a header's JSON. Raises SnapshotError; OtherFormat if another version of edgevlm wrote it."""
+    from pydantic import ValidationError
+
+    try:
+        about = from_json(body, allow_inf_nan=False)
+        _schema().validate_json(body, strict=True)
+    except ValidationError as error:
+        why, version = first_problem(error), about.get("edgevlm") if isinstance(about, dict) else None
+        if isinstance(version, str) and version != __version__:
+            raise OtherFormat(
+                f"was written by edgevlm {version[:40]}, and {__version__} cannot go on from it ({why})"
+            ) from None
+        raise SnapshotError(f"does not describe a session ({why})") from None
+    except ValueError:
+        raise SnapshotError("does not describe itself") from None
+    return dict(about)
 
 
-def _is_section(section: object) -> bool:
-    if not isinstance(section, list) or len(section) != 5 or not isinstance(section[1], str):
-        return False
-    name, kind, shape, *numbers = section
-    sizes = [*shape, *numbers] if isinstance(shape, list) and len(shape) <= 8 else [-1]
-    known = re.fullmatch(KINDS, kind) is not None
-    return isinstance(name, str) and known and all(type(size) is int and 0 <= size < 1 << 48 for size in sizes)
+@cache
+def _schema() -> TypeAdapter[SnapshotHeader]:
+    from pydantic import TypeAdapter
 
-
-def _array(
-    stream: BufferedReader,
-    start: int,
-    block: NDArray[np.uint8],
-    name: str,
-    kind: str,
-    shape: list[int],
-    offset: int,
-    checksum: int,
-) -> NDArray:
-    """Map an array after reading it once for its checksum: a disk error in a mapping would kill the process."""
-    dtype = np.dtype(kind)
-    size = dtype.itemsize * math.prod(shape)
-    if not offset <= offset + size <= len(block):
-        raise SnapshotError(f"does not describe itself ({name})")
-    stream.seek(start + offset)
-    left, found = size + padding(size), 0
-    while left and (part := stream.read(min(left, 1 << 20))):
-        left, found = left - len(part), crc32(part, found)
-    if found != checksum:
-        raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
-    return block[offset : offset + size].view(dtype).reshape(shape)
+    return TypeAdapter(SnapshotHeader)
 
 
 def _header_sum(header_bytes: int, body: bytes) -> int:

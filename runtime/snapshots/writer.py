@@ -1,34 +1,152 @@
-"""Writes snapshots of a session: a thread that takes one every so often, and one more at the session's end."""
+"""Writes snapshots of a session: a thread that takes one every so often, and one more at the session's end.
+
+A session is captured as a header and arrays, copied while it is held and written while it continues.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
+from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.changes import ChangedEncoder
+from edgevlm.runtime.chat import Chat, Conversations
+from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
-from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
+from edgevlm.runtime.stateful import add_prefix, strip_prefix
+from edgevlm.runtime.stats import Progress
 from edgevlm.runtime.store import Store
+from edgevlm.runtime.stream import Stream
+
+
+def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
+    """Return the settings that must be the same in a session that resumes, as JSON; ``name`` is for people."""
+    bundle = stream.model.bundle
+    height, width = bundle.vision.size
+    return {
+        "model": model_hash(bundle),
+        "name": bundle.source,
+        **({"frame size": f"{width}x{height}"} if bundle.vision.pixels else {}),
+        "policy": policy_text(stream.policy),
+        "budget": stream.budget,
+        "dtype": stream.cache.dtype.name,
+        "chunk": stream.chunk,
+        "reindexing": stream.positions.reindexing,
+        "append": "all" if stream.references is None else str(stream.references.settings),
+        "encode": "all" if encoder is None else str(encoder.settings),
+        "text budget": [text.conversation, text.question, text.answer],
+        "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
+    }
+
+
+def model_hash(bundle: Bundle) -> str:
+    """Return the SHA-256 of a bundle's contents, calibration included; the same for every frame size that it takes."""
+    by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
+    described = {
+        "family": bundle.family,
+        "files": {name: asdict(record) for name, record in bundle.files.items()},
+        "decoder": asdict(bundle.decoder),
+        "vision": {name: value for name, value in asdict(bundle.vision).items() if name not in by_size},
+        "chat": asdict(bundle.chat),
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def policy_text(policy: Policy) -> str:
+    """Return ``name:setting=value,...`` with the settings that differ from the defaults."""
+    if not is_dataclass(policy):
+        return policy.name
+    changed = (field.name for field in fields(policy) if getattr(policy, field.name) != field.default)
+    settings = ",".join(f"{name}={getattr(policy, name)}" for name in changed)
+    return f"{policy.name}:{settings}" if settings else policy.name
+
+
+def capture(
+    stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress
+) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """Return a header, and the arrays of the session: views, to be copied before anything changes."""
+    numbers, held = stream.state()
+    counts, waiting = chunk.state()
+    turns = {name: list(of) for name, of in conversations.turns.items()}
+    session = {**progress.state(), "conversations": turns}
+    return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
+
+
+def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
+    """Restore a snapshot of a session with the same :func:`identity`.
+
+    Raises SnapshotError for one that does not fit, and UserError if another edgevlm wrote it; the parts are unusable then.
+    """
+    about, arrays = snapshot.about, snapshot.arrays
+    try:
+        stream.restore(about["stream"], arrays)
+        chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
+        frame = stream.model.bundle.vision.tokens_per_frame, stream.model.bundle.decoder.row_width
+        for name in ("chunk.features", "present.features"):
+            if name in arrays and arrays[name].shape[-2:] != frame:
+                raise ValueError(f"{name} is {list(arrays[name].shape)} and a frame {list(frame)}")
+        progress.restore(about["session"])
+        turns = about["session"]["conversations"]
+        conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever does not fit, in any part
+        if about["edgevlm"] == __version__:
+            raise SnapshotError(f"does not fit this session ({_brief(error)})") from None
+        raise UserError(
+            f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
+            f"({_brief(error)}); use that edgevlm, or choose another folder"
+        ) from None
+
+
+class CaptureBuffer:
+    """A second buffer: arrays are copied here while the stream waits, and written from here while it continues.
+
+    Its pages are touched at the start; it grows when arrays need more.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._block = np.ones(nbytes, np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self._block.nbytes
+
+    def copy(self, arrays: Arrays) -> dict[str, NDArray]:
+        """Dense copies of ``arrays``, which stay until the next call."""
+        needed = sum(array.nbytes + padding(array.nbytes) for array in arrays.values())
+        if needed > self.nbytes:
+            self._block = np.ones(needed, np.uint8)
+        copies, start = {}, 0
+        for name, array in arrays.items():
+            copies[name] = self._block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(copies[name], array)
+            start += array.nbytes + padding(array.nbytes)
+        return copies
 
 
 class Captured(Protocol):
-    """A session, as the writer uses it."""
+    """A session, as the writer uses it. ``_version`` changes whenever the session does."""
 
     @property
-    def _version(self) -> object:
-        """Changes whenever the session does."""
-
+    def _version(self) -> object: ...
     @property
     def store(self) -> Store | None: ...
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]: ...
@@ -60,15 +178,11 @@ class SnapshotWriter:
         self.written = 0  # snapshots, by this process
         self.longest_ms = 0.0  # that the session was held for one
         self._directory = SnapshotDirectory(directory, key)
+        self._storage, self.folder = self._directory.storage, self._directory.folder
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = self._unfit = False
-
-    @property
-    def folder(self) -> Path | None:
-        """Where other files may lie beside the snapshots; None at an address."""
-        return self._directory.folder
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest snapshot that fits; called once, by the session.
@@ -80,14 +194,14 @@ class SnapshotWriter:
         try:
             self.resumed, refused = self._directory.resume(identity, take)
         except OSError as error:
-            storage = self._directory.storage
-            raise UserError(f"--state {storage}: cannot be read now ({storage.why(error)}); nothing was written") from None
+            why = self._storage.why(error)
+            raise UserError(f"--state {self._storage}: cannot be read now ({why}); nothing was written") from None
         for line in refused:
             self._try_notify(f"refused: {line}")
         if self.resumed is not None:
             self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._try_notify(f"nothing in {self._directory.storage} can be used: a new stream begins")
+            self._try_notify(f"nothing in {self._storage} can be used: a new stream begins")
         self.buffer = CaptureBuffer(nbytes)
 
     def start(self) -> None:
@@ -101,22 +215,19 @@ class SnapshotWriter:
     def begin_anew(self) -> None:
         """Take a snapshot now and remove all earlier ones. Raises UserError if it cannot be written; they stay then."""
         with self._writing:
-            version = self._session._version
             try:
                 self._write(alone=True)
             except OSError as error:
-                storage = self._directory.storage
-                raise UserError(f"{storage}: {storage.why(error)}; older snapshots are still there") from None
-            self._last = version
-            self.written += 1
+                why = self._storage.why(error)
+                raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
 
     def unfit(self, error: Exception) -> SnapshotError:
         """Return the error for a session that fails after it was resumed; no more snapshots are taken of it."""
         assert self.resumed is not None
         self._unfit = True
-        why = f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
         return SnapshotError(
-            f"{self.resumed.path}: the session resumed from it cannot go on ({why}); move it away; the one before is used then"
+            f"{self.resumed.path}: the session resumed from it cannot go on ({_brief(error)}); "
+            "move it away; the one before is used then"
         )
 
     def close(self) -> None:
@@ -136,41 +247,43 @@ class SnapshotWriter:
 
     def _snapshot(self) -> None:
         with self._writing:
-            version = self._session._version
-            if version == self._last or self._unfit:
+            if self._session._version == self._last or self._unfit:
                 return
             try:
                 path = self._write()
+            except OSError as error:
+                self._failed(self._storage.why(error))
+            except MemoryError:
+                self._failed("there is no memory for it")
+            except UserError as error:
+                self._failed(str(error))
             except Exception as error:  # a plugin's policy may raise anything
-                why = f"{type(error).__name__}: {error}"
-                if isinstance(error, MemoryError):
-                    why = "there is no memory for it"
-                elif isinstance(error, OSError):
-                    why = self._directory.storage.why(error)
-                elif isinstance(error, UserError):
-                    why = str(error)
-                return self._failed(f"no snapshot in {self._directory.storage} ({why})")
-            self._last = version
-            self.written += 1
-            if self._failing:
-                self._try_notify(f"snapshots are written again ({path.name})")
-            self._failing = False
+                self._failed(_brief(error))
+            else:
+                if self._failing:
+                    self._try_notify(f"snapshots are written again ({path.name})")
+                self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
         """Raises OSError, MemoryError."""
+        version = self._session._version
         self._sync()  # so that little is left for the second one, between capture and write
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()
         head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
-        return self._directory.write({**head, **about}, arrays, alone)
+        path = self._directory.write({**head, **about}, arrays, alone)
+        self._last = version
+        self.written += 1
+        return path
 
     def _sync(self) -> None:
         """Flush the store: it must survive a power cut like the snapshot that refers to it."""
         if self._session.store is not None:
             self._session.store.sync()
 
-    def _failed(self, what: str) -> None:
+    def _failed(self, why: str) -> None:
+        what = f"no snapshot in {self._storage} ({why})"
         if self._closing.is_set():
             self._try_notify(f"{what}: what came since the newest one is not kept")
         elif not self._failing:
@@ -180,3 +293,21 @@ class SnapshotWriter:
     def _try_notify(self, line: str) -> None:
         with suppress(OSError):  # a terminal that went away is no reason to stop
             self.notify(line)
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """Describe a snapshot's length and age in one line."""
+    session, age = about["session"], max(0.0, time.time() - about["written"])
+    return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
+
+
+def ago(seconds: float) -> str:
+    """``90 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for least, size, unit in ((172_800, 86_400, "days"), (7200, 3600, "h"), (120, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300].replace("\n", " ")

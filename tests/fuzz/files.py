@@ -250,7 +250,8 @@ def prepare_snapshots(folder: Path) -> None:
 
 
 def spoil_snapshot(folder: Path, rng: Rng) -> None:
-    from edgevlm.runtime.snapshots.format import parts, read
+    from edgevlm.runtime.snapshots.directory import Folder, read_at
+    from edgevlm.runtime.snapshots.format import parts
 
     policy = POLICIES[rng.integers(len(POLICIES))]
     (folder / "policy").write_text(policy)
@@ -259,7 +260,7 @@ def spoil_snapshot(folder: Path, rng: Rng) -> None:
         if rng.integers(50) == 0:
             put_special(path, rng)
             continue
-        found = read(path)
+        found = read_at(Folder(folder), path)
         about = {key: value for key, value in found.about.items() if key not in ("bytes", "sections")}
         arrays = {name: np.array(array) for name, array in found.arrays.items()}
         if rng.integers(2):
@@ -435,13 +436,13 @@ def warm(top: str) -> None:
     from edgevlm.export.settings import check_settings
     from edgevlm.runtime.bundle import Bundle
     from edgevlm.runtime.model import demo_bundle
-    from edgevlm.runtime.snapshots.capture import check_header
+    from edgevlm.runtime.snapshots.format import check_header
 
     found = Bundle.load(demo_bundle())
     found.calibration(), found.choices(), found.evidence_heads()
     check_settings(top, {})
     with contextlib.suppress(UserError):
-        check_header({})
+        check_header(b"{}")
 
 
 def main(name: str, cases: int = 2000, seed: int = 0, only: int | None = None) -> Counter[str]:

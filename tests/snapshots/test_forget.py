@@ -11,7 +11,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots.storage import Folder
+from edgevlm.runtime.snapshots.directory import Folder
 
 QUESTION = "what color was the square?"
 RETRIEVAL = ("rekv", "resv", "mosaic", "hybrid")

@@ -10,9 +10,8 @@ from served import eventually
 from edgevlm import __version__
 from edgevlm.apps.serve.config import check_config
 from edgevlm.errors import UserError
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
+from edgevlm.runtime.snapshots.directory import PART_BYTES, SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.storage import PART_BYTES, snapshots
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
 __all__ = ["bucket"]

@@ -17,13 +17,16 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.budget import Available, Pressure
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
-from edgevlm.runtime.snapshots.capture import CaptureBuffer
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory, verified
-from edgevlm.runtime.snapshots.format import Snapshot, parts, read
-from edgevlm.runtime.snapshots.storage import snapshots
+from edgevlm.runtime.snapshots.directory import Folder, SnapshotDirectory, read_at, snapshots, verified
+from edgevlm.runtime.snapshots.format import Snapshot, parts
+from edgevlm.runtime.snapshots.writer import CaptureBuffer
 
 TEXT_BUDGET = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
+
+
+def read(path):
+    return read_at(Folder(path.parent), path)
 
 
 def opened(model, folder, said, every=3600.0):
@@ -86,7 +89,7 @@ def test_what_cannot_be_read_now_is_not_written_over(model, tmp_path, monkeypatc
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("edgevlm.runtime.snapshots.storage.open_file", fails)
+        patched.setattr("edgevlm.runtime.snapshots.directory.open_file", fails)
         with pytest.raises(UserError, match=r"cannot be read now \(.*\); nothing was written over it"):
             opened(model, tmp_path, [])
     with opened(model, tmp_path, []) as session:

@@ -15,9 +15,8 @@ from typed import edgevlm
 from edgevlm.calib.demo.world import World
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots.directory import verified
+from edgevlm.runtime.snapshots.directory import snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.storage import snapshots
 
 COUNT = "how many objects are there now?"
 RUN = ["run", "--json", "--threads", "1", "--no-realtime", "--policy", "infinipot-v"]
