@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native
-from edgevlm.runtime._native import Mark
+from edgevlm.runtime._native import Mark as Mark
 from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVScales
 
@@ -26,9 +26,8 @@ ROW_DTYPES = {
 }  # fmt: skip
 """What is known of a row beside its key and value, in the order of a layer's memory."""
 
+NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, NDArray[np.uint8] | None]
 PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
-
-__all__ = ["PARTS", "ROW_DTYPES", "KVCache", "Kind", "Mark", "Rows", "row_bytes"]
 
 
 class Kind:
@@ -102,42 +101,16 @@ class KVCache(_native.Cache):
 
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "pair_axis")
 
-    def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        capacity: int | Sequence[int],
-        *,
-        inv_freq: NDArray[np.float64],
-        axes: int = 1,
-        dtype: str = "fp32",
-        sections: Sequence[int] | None = None,
-        interleaved: bool = False,
-        scales: KVScales | None = None,
-    ) -> None:
-        if scales is not None and dtype != "int8":
-            raise CacheError(f"scales go with int8, and dtype is {dtype}")
-        native = native_shape(
-            layers, kv_heads, head_dim, capacity,
-            inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
-        )  # fmt: skip
+    def __init__(self, *shape: Any, scales: KVScales | None = None, **rotary: Any) -> None:
+        native = native_shape(*shape, **rotary)
+        if scales is not None and native[5] != "int8":
+            raise CacheError(f"scales go with int8, and dtype is {native[5]}")
         super().__init__(*native, *((None, None) if scales is None else (scales.key, scales.value)))
-        self._describe(*native)
+        self._describe(native)
 
-    def _describe(
-        self,
-        capacities: list[int],
-        kv_heads: int,
-        head_dim: int,
-        inv_freq: NDArray[np.float64],
-        axes: int,
-        dtype: str,
-        pair_axis: NDArray[np.uint8] | None,
-    ) -> None:
-        self.layers, self.kv_heads, self.head_dim = len(capacities), kv_heads, head_dim
-        self.axes, self.pair_axis, self.dtype = axes, pair_axis, DTYPES[dtype]
-        self.inv_freq = inv_freq.copy()
+    def _describe(self, native: NativeShape) -> None:
+        capacities, self.kv_heads, self.head_dim, inv_freq, self.axes, dtype, self.pair_axis = native
+        self.layers, self.dtype, self.inv_freq = len(capacities), DTYPES[dtype], inv_freq.copy()
         self.inv_freq.flags.writeable = False
 
     @classmethod
@@ -205,19 +178,22 @@ def native_shape(
     dtype: str = "fp32",
     sections: Sequence[int] | None = None,
     interleaved: bool = False,
-) -> tuple[list[int], int, int, NDArray[np.float64], int, str, NDArray[np.uint8] | None]:
+) -> NativeShape:
     """Return the C++ cache's arguments, without scales. Raises CacheError for those that contradict each other."""
-    pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-    return per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis
+    rows = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
+    if len(rows) != layers:
+        raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(rows)}")
+    if any(isinstance(each, bool) or not isinstance(each, int | np.integer) for each in rows):
+        raise CacheError(f"capacity must be integers (rows), not {rows}")
+    pair_axis = None if sections is None else pair_axes(sections, interleaved, axes, head_dim // 2)
+    return list(map(int, rows)), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis
 
 
-def pair_axes(sections: Sequence[int] | None, interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8] | None:
-    """The position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``; None without sections.
+def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
+    """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
     ``interleaved``: axes take turns, 0 1 2 0 1 2, until a later one has had its section; what is left is axis 0.
     """
-    if sections is None:
-        return None
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")
     if not interleaved:
@@ -228,13 +204,3 @@ def pair_axes(sections: Sequence[int] | None, interleaved: bool, axes: int, pair
     if np.bincount(axis_of, minlength=axes).tolist() != list(sections):
         raise CacheError(f"sections {list(sections)} cannot be interleaved over {pairs} pairs")
     return axis_of
-
-
-def per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
-    """Rows of each layer, of one number for all or one for each; raises CacheError for other counts and other than numbers."""
-    capacities = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
-    if len(capacities) != layers:
-        raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(capacities)}")
-    if any(isinstance(rows, bool) or not isinstance(rows, int | np.integer) for rows in capacities):
-        raise CacheError(f"capacity must be integers (rows), not {capacities}")
-    return [int(rows) for rows in capacities]

@@ -21,47 +21,24 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from edgevlm.runtime import _native
-from edgevlm.runtime._native import (
-    attend,
-    index_of,
-    join,
-    levels,
-    newest_frames,
-    patch_distances,
-    patch_sums,
-    pool_norms,
-    set_threads,
-    simd,
-    temporal_similarity,
-    threads,
-    top_k,
-    use_simd,
-)
-
-__all__ = [
-    "attend",
-    "attention_mass",
-    "index_of",
-    "infinipot_scores",
-    "infinipot_select",
-    "join",
-    "levels",
-    "newer_similarity",
-    "newest_frames",
-    "patch_distances",
-    "patch_sums",
-    "pool_norms",
-    "set_threads",
-    "simd",
-    "temporal_similarity",
-    "threads",
-    "top_k",
-    "use_simd",
-    "value_norms",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+attend = _native.attend
+index_of = _native.index_of
+join = _native.join
+levels = _native.levels
+newest_frames = _native.newest_frames
+patch_distances = _native.patch_distances
+patch_sums = _native.patch_sums
+pool_norms = _native.pool_norms
+set_threads = _native.set_threads
+simd = _native.simd
+temporal_similarity = _native.temporal_similarity
+threads = _native.threads
+top_k = _native.top_k
+use_simd = _native.use_simd
 
 if _wanted := os.environ.get("EDGEVLM_SIMD"):
     use_simd(_wanted)

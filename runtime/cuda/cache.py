@@ -47,7 +47,7 @@ class CudaCache(KVCache):
         native = native_shape(*shape, **rotary)
         _native.Cache._bytes_for(*native)  # checks them all
         _native.Cache.__init__(self, *_ledger(*native))
-        self._describe(*native)
+        self._describe(native)
         self.known = [0] * self.layers  # rows [0, known) of a layer have their norm
         self._reserved, self._row = 0, self.head_dim * self.dtype.itemsize
         driver = driver or open_driver()
