@@ -32,7 +32,7 @@ def doctor(json: Json = False) -> None:
     Exits with status 1 where a first run would fail.
     """
     with progress("checking this machine"):
-        from edgevlm.apps.doctor import report
+        from edgevlm.apps.doctor.checks import report
 
         lines, healthy = report(json)
     typer.echo("\n".join(lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +56,11 @@ def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
         connection = UsbConnection(str(path), SourceOptions(), root)
     except UserError as error:
         return str(error), ""
-    try:
-        if connection.grab() is None or connection.retrieve() is None:
-            why = "gives no picture; plug it into another port, or ask for another mode (--size, --pixel-format)"
-            return problem_of(path, root) or why, connection.mode
-    finally:
-        connection.close()
-    return None, connection.mode
+    with closing(connection):
+        if connection.grab() is not None and connection.retrieve() is not None:
+            return None, connection.mode
+        why = "gives no picture; plug it into another port, or ask for another mode (--size, --pixel-format)"
+        return problem_of(path, root) or why, connection.mode
 
 
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
@@ -79,10 +78,9 @@ def check_cameras(machine: Machine) -> list[Outcome]:
         return [("warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")]
     outcomes: list[Outcome] = []
     for entry in found[1:]:
-        status, _, fix = (entry.problem or "").partition("; ")
+        why, _, fix = (entry.problem or "").partition("; ")
         text = f"{entry.camera} ({entry.name})"
-        if entry.problem is None:
-            outcomes.append(("ok", f"{text} gives pictures"))
-        else:
-            outcomes.append(("warn", f"{text}: {status}", fix or "edgevlm cameras says more"))
+        outcomes.append(
+            ("warn", f"{text}: {why}", fix or "edgevlm cameras says more") if why else ("ok", f"{text} gives pictures")
+        )
     return outcomes or [("ok", "no /dev/videoN found: the demo, files and URLs can be watched")]

@@ -1,4 +1,7 @@
-"""The checks of ``edgevlm doctor``: each looks at a machine and returns a status, what was found, and how to fix it."""
+"""``edgevlm doctor``: check this machine and suggest fixes. A check is a function, and its name in :data:`CHECKS`.
+
+Each looks at a machine and returns a status, what was found, and how to fix it; None where there is nothing to say.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,13 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from edgevlm.apps.bundles.cache import cache_folder
+from edgevlm.apps.doctor.cameras import check_cameras
+from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import device_names
 from edgevlm.engines.devices.jetson import (
     GPU_CLOCKS,
@@ -19,12 +27,11 @@ from edgevlm.engines.devices.jetson import (
     release_of,
     toolkit_of,
 )
-from edgevlm.engines.devices.machine import Machine, Outcome
+from edgevlm.engines.devices.machine import Machine, Outcome, Status
 from edgevlm.packages import install
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 OLDEST = (3, 10)
-OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
 LITTLE, SCARCE = 500_000, 2_000_000  # kB available
 FULL, NARROW = 0.2e9, 2e9  # bytes free
@@ -51,7 +58,6 @@ def _on_pci(machine: Machine) -> bool:
 
 
 def python(machine: Machine) -> Outcome:
-    """Python, and on a Jetson whether the platform's wheels are for it."""
     here, release = "{}.{}".format(*sys.version_info[:2]), release_of(machine)
     if sys.version_info[:2] < OLDEST:
         return "fail", f"Python {here}", f"install Python {OLDEST[0]}.{OLDEST[1]} or newer"
@@ -62,7 +68,6 @@ def python(machine: Machine) -> Outcome:
 
 
 def extension(machine: Machine) -> Outcome:
-    """Whether the cache's extension can be loaded."""
     try:
         import edgevlm.runtime._native  # noqa: F401
     except ImportError as error:
@@ -70,28 +75,14 @@ def extension(machine: Machine) -> Outcome:
     return "ok", "the cache's extension loads"
 
 
-def onnxruntime(machine: Machine) -> Outcome:
-    """ONNX Runtime: one build of it. Two write into one folder, and the later one's libraries are what runs."""
-    found = {name: version for name, version in machine.packages().items() if name.split("-")[0] == "onnxruntime"}
-    if not found:
-        return "fail", "not found", f"{install('cpu')}, or on a Jetson the wheel of its JetPack"
-    text = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
+def one_build(machine: Machine, packages: str, best: str, status: Status, missing: str, fix: str, why: str = "") -> Outcome:
+    """One package of these: two write into one folder, and the later one's libraries are what runs."""
+    found = sorted(_wheels(machine, packages).items())
+    text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:
-        fix = f"pip uninstall -y {' '.join(sorted(found))} && pip install onnxruntime-gpu"
-        return "fail", f"{text} are installed over each other: a GPU may silently not be used", fix
-    return "ok", text
-
-
-def opencv(machine: Machine) -> Outcome:
-    """OpenCV: one build of it, or the platform's own."""
-    found = {name: version for name, version in machine.packages().items() if name in OPENCV}
-    if not found:
-        return "warn", "no wheel found: cameras and videos need it", "pip install opencv-python-headless"
-    text = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
-    if len(found) > 1:
-        fix = f"pip uninstall -y {' '.join(sorted(found))} && pip install opencv-python-headless"
-        return "warn", f"{text} are installed over each other", fix
-    return "ok", text
+        names = " ".join(name for name, _ in found)
+        return status, f"{text} are installed over each other{why}", f"pip uninstall -y {names} && pip install {best}"
+    return ("ok", text) if found else (status, missing, fix)
 
 
 def cpu(machine: Machine) -> Outcome:
@@ -115,16 +106,13 @@ def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
 
 
 def memory(machine: Machine) -> Outcome:
-    """Memory that a run could take."""
     if (sizes := _kilobytes(machine, "MemTotal", "MemAvailable")) is None:
         return "warn", "no figure in /proc/meminfo: not found"
     total, free = sizes
     text = f"{free / 1e6:.1f} of {total / 1e6:.1f} GB available"
     if free < LITTLE:
         return "fail", text, "end other programs, or the desktop: sudo systemctl isolate multi-user.target"
-    if free < SCARCE:
-        return "warn", text, "enough for the demo; edgevlm plan says what a model takes"
-    return "ok", text
+    return ("warn", text, "enough for the demo; edgevlm plan says what a model takes") if free < SCARCE else ("ok", text)
 
 
 def disk(machine: Machine) -> Outcome:
@@ -145,7 +133,6 @@ def disk(machine: Machine) -> Outcome:
 
 
 def device(machine: Machine) -> Outcome:
-    """Which Jetson it is."""
     profile = profile_of(machine)
     model = machine.read("proc/device-tree/model") or "a Jetson of an unknown name"
     text = f"{model}, module {module_of(machine) or 'not found'}"
@@ -155,7 +142,6 @@ def device(machine: Machine) -> Outcome:
 
 
 def jetpack(machine: Machine) -> Outcome:
-    """Whether there are versions for its JetPack."""
     version, release = l4t_of(machine), release_of(machine)
     if version is None:
         return "warn", "/etc/nv_tegra_release: not found", "mount it into the container"
@@ -164,24 +150,13 @@ def jetpack(machine: Machine) -> Outcome:
     return "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}"
 
 
-def cuda(machine: Machine) -> Outcome | None:
-    """CUDA's toolkit, compared with its Jetson Linux release's."""
-    return _compared(machine, "cuda", toolkit_of(machine), f"{JETPACK}, and /usr/local/cuda/bin in PATH")
-
-
-def tensorrt(machine: Machine) -> Outcome | None:
-    """TensorRT's runtime library, compared with its Jetson Linux release's."""
-    return _compared(machine, "tensorrt", _debs(machine, "libnvinfer10").get("libnvinfer10"), JETPACK)
-
-
-def _compared(machine: Machine, name: str, found: str | None, fix: str) -> Outcome | None:
+def of_release(machine: Machine, name: str, find: Callable[[Machine], str | None], fix: str) -> Outcome | None:
+    """Compare a version with the one that belongs to the Jetson Linux release."""
     if (release := release_of(machine)) is None:
         return None
-    wanted = release[name]
-    if found is None:
-        return "warn", f"not found; {wanted} belongs to this release", fix
-    if found.split(".")[:2] != wanted.split("."):
-        return "warn", f"{found}, and {wanted} belongs to this release", fix
+    found, wanted = find(machine), release[name]
+    if found is None or found.split(".")[:2] != wanted.split("."):
+        return "warn", f"{'not found;' if found is None else f'{found}, and'} {wanted} belongs to this release", fix
     return "ok", found
 
 
@@ -196,7 +171,6 @@ def cma(machine: Machine) -> Outcome:
 
 
 def swap(machine: Machine) -> Outcome | None:
-    """Swap, on a Jetson of little memory."""
     if (sizes := _kilobytes(machine, "MemTotal", "SwapTotal")) is None:
         return None
     if sizes[0] < SMALL_KB and not sizes[1]:
@@ -235,15 +209,14 @@ def clocks(machine: Machine) -> Outcome:
 
 
 def gpu(machine: Machine) -> Outcome:
-    """The GPU and its driver."""
     version = machine.read("proc/driver/nvidia/version")
     nodes = [f"/{node}" for node in NODES if machine.path(node).exists()]
     if version is not None:
         number = re.search(r"Kernel Module[^\d]*([\d.]+)", version)
         return "ok", f"NVIDIA's driver {number[1] if number else 'of an unknown version'}"
-    if is_jetson(machine) and nodes:
-        return "ok", f"the Jetson's own ({', '.join(nodes)})"
     if is_jetson(machine):
+        if nodes:
+            return "ok", f"the Jetson's own ({', '.join(nodes)})"
         fix = "a container needs --runtime nvidia; else reinstall nvidia-l4t-core"
         return "warn", "the Jetson's GPU has no node under /dev: not found", fix
     if _on_pci(machine):
@@ -251,7 +224,7 @@ def gpu(machine: Machine) -> Outcome:
     return "ok", "no NVIDIA GPU found: models run on the CPU"
 
 
-def in_use(machine: Machine) -> Outcome:
+def gpu_in_use(machine: Machine) -> Outcome:
     """Whether ONNX Runtime here could use the GPU, asked in a process of its own."""
     if (text := machine.run([sys.executable, "-c", ASK])) is None:
         return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
@@ -298,7 +271,7 @@ def cuda_runtime(machine: Machine) -> Outcome | None:
     return ("ok", _listed(found)) if found else ("warn", "CUDA's libraries: not found", "install NVIDIA's cuda-toolkit")
 
 
-def wheels(machine: Machine) -> Outcome:
+def cuda_wheels(machine: Machine) -> Outcome:
     """The packages that engines on a GPU, and the meter of its power, import."""
     packages = machine.packages()
     wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
@@ -325,3 +298,62 @@ def _debs(machine: Machine, name: str) -> dict[str, str]:
 
 def _wheels(machine: Machine, name: str) -> dict[str, str]:
     return {package: version for package, version in machine.packages().items() if re.fullmatch(name, package)}
+
+
+ONNXRUNTIME = partial(
+    one_build, packages=r"onnxruntime(-.+)?", best="onnxruntime-gpu", status="fail", missing="not found",
+    fix=f"{install('cpu')}, or on a Jetson the wheel of its JetPack", why=": a GPU may silently not be used",
+)  # fmt: skip
+OPENCV = partial(
+    one_build, packages=r"opencv(-contrib)?-python(-headless)?", best="opencv-python-headless", status="warn",
+    missing="no wheel found: cameras and videos need it", fix="pip install opencv-python-headless",
+)  # fmt: skip
+CUDA = partial(of_release, name="cuda", find=toolkit_of, fix=f"{JETPACK}, and /usr/local/cuda/bin in PATH")
+TENSORRT = partial(of_release, name="tensorrt", find=lambda of: _debs(of, "libnvinfer10").get("libnvinfer10"), fix=JETPACK)
+Applies = Callable[[Machine], bool]
+CHECKS: dict[str, tuple[Applies | None, Callable[[Machine], Outcome | list[Outcome] | None]]] = {  # None: applies anywhere
+    "python": (None, python), "extension": (None, extension), "onnxruntime": (None, ONNXRUNTIME), "opencv": (None, OPENCV),
+    "cpu": (None, cpu), "memory": (None, memory), "disk": (None, disk),
+    "device": (is_jetson, device), "jetpack": (is_jetson, jetpack), "cuda": (is_jetson, CUDA),
+    "tensorrt": (is_jetson, TENSORRT), "cma": (is_jetson, cma), "swap": (is_jetson, swap),
+    "power mode": (is_jetson, power_mode), "clocks": (is_jetson, clocks),
+    "gpu": (None, gpu), "gpu in use": (has_gpu, gpu_in_use), "cudnn": (has_gpu, cudnn), "cuda runtime": (has_gpu, cuda_runtime),
+    "cuda wheels": (has_gpu, cuda_wheels), "permissions": (None, permissions), "cameras": (None, check_cameras),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """status: ``ok``, ``warn`` (works, but worse than it could), ``fail`` (a run would fail). fix: how, if there is a way."""
+
+    check: str
+    status: Status
+    found: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.status:<5}{self.check:<13}{self.found}"
+        return f"{text}\n{'':<18}-> {self.fix}" if self.fix else text
+
+
+def examine(machine: Machine | None = None) -> Iterator[Finding]:
+    """Yield the findings of every check, in the table's order. A check that breaks is a finding too, and stops no other."""
+    machine = machine or Machine()
+    for name, (applies, check) in CHECKS.items():
+        try:
+            found = check(machine) if applies is None or applies(machine) else None
+        except Exception as error:
+            found = "warn", f"the check failed ({error!r})", "please report this"
+        if found is not None:
+            yield from (Finding(name, *outcome) for outcome in (found if isinstance(found, list) else [found]))
+
+
+def report(as_json: bool, machine: Machine | None = None) -> tuple[list[str], bool]:
+    """Return the lines of the command, and whether this machine is ready for a run."""
+    found = list(examine(machine))
+    statuses = [finding.status for finding in found]
+    if as_json:
+        return [json_line("finding", asdict(finding)) for finding in found], "fail" not in statuses
+    verdict = "not ready" if "fail" in statuses else "ready"
+    counted = f"{statuses.count('ok')} ok, {statuses.count('warn')} warnings, {statuses.count('fail')} failures"
+    return [*map(str, found), "", f"{verdict}: {counted}"], "fail" not in statuses

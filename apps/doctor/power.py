@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -61,28 +61,24 @@ def _lines(machine: Machine, meter: Meter, interval_s: float, seconds: float | N
         now, after = time.monotonic(), meter.read()
         joules = {rail: gained(before.get(rail), after.get(rail), now - then) for rail in meter.rails}
         watts = {rail: None if joule is None else joule / (now - then) for rail, joule in joules.items()}
-        yield _line(machine, watts, meter.summed, now - begun, as_json)
+        parts = [watts[rail] for rail in meter.summed]
+        known = [part for part in parts if part is not None]
+        said: dict[str, Any] = {
+            "time_s": round(now - begun, 3), "watts": round(sum(known), 3) if parts and len(known) == len(parts) else None,
+            "rails": {rail: None if value is None else round(value, 3) for rail, value in watts.items()},
+            "mode": mode_of(machine), "clocks_mhz": {name: round(mhz) for name, mhz in clocks_of(machine).items()},
+            "cpu_percent": psutil.cpu_percent(), "memory_mb": round(psutil.virtual_memory().used / 1e6),
+        }  # fmt: skip
+        yield json_line("power", said) if as_json else _in_words(said)
         then, before = now, after
 
 
-def _line(machine: Machine, watts: Mapping[str, float | None], summed: Sequence[str], at_s: float, as_json: bool) -> str:
-    parts = [watts[rail] for rail in summed]
-    known = [part for part in parts if part is not None]
-    total = sum(known) if parts and len(known) == len(parts) else None
-    memory, clocks = psutil.virtual_memory(), clocks_of(machine)
-    if as_json:
-        rails = {rail: None if value is None else round(value, 3) for rail, value in watts.items()}
-        said: dict[str, Any] = {"time_s": round(at_s, 3), "watts": None if total is None else round(total, 3)}
-        said |= {"rails": rails, "mode": mode_of(machine), "clocks_mhz": {name: round(mhz) for name, mhz in clocks.items()}}
-        return json_line("power", said | {"cpu_percent": psutil.cpu_percent(), "memory_mb": round(memory.used / 1e6)})
-    rails_said = "".join(f"  {rail} {NOT_MEASURED if value is None else f'{value:.2f} W'}" for rail, value in watts.items())
-    clocks_said = "".join(f"  {name} {mhz:.0f} MHz" for name, mhz in clocks.items())
-    said_total = NOT_MEASURED if total is None else f"{total:.2f} W"
-    mode = mode_of(machine)
-    return (
-        f"{at_s:8.1f} s  {said_total}{rails_said}{clocks_said}{f'  {mode}' if mode else ''}  "
-        f"processor {psutil.cpu_percent():.0f} %  memory {memory.used / 1e6:.0f} MB"
-    )
+def _in_words(said: Mapping[str, Any]) -> str:
+    total, *rails = (NOT_MEASURED if watts is None else f"{watts:.2f} W" for watts in (said["watts"], *said["rails"].values()))
+    parts = [total, *(f"{rail} {watts}" for rail, watts in zip(said["rails"], rails, strict=True))]
+    parts += [f"{name} {mhz} MHz" for name, mhz in said["clocks_mhz"].items()] + [said["mode"]] * bool(said["mode"])
+    parts += [f"processor {said['cpu_percent']:.0f} %", f"memory {said['memory_mb']} MB"]
+    return f"{said['time_s']:8.1f} s  {'  '.join(parts)}"
 
 
 def _summary(energy: Energy) -> str:
