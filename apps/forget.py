@@ -85,7 +85,7 @@ def forget_folder(state: str, span: Span, stream: str | None = None, key: Snapsh
     forgotten = {name: forget_camera(path, span, key) for path, name in found.items()}
     for kind in stores:
         with closing(kind(folder)) as store:
-            forgotten.setdefault(stream or "", {})[kind.COUNTED] = store.delete(stream, span.since, span.until)
+            forgotten.setdefault(stream or "", {})[Path(kind.FILE).stem] = store.delete(stream, span.since, span.until)
     return forgotten
 
 
@@ -125,8 +125,6 @@ def forget_pictures(folder: Path, span: Span) -> Forgotten:
     count = 0
     if (folder / Thumbnails.FILE).exists():
         with closing(Thumbnails(folder)) as thumbnails:
-            if thumbnails.path is None and not span.everything:
-                raise UserError(f"{folder / Thumbnails.FILE}: cannot be opened; --all deletes it")
             count = thumbnails.delete(None, span.with_slack.since, span.with_slack.until)
     for pattern in OURS if span.everything else ():
         for path in folder.glob(pattern):

@@ -6,15 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.run.clock import clock_time
 from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.store import TimedDatabase
-from edgevlm.progress import Notify
 
-DAYS, CAP = 365.0, 64 << 20  # that lines are kept, and bytes of the file
 COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
 WORDS = 64  # of a search
@@ -39,17 +36,13 @@ class Line:
 class Journal(TimedDatabase):
     """Lines of all cameras."""
 
-    FILE, TABLE, WHAT = "journal.sqlite", "lines", "lines of the journal"
-    COUNTED = "journal"
+    FILE, TABLE, DAYS, CAP = "journal.sqlite", "lines", 365.0, 64 << 20
     TABLES = "CREATE VIRTUAL TABLE IF NOT EXISTS lines USING fts5(text, camera UNINDEXED, time UNINDEXED, evidence UNINDEXED);"
     MEANWHILE = "no lines are kept meanwhile"
     SPARE = (
         "DELETE FROM lines WHERE rowid IN "
         "(SELECT rowid FROM lines ORDER BY time LIMIT 1 + (SELECT count(*) FROM lines) / 4)",
     )  # fmt: skip
-
-    def __init__(self, folder: Path, notify: Notify = lambda line: None, *, days: float = DAYS, cap: int = CAP) -> None:
-        super().__init__(folder, notify, days=days, cap=cap)
 
     def add(self, line: Line, since: int | None = None) -> None:
         """Keep a line, unless something was :attr:`forgotten` since it was asked for. Never raises for what the disk does."""

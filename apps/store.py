@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sqlite3
@@ -9,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
@@ -26,15 +28,15 @@ class TimedDatabase:
     """Rows with times in a file of their own. Any thread may call any method.
 
     A damaged file is set aside and a new one begun. While the disk takes nothing, ``notify`` gets one line, and another once
-    it does again. folder: None keeps the rows in memory. days: that rows are kept. cap: bytes in use; above it :attr:`SPARE`
-    goes. Raises UserError for a file that cannot be opened.
+    it does again. folder: None keeps the rows in memory. days: that rows are kept, DAYS unless given. cap: bytes in use, CAP
+    unless given; above it :attr:`SPARE` goes. Raises UserError for a file that cannot be opened, or another process's.
     """
 
     FILE: ClassVar[str]
     TABLES: ClassVar[str]  # the statements that make them
     TABLE: ClassVar[str]
-    WHAT: ClassVar[str]  # the rows, in messages
-    COUNTED: ClassVar[str]  # what they are counted as when they are forgotten
+    DAYS: ClassVar[float] = math.inf
+    CAP: ClassVar[int]
     MEANWHILE: ClassVar[str]  # what happens while the disk takes nothing
     TIMES: ClassVar[tuple[str, ...]] = ("time",)  # columns; a row is of a time by any of them
     HAS_CAMERA: ClassVar[bool] = True
@@ -42,17 +44,27 @@ class TimedDatabase:
     SPARE: ClassVar[tuple[str, ...]]  # statements that delete part of what can be spared, in this order
     PRAGMAS: ClassVar[tuple[str, ...]] = ("secure_delete = ON",)  # what is deleted leaves no bytes
 
-    def __init__(self, folder: Path | None, notify: Notify = lambda line: None, *, days: float, cap: int) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        notify: Notify = lambda line: None,
+        *,
+        days: float | None = None,
+        cap: int | None = None,
+    ) -> None:
         self.path = None if folder is None else folder / self.FILE
         self.forgotten = 0  # calls of delete
-        self._notify, self._days, self._cap = notify, days, cap
+        self._notify, self._days, self._cap = notify, self.DAYS if days is None else days, self.CAP if cap is None else cap
         self._lock, self._failing, self._closed = threading.RLock(), False, False
         self._database: sqlite3.Connection | None = None
+        self._held: IO[bytes] = BytesIO()  # the file, locked as long as it is open: no other process uses it
         try:
             if folder is not None:
                 private_folder(folder)
             self._mended(self._open)
         except (sqlite3.Error, OSError) as error:
+            if isinstance(error, BlockingIOError):
+                raise UserError(f"{folder}: another process uses it; end that one, or choose another --state") from None
             raise UserError(f"{self.path}: cannot be written ({error}); choose another --state") from None
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
@@ -70,7 +82,7 @@ class TimedDatabase:
                 self._flush()
             except sqlite3.Error as error:
                 self._roll_back()
-                raise UserError(f"{self.path}: {self.WHAT} cannot be deleted ({error})") from None
+                raise UserError(f"{self.path}: {self.TABLE} cannot be deleted ({error})") from None
             return deleted.rowcount
 
     def prune(self) -> None:
@@ -89,6 +101,7 @@ class TimedDatabase:
             self._closed = True
             if self._database is not None:
                 self._database.close()
+            self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:
         """Return rows that meet the conditions whose value is given."""
@@ -113,8 +126,10 @@ class TimedDatabase:
     def _open(self) -> sqlite3.Connection:
         if self._database is not None:
             return self._database
-        if self.path is not None:  # its journal gets the same mode
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))
+        if self.path is not None:  # SQLite's own files beside it get the same mode
+            self._held.close()
+            self._held = open(self.path, "rb", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))  # noqa: SIM115
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         database = sqlite3.connect(self.path or ":memory:", timeout=2.0, isolation_level=None, check_same_thread=False)
         try:
             for pragma in self.PRAGMAS:
@@ -192,7 +207,7 @@ class TimedDatabase:
     def _works_again(self) -> None:
         if self._failing:
             self._failing = False
-            self._try_notify(f"{self.WHAT} are written again")
+            self._try_notify(f"{self.TABLE} are written again")
 
     def _try_notify(self, line: str) -> None:
         with suppress(OSError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from edgevlm.apps.store import TimedDatabase
 from edgevlm.progress import Notify
 
-CAP = 16 << 20  # bytes of pictures
 WIDTH = 240  # pixels
 TINY = 160
 
@@ -36,8 +35,8 @@ class Thumbnails(TimedDatabase):
     for what the disk does.
     """
 
-    FILE, TABLE, TIMES, HAS_CAMERA = "thumbnails.sqlite", "thumbnails", ("wall",), False
-    WHAT, COUNTED, MEANWHILE = "thumbnails", "thumbnails", "the stream goes on"
+    FILE, TABLE, TIMES, HAS_CAMERA, CAP = "thumbnails.sqlite", "thumbnails", ("wall",), False, 16 << 20
+    MEANWHILE = "the stream goes on"
     TABLES = """
     CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB);
     CREATE INDEX IF NOT EXISTS held ON thumbnails (frame) WHERE held;
@@ -50,17 +49,9 @@ class Thumbnails(TimedDatabase):
         "FROM thumbnails WHERE held) WHERE place % 2 AND frame < (SELECT max(frame) FROM thumbnails))",
     )
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        notify: Notify = lambda line: None,
-        *,
-        every: float = 30.0,
-        cap: int = CAP,
-        days: float = math.inf,
-    ) -> None:
+    def __init__(self, folder: Path | None = None, *given: Notify, every: float = 30.0, **kept: Any) -> None:
         self._every, self._written, self._added = every, time.monotonic(), False
-        super().__init__(folder, notify, days=days, cap=cap)
+        super().__init__(folder, *given, **kept)
 
     def add(self, frame: int, time_s: float, wall: float, image: NDArray[np.uint8]) -> None:
         """Keep a frame, uint8 RGB ``[H, W, 3]``."""

@@ -14,11 +14,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from edgevlm.apps.credentials import secret
-from edgevlm.apps.journal import CAP as JOURNAL_CAP
-from edgevlm.apps.journal import DAYS as JOURNAL_DAYS
-from edgevlm.apps.run.thumbnails import CAP as THUMBNAILS_CAP
+from edgevlm.apps.journal import Journal
+from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources.hosts import AllowedHosts
-from edgevlm.apps.watches.events import CAP, DAYS
+from edgevlm.apps.watches.events import EventStore
 from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest, reason
@@ -102,15 +101,15 @@ class Kept(Section):
 class EventSettings(Kept):
     """How long events are kept, and how many megabytes of them, pictures included."""
 
-    days: Days = DAYS
-    megabytes: Megabytes = CAP >> 20
+    days: Days = EventStore.DAYS
+    megabytes: Megabytes = EventStore.CAP >> 20
 
 
 class ThumbnailSettings(Kept):
     """How long a camera's pictures are kept, and how many megabytes of them."""
 
     days: Days = 3650.0
-    megabytes: Megabytes = THUMBNAILS_CAP >> 20
+    megabytes: Megabytes = Thumbnails.CAP >> 20
 
 
 class JournalSettings(Kept):
@@ -121,8 +120,8 @@ class JournalSettings(Kept):
     with its words; 0 for none. days, megabytes: that lines are kept.
     """
 
-    days: Days = JOURNAL_DAYS
-    megabytes: Megabytes = JOURNAL_CAP >> 20
+    days: Days = Journal.DAYS
+    megabytes: Megabytes = Journal.CAP >> 20
     every: Annotated[float, Field(ge=0, le=525_600)] = 0.0
     prompt: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     changed: Annotated[float, Field(gt=0, le=1e6)] = 2.0

@@ -57,8 +57,8 @@ class Delivery:
         for sink in sinks.values():
             sink.control = self._control
             sink.start()
-            if self._watches is not None:
-                self._announce(sink, self._watches)
+        with self._standing:
+            self._announce_all(self._watches)
         for sender in self._senders.values():
             sender.start()
 
@@ -68,11 +68,10 @@ class Delivery:
         self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))
         self.recorded[event.camera, event.watch, event.state] += 1
         with self._standing:
-            if self._watches is not None:
-                self._announce_all([
-                    replace(each, state=event.state) if (each.camera, each.watch) == (event.camera, event.watch) else each
-                    for each in self._watches
-                ])  # fmt: skip
+            self._announce_all(self._watches and [
+                replace(each, state=event.state) if (each.camera, each.watch) == (event.camera, event.watch) else each
+                for each in self._watches
+            ])  # fmt: skip
         for sender in self._senders.values():
             sender.wake.set()
 
@@ -81,20 +80,20 @@ class Delivery:
         with self._standing:
             self._announce_all(watches)
 
-    def _announce_all(self, watches: Sequence[WatchStatus]) -> None:
+    def _announce_all(self, watches: Sequence[WatchStatus] | None) -> None:
         self._watches = watches
         for sender in list(self._senders.values()):
-            self._announce(sender.sink, watches)
-
-    def _announce(self, sink: Sink, watches: Sequence[WatchStatus]) -> None:
-        with suppress(Exception):  # of another package's
-            sink.announce(watches)
+            if watches is not None:
+                with suppress(Exception):  # of another package's
+                    sender.sink.announce(watches)
 
     def close(self) -> None:
         """Try once more what is still to be sent, for CLOSE_S seconds at most. The store stays open."""
         senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
         for sender in senders:
-            sender.end(end)
+            sender.end = end
+            sender.ending.set()
+            sender.wake.set()
         for sender in senders:
             sender.join(max(0.0, end - time.monotonic()))
             with suppress(Exception):
@@ -102,27 +101,20 @@ class Delivery:
 
 
 class Sender(threading.Thread):
-    """Sends one sink its events, until it is told to end and none is left, or one fails then."""
+    """Sends one sink its events, until :attr:`ending` is set and none is left, or one fails then."""
 
     def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
         super().__init__(name=f"edgevlm-sink-{name}", daemon=True)
-        self.sink, self.wake = sink, threading.Event()
+        self.sink, self.wake, self.ending, self.end = sink, threading.Event(), threading.Event(), math.inf
         self._name, self._delivery = name, delivery
-        self._ending, self._end = threading.Event(), math.inf
-
-    def end(self, at: float) -> None:
-        """Come to an end, at this time of the monotonic clock at the latest."""
-        self._end = at
-        self._ending.set()
-        self.wake.set()
 
     def run(self) -> None:
         delivery, name, failed = self._delivery, self._name, 0
-        while time.monotonic() < self._end:
+        while time.monotonic() < self.end:
             self.wake.clear()
             found = delivery.store.next(name)
             if found is None:
-                if self._ending.is_set():
+                if self.ending.is_set():
                     return
                 self.wake.wait()
                 continue
@@ -133,10 +125,9 @@ class Sender(threading.Thread):
                 if not failed:
                     what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                     delivery.notify(f"sink {name}: {mask_credentials(what)}; what waits for it is tried again")
-                failed += 1
-                pause = min(MOST_S, FIRST_S * 2.0 ** min(failed - 1, 30)) * random.uniform(0.5, 1.0)
-                if self._ending.wait(pause):
+                if self.ending.wait(min(MOST_S, FIRST_S * 2.0 ** min(failed, 30)) * random.uniform(0.5, 1.0)):
                     return
+                failed += 1
                 continue
             delivery.store.sent(name, found[0].id)
             delivery.delivered[name] += 1

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any, Literal
 
 from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.apps.store import TimedDatabase
-from edgevlm.errors import UserError
-from edgevlm.progress import Notify
-from edgevlm.runtime.files import PRIVATE, private_folder
 
-LOCK = "events.lock"
-DAYS = 30.0  # that events are kept
-CAP = 64 << 20  # bytes of the file in use
 UNWRITTEN = 1000  # events held in memory while the disk takes none
 MOST = 10_000  # events, or lines of a journal, that a digest is made of, the newest
 COLUMNS = "camera, watch, state, time, probability, opened, evidence, question"
@@ -64,6 +57,11 @@ class WatchEvent:
         """Return its JSON, one line in ASCII."""
         return json.dumps(self.json())
 
+    @property
+    def names(self) -> str:
+        """What a search looks through, in lower case."""
+        return f"{self.camera} {self.watch} {self.question}".lower()
+
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
         """Whether it, or the opening that it ends, was then, on this camera or any."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
@@ -89,22 +87,21 @@ class Opening:
 
 @dataclass
 class Unwritten:
-    """An event that the disk has not taken yet. sinks: those that it is still to be sent to."""
+    """An event that the disk has not taken yet, and the sinks that it is still to be sent to."""
 
     event: WatchEvent
     pictures: Sequence[bytes | None]
-    sinks: set[str] = field(default_factory=set)
+    sinks: set[str]
 
 
 class EventStore(TimedDatabase):
-    """What happened, and what is still to be sent, in a folder that this process alone writes to.
+    """What happened, and what is still to be sent, in a file that this process alone opens.
 
     :meth:`record` returns once the event is on the disk. While the disk takes none, events are held in memory, UNWRITTEN at
     most, and sent from there. Old events that are still to be sent stay; above the cap pictures go first, then events.
     """
 
-    FILE, TABLE, TIMES, WHAT = "events.sqlite", "events", ("time", "opened"), "events"
-    COUNTED = "events"
+    FILE, TABLE, TIMES, DAYS, CAP = "events.sqlite", "events", ("time", "opened"), 30.0, 64 << 20
     MEANWHILE = "events are held in memory and sent from there"
     PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON")
     TABLES = """
@@ -128,15 +125,10 @@ class EventStore(TimedDatabase):
         f"DELETE FROM events WHERE number IN (SELECT number FROM events ORDER BY number {TENTH})",
     )
 
-    def __init__(self, folder: str | Path, notify: Notify = lambda line: None, *, days: float = DAYS, cap: int = CAP) -> None:
-        self._unwritten: deque[Unwritten] = deque()
+    def __init__(self, *given: Any, **kept: Any) -> None:
+        self._unwritten: dict[str, Unwritten] = {}  # by the event's id, oldest first
         self._sent: set[tuple[str, str]] = set()  # sink and id of what was sent while the disk did not take it
-        self._locked = _exclusive(Path(folder))
-        try:
-            super().__init__(Path(folder), notify, days=days, cap=cap)
-        except UserError:
-            os.close(self._locked)
-            raise
+        super().__init__(*given, **kept)
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
@@ -145,32 +137,35 @@ class EventStore(TimedDatabase):
         pictures: a JPEG, or None, for each moment of its evidence, whose ``jpeg_url`` names it then.
         """
         urls = [f"/v1/events/{event.id}/{place}.jpg" if jpeg else None for place, jpeg in enumerate(pictures)]
-        urls += [None] * len(event.evidence)
-        evidence = [{**moment, "jpeg_url": url} for moment, url in zip(event.evidence, urls, strict=False)]
+        evidence = [{**moment, "jpeg_url": url} for moment, url in zip_longest(event.evidence, urls) if moment is not None]
         with self._lock:
-            if all(each.event.id != event.id for each in self._unwritten):
-                self._unwritten.append(Unwritten(replace(event, evidence=evidence), pictures, set(sinks)))
+            self._unwritten.setdefault(event.id, Unwritten(replace(event, evidence=evidence), pictures, set(sinks)))
             self._write()
-            while len(self._unwritten) > UNWRITTEN:
-                self._unwritten.popleft()
+            for oldest in list(self._unwritten)[:-UNWRITTEN]:
+                del self._unwritten[oldest]
 
     def next(self, sink: str) -> tuple[WatchEvent, list[bytes]] | None:
         """Return the oldest event that is still to be sent to a sink, and its pictures; None where there is none."""
+        statement = f"SELECT number, id, {COLUMNS} FROM outbox JOIN events ON event = number WHERE sink = ? ORDER BY number"
+
+        def on_disk() -> tuple[WatchEvent, list[bytes]] | None:
+            for number, event_id, *row in self._open().execute(statement, (sink,)):
+                if (sink, event_id) not in self._sent:
+                    pictures = self._run("SELECT jpeg FROM pictures WHERE event = ? ORDER BY place", number)
+                    return _event(*row), [jpeg for (jpeg,) in pictures]
+            return None
+
         with self._lock:
             self._write()
-            found = self._attempt(lambda: self._oldest(sink), None)
-            if found is None:
-                for each in self._unwritten:
-                    if sink in each.sinks:
-                        return each.event, [picture for picture in each.pictures if picture]
-            return found
+            held = (each for each in self._unwritten.values() if sink in each.sinks)
+            in_memory = next(((each.event, [jpeg for jpeg in each.pictures if jpeg]) for each in held), None)
+            return self._attempt(on_disk, None) or in_memory
 
     def sent(self, sink: str, event_id: str) -> None:
         """Note that an event was sent to a sink."""
         with self._lock:
-            for each in self._unwritten:
-                if each.event.id == event_id:
-                    each.sinks.discard(sink)
+            if event_id in self._unwritten:
+                self._unwritten[event_id].sinks.discard(sink)
             self._sent.add((sink, event_id))
             self._write()
 
@@ -178,18 +173,18 @@ class EventStore(TimedDatabase):
         """Count the events that are still to be sent, by sink."""
         with self._lock:
             rows = self._rows("SELECT sink, count(*) FROM outbox GROUP BY sink")
-            return Counter(dict(rows)) + Counter(sink for each in self._unwritten for sink in each.sinks)
+            return Counter(dict(rows)) + Counter(sink for each in self._unwritten.values() for sink in each.sinks)
 
     def unsent(self) -> set[str]:
         """Return the ids of the events that are still to be sent."""
         with self._lock:
             rows = self._rows("SELECT DISTINCT id FROM events JOIN outbox ON event = number")
-            return {row[0] for row in rows} | {each.event.id for each in self._unwritten if each.sinks}
+            return {row[0] for row in rows} | {key for key, each in self._unwritten.items() if each.sinks}
 
     def drop(self, sink: str) -> None:
         """Send nothing more to a sink."""
         with self._lock:
-            for each in self._unwritten:
+            for each in self._unwritten.values():
                 each.sinks.discard(sink)
             self._rows("DELETE FROM outbox WHERE sink = ?", sink)
 
@@ -210,9 +205,10 @@ class EventStore(TimedDatabase):
     def last(self, camera: str, watch: str) -> WatchEvent | None:
         """Return the event of a watch that was recorded last, whatever the clock said."""
         with self._lock:
-            held = [each.event for each in self._unwritten if (each.event.camera, each.event.watch) == (camera, watch)]
+            held = [each.event for each in self._unwritten.values()]
             rows = self._find(COLUMNS, {"camera = ?": camera, "watch = ?": watch}, "number DESC", 1)
-        return held[-1] if held else _event(*rows[0]) if rows else None
+        found = [*(_event(*row) for row in rows), *(each for each in held if (each.camera, each.watch) == (camera, watch))]
+        return found[-1] if found else None
 
     def openings(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[Opening]:
         """Return when watches were open within a time, by opening. search: words that all occur in a watch's names."""
@@ -221,16 +217,10 @@ class EventStore(TimedDatabase):
         open_then = [_event(*row) for row in self._rows(statement, since, camera)]
         found: dict[tuple[str, str, float], Opening] = {}
         for event in [*open_then, *self.query(since, until, camera, limit=MOST)[::-1]]:
-            key = (event.camera, event.watch, event.opened)
-            opening = Opening(event)
-            if event.state == "close":
-                opening = replace(found.get(key, opening), closed=event.time)
-            found[key] = opening
-        words, shown = (search or "").lower().split(), []
-        for opening in found.values():
-            names = f"{opening.event.camera} {opening.event.watch} {opening.event.question}".lower()
-            if all(word in names for word in words):
-                shown.append(opening)
+            key, opening = (event.camera, event.watch, event.opened), Opening(event)
+            found[key] = replace(found.get(key, opening), closed=event.time) if event.state == "close" else opening
+        words = (search or "").lower().split()
+        shown = [each for each in found.values() if all(word in each.event.names for word in words)]
         return sorted(shown, key=lambda opening: opening.event.opened)
 
     def picture(self, event_id: str, place: int) -> bytes | None:
@@ -241,9 +231,9 @@ class EventStore(TimedDatabase):
 
     def delete(self, camera: str | None = None, since: float = -math.inf, until: float = math.inf) -> int:
         with self._lock:
-            gone = [each for each in self._unwritten if each.event.is_of(camera, since, until)]
-            for each in gone:
-                self._unwritten.remove(each)
+            gone = [key for key, each in self._unwritten.items() if each.event.is_of(camera, since, until)]
+            for key in gone:
+                del self._unwritten[key]
             return len(gone) + super().delete(camera, since, until)
 
     def close(self) -> None:
@@ -254,17 +244,16 @@ class EventStore(TimedDatabase):
             if self._unwritten:
                 self._try_notify(f"{len(self._unwritten)} events are lost: the disk does not take them")
             super().close()
-            os.close(self._locked)
 
     def _flush(self) -> None:
         self._run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _write(self) -> None:
         """Bring to the disk what it has not taken yet."""
-        while self._unwritten:
-            if not self._attempt(lambda: self._insert(self._unwritten[0]), False):
+        for key, entry in list(self._unwritten.items()):
+            if not self._attempt(partial(self._insert, entry), False):
                 break
-            self._unwritten.popleft()
+            del self._unwritten[key]
         if self._sent:
             self._attempt(self._delete_sent, None)
         if not (self._unwritten or self._sent):
@@ -290,29 +279,6 @@ class EventStore(TimedDatabase):
                 self._run("DELETE FROM outbox WHERE sink = ? AND event = (SELECT number FROM events WHERE id = ?)", *each)
         self._sent.clear()
 
-    def _oldest(self, sink: str) -> tuple[WatchEvent, list[bytes]] | None:
-        statement = f"SELECT number, id, {COLUMNS} FROM outbox JOIN events ON event = number WHERE sink = ? ORDER BY number"
-        for number, event_id, *row in self._open().execute(statement, (sink,)):
-            if (sink, event_id) not in self._sent:
-                pictures = self._run("SELECT jpeg FROM pictures WHERE event = ? ORDER BY place", number)
-                return _event(*row), [jpeg for (jpeg,) in pictures]
-        return None
-
 
 def _event(*row: Any) -> WatchEvent:
     return WatchEvent(**{**dict(zip(COLUMNS.split(", "), row, strict=True)), "evidence": json.loads(row[6])})
-
-
-def _exclusive(folder: Path) -> int:
-    """Lock the folder. Raises UserError where another process has it."""
-    try:
-        private_folder(folder)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another --state") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise UserError(f"{folder}: another process uses it; end that one, or choose another --state") from None
-    return lock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,13 +17,18 @@ from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import ANSWER_S, Seconds, Sink, WatchStatus
+from edgevlm.apps.watches.watch import NAME
 from edgevlm.errors import UserError
 
 STATES = {"open": "ON", "close": "OFF"}
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
-TOPICS = ("state_topic", "image_topic", "json_attributes_topic")  # of a component, that we publish to
-Components = dict[str, dict[str, Any]]
+ENTITIES = {  # what Home Assistant shows of a watch: platform, name, and settings, of which T is the watch's topic
+    "open": ("binary_sensor", "{}", {"state_topic": "T/state", "json_attributes_topic": "T/event"}),
+    "snapshot": ("image", "{} (picture)", {"image_topic": "T/snapshot", "content_type": "image/jpeg"}),
+    "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),
+}
+RETAINED = ("state", "snapshot", "active")  # below a watch's topic
 
 
 def is_topic(text: str) -> bool:
@@ -61,9 +66,8 @@ class Mqtt(Sink):
         self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
         self._watches: Sequence[WatchStatus] | None = None  # until they are announced
         self._standing: dict[str, str] = {}  # what was published, by topic, since it connected
-        self._devices: dict[str, Components] = {}  # that the broker holds, by the topic of their configuration
-        self._lock, self._connected = threading.RLock(), False
-        self._tried = threading.Event()
+        self._devices: dict[str, dict[str, str]] = {}  # that the broker holds: watches and questions, by camera
+        self._lock, self._connected, self._tried = threading.RLock(), False, threading.Event()
         self._client = client = paho.Client(CallbackAPIVersion.VERSION2)
         if parts.username:
             client.username_pw_set(unquote(parts.username), unquote(parts.password or "") or password or None)
@@ -99,10 +103,8 @@ class Mqtt(Sink):
 
     def _state(self, event: WatchEvent) -> str:
         """Of an event's watch as it is now, where that is known."""
-        this = (event.camera, event.watch)
-        return STATES[
-            next((each.state for each in self._watches or () if (each.camera, each.watch) == this), None) or event.state
-        ]
+        known = {(each.camera, each.watch): each.state for each in self._watches or ()}
+        return STATES[known.get((event.camera, event.watch)) or event.state]
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
         with self._lock:
@@ -151,100 +153,70 @@ class Mqtt(Sink):
         self._tried.set()
 
     def _on_message(self, client: paho.Client, userdata: object, message: paho.MQTTMessage) -> None:
-        with suppress(Exception):  # whatever others send, the connection stays
+        with suppress(Exception), self._lock:  # whatever others send, the connection stays
             if message.topic == f"{self._discovery}/status":
-                if message.payload == b"online":
-                    with self._lock:
-                        self._announce(again=True)
+                self._announce(again=message.payload == b"online")
             elif message.topic.startswith(f"{self._discovery}/device/"):
                 if message.retain:
-                    self._found(message.topic, message.payload)
+                    self._found(message.topic.split("/")[-2], json.loads(message.payload))
             elif message.payload in (b"ON", b"OFF"):
                 camera, watch, _ = message.topic.removeprefix(f"{self._prefix}/").split("/")
                 self.control(camera, watch, message.payload == b"ON")
 
-    def _found(self, topic: str, payload: bytes) -> None:
+    def _found(self, device: str, held: Any) -> None:
         """A device that the broker holds: where it is one of ours, what is gone of it is removed."""
-        device = json.loads(payload)
-        if device["availability_topic"] != f"{self._prefix}/available" or device["origin"]["name"] != "edgevlm":
-            return
-        known = {
-            str(key): {
-                "platform": str(each["platform"]),
-                **{name: str(each[name]) for name in TOPICS if name in each and is_topic(str(each[name]))},
-            }
-            for key, each in device["components"].items()
-        }
-        with self._lock:
-            self._devices[topic] = {**known, **self._devices.get(topic, {})}
+        if held["availability_topic"] == f"{self._prefix}/available" and held["origin"]["name"] == "edgevlm":
+            watches = {key.removesuffix("_open"): "" for key in held["components"] if re.fullmatch(f"{NAME[1:-1]}_open", key)}
+            camera = device.removeprefix(self._device(""))
+            self._devices[camera] = {**watches, **self._devices.get(camera, {})}
             self._announce()
 
     def _announce(self, again: bool = False) -> None:
         """Publish the devices that changed, or all of them ``again``, and how their watches stand."""
         if self._watches is None:
             return
-        wanted = self._components(self._watches) if self._discovery else {}
-        for topic in {**self._devices, **wanted}:
-            before, now = self._devices.get(topic, {}), wanted.get(topic, {})
-            gone = {key: each for key, each in before.items() if key not in now}
-            for retained in {each[name] for each in gone.values() for name in TOPICS if name in each}:
-                if retained.startswith(f"{self._prefix}/"):
-                    self._publish(retained, "")
-            if not now:
+        wanted: dict[str, dict[str, str]] = {}
+        for each in self._watches:
+            wanted.setdefault(each.camera, {})[each.watch] = each.question
+        for camera in {**self._devices, **wanted} if self._discovery else ():
+            before, now = self._devices.pop(camera, {}), wanted.get(camera, {})
+            gone = [watch for watch in before if watch not in now]
+            for topic in (f"{self._topic(camera, watch)}/{each}" for watch in gone for each in RETAINED):
                 self._publish(topic, "")
-                del self._devices[topic]
-                continue
-            if gone:
-                self._configure(topic, {**now, **{key: {"platform": each["platform"]} for key, each in gone.items()}})
-            if before != now or again:
-                self._configure(topic, now)
-            self._devices[topic] = now
-        for watch in self._watches:
-            topic = self._topic(watch.camera, watch.watch)
-            standing = {f"{topic}/active": "OFF" if watch.paused else "ON"}
-            if watch.state is not None:
-                standing[f"{topic}/state"] = STATES[watch.state]
-            for each, payload in standing.items():
-                if again or self._standing.get(each) != payload:
-                    self._publish(each, payload)
+            if gone or before != now or again:
+                self._configure(camera, now, gone if now else [])
+            if gone and now:
+                self._configure(camera, now)
+            if now:
+                self._devices[camera] = now
+        for each in self._watches:
+            topic = self._topic(each.camera, each.watch)
+            standing = {f"{topic}/active": "OFF" if each.paused else "ON"}
+            if each.state is not None:
+                standing[f"{topic}/state"] = STATES[each.state]
+            for topic, payload in standing.items():
+                if again or self._standing.get(topic) != payload:
+                    self._publish(topic, payload)
             self._standing |= standing
-
-    def _components(self, watches: Sequence[WatchStatus]) -> dict[str, Components]:
-        """What Home Assistant is to show of each camera, by the topic of its configuration."""
-        found: dict[str, Components] = {}
-        for each in watches:
-            device, topic = self._device(each.camera), self._topic(each.camera, each.watch)
-            entities: Components = {
-                "open": {
-                    "platform": "binary_sensor", "name": each.question, "state_topic": f"{topic}/state",
-                    "json_attributes_topic": f"{topic}/event",
-                },
-                "snapshot": {
-                    "platform": "image", "name": f"{each.question} (picture)", "image_topic": f"{topic}/snapshot",
-                    "content_type": "image/jpeg",
-                },
-                "active": {
-                    "platform": "switch", "name": f"{each.question} (ask)", "state_topic": f"{topic}/active",
-                    "command_topic": f"{topic}/set", "entity_category": "config",
-                },
-            }  # fmt: skip
-            components = found.setdefault(f"{self._discovery}/device/{device}/config", {})
-            for kind, entity in entities.items():
-                components[f"{each.watch}_{kind}"] = {"unique_id": f"{device}_{each.watch}_{kind}", "qos": 1, **entity}
-        return found
 
     def _device(self, camera: str) -> str:
         return re.sub(r"[^a-zA-Z0-9_-]", "_", f"{self._prefix}_{camera}")
 
-    def _configure(self, topic: str, components: Components) -> None:
-        device = topic.split("/")[-2]
+    def _configure(self, camera: str, watches: Mapping[str, str], gone: Sequence[str] = ()) -> None:
+        """Publish what Home Assistant is to show of a camera, nothing where it has no watches; gone: watches to remove."""
+        device, components = self._device(camera), dict[str, dict[str, Any]]()
+        for kind, (platform, name, settings) in ENTITIES.items():
+            components |= {f"{watch}_{kind}": {"platform": platform} for watch in gone}
+            for watch, question in watches.items():
+                topic = self._topic(camera, watch)
+                components[f"{watch}_{kind}"] = {
+                    "unique_id": f"{device}_{watch}_{kind}", "qos": 1, "platform": platform, "name": name.format(question),
+                    **{key: value.replace("T/", f"{topic}/") for key, value in settings.items()},
+                }  # fmt: skip
         about = {
-            "device": {
-                "identifiers": [device], "name": device.removeprefix(self._device("")), "manufacturer": "edgevlm",
-                "sw_version": __version__,
-            },
+            "device": {"identifiers": [device], "name": camera, "manufacturer": "edgevlm", "sw_version": __version__},
             "origin": {"name": "edgevlm", "sw_version": __version__, "support_url": SUPPORT_URL},
             "availability_topic": f"{self._prefix}/available",
             "components": components,
-        }  # fmt: skip
-        self._publish(topic, json.dumps(about))
+        }
+        self._publish(f"{self._discovery}/device/{device}/config", json.dumps(about) if components else "")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import count
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -85,8 +86,8 @@ class Webhook(Sink):
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
         try:
             parsed = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise UserError(f"webhook {mask_credentials(url)}: is no address ({error})") from None
+        except httpx.InvalidURL:
+            parsed = httpx.URL()
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise UserError(f"webhook {mask_credentials(url)}: give an address like https://HOST/PATH")
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.netloc.decode().rpartition('@')[2]}"
@@ -209,11 +210,7 @@ def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
 
 def unused(name: str, taken: Mapping[str, object]) -> str:
     """``name``, ``name-2``, ``name-3``, ..."""
-    number, found = 1, name
-    while found in taken:
-        number += 1
-        found = f"{name}-{number}"
-    return found
+    return next(found for number in count(1) if (found := name if number == 1 else f"{name}-{number}") not in taken)
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:

@@ -38,18 +38,16 @@ class SeenFrame:
 
 
 @dataclass(slots=True)
-class Tracked:
+class Tracked(WatchState):
     """A watch on this camera."""
 
-    watch: Watch
-    state: WatchState
     opened: float = 0.0  # wall clock at its newest opening
     closed: float | None = None  # and at its closing before a restart
     judged: float | None = None  # the stream's time up to which its events are known: a recording is not asked again
     paused: bool = False
     picture_changed: bool = False  # since it was asked
     gate: ChangeGate = field(default_factory=ChangeGate)
-    told: tuple[Any, ...] = ()
+    reported: tuple[Any, ...] = ()
 
 
 class Watcher:
@@ -84,20 +82,17 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Ask it from the next frame on, in place of the one of its name. Raises FieldError as :meth:`check`."""
+        """Ask it from the next frame on; one of a known name is asked already. Raises FieldError as :meth:`check`."""
         self.check(watch)
         with self._lock:
-            before, last = self._tracked.get(watch.name), self._last(self.camera, watch.name)
-            tracked = Tracked(watch, WatchState(watch))
-            if before is not None:
-                tracked.opened, tracked.closed, tracked.paused = before.opened, before.closed, before.paused
-                tracked.state.is_open, tracked.state.since = before.state.is_open, before.state.since
-            elif last is not None:
-                tracked.opened, tracked.state.is_open = last.opened, last.state == "open"
-                tracked.closed = last.time if last.state == "close" else None
+            if watch.name in self._tracked:
+                return
+            self._tracked[watch.name] = tracked = Tracked(watch)
+            if (last := self._last(self.camera, watch.name)) is not None:
+                tracked.opened, tracked.is_open = last.opened, last.state == "open"
+                tracked.closed = None if tracked.is_open else last.time
                 if self._replays:
                     tracked.judged = max((moment["until_s"] for moment in last.evidence), default=None)
-            self._tracked[watch.name] = tracked
             if self._thread is None:
                 self._thread = threading.Thread(target=self._ask, name=f"edgevlm-watches-{self.camera}", daemon=True)
                 self._thread.start()
@@ -117,32 +112,27 @@ class Watcher:
 
     def remove(self, name: str) -> None:
         """Ask it no more; one that is open closes."""
-        self._stop(name, lambda tracked: self._tracked.pop(name))
-
-    def pause(self, name: str, paused: bool) -> None:
-        """Ask it no more until it goes on; one that is open closes."""
-        if paused:
-            self._stop(name, lambda tracked: setattr(tracked, "paused", True))
-        elif (known := self._tracked.get(name)) is not None:
-            known.paused = False
-            self._report_changes([known])
-
-    def _stop(self, name: str, work: Callable[[Tracked], object]) -> None:
         with self._lock:
-            tracked = self._tracked.get(name)
-            if tracked is None:
+            if (tracked := self._tracked.pop(name, None)) is None:
                 return
-            work(tracked)
             self._end(tracked)
         self._report_changes([tracked])
 
+    def pause(self, name: str, paused: bool) -> None:
+        """Ask it no more until it goes on; one that is open closes."""
+        with self._lock:
+            if (tracked := self._tracked.get(name)) is None:
+                return
+            tracked.paused = paused
+            if paused:
+                self._end(tracked)
+        self._report_changes([tracked])
+
     def states(self) -> dict[str, dict[str, Any]]:
-        """How each watch stands, by its name."""
         with self._lock:
             return {name: self._fields(tracked) for name, tracked in self._tracked.items()}
 
     def watch(self, frame: Frame) -> None:
-        """Take note of a frame that the session has taken in."""
         with self._fresh:
             self._frames.append(SeenFrame(self._session.stats.frames - 1, time.time(), frame))
             self._waiting = True
@@ -172,26 +162,24 @@ class Watcher:
             problem = ""
             try:
                 self.ask()
-            except UserError as error:
-                problem = str(error)
             except Exception as error:  # the next frame may be another matter
-                problem = f"unexpected {type(error).__name__}: {error}"
-            if problem != self._problem and problem and not self._closing:
+                problem = str(error) if isinstance(error, UserError) else f"unexpected {type(error).__name__}: {error}"
+            if problem not in ("", self._problem) and not self._closing:
                 self._notify(f"watches: {problem}")
             self._problem = problem
 
-    def ask(self, *, watch: bool = True) -> None:
-        """Ask the watches that are due, once. watch: as :meth:`Session.classify` takes it. Raises UserError as that does."""
+    def ask(self) -> None:
+        """Ask the watches that are due, once. Raises UserError as :meth:`Session.classify` does."""
         frames, found = self._frames, list[Classified]()
         if not frames:  # all were forgotten
             return
         with self._lock:
             all_of_them = list(self._tracked.values())
             due = [tracked for tracked in all_of_them if self._due(tracked, frames[-1])]
-        due.sort(key=lambda tracked: -1.0 if tracked.state.asked is None else tracked.state.asked)
+        due.sort(key=lambda tracked: -1.0 if tracked.asked is None else tracked.asked)
         if due:
             questions = [(self._worded(tracked.watch), tracked.watch.choices) for tracked in due]
-            found = self._session.classify(questions, watch=watch)
+            found = self._session.classify(questions, watch=True)
             seen = self._seen(found[0].time_s)
             with self._lock:
                 for tracked, one in zip(due, found, strict=False):
@@ -203,37 +191,35 @@ class Watcher:
         self._report_changes(all_of_them)
 
     def _due(self, tracked: Tracked, newest: SeenFrame) -> bool:
-        watch, state, time_s = tracked.watch, tracked.state, newest.frame.time_s
+        watch, time_s = tracked.watch, newest.frame.time_s
         if tracked.paused or (tracked.judged is not None and time_s <= tracked.judged):
             return False
         if not watch.asks(datetime.now()):
             self._end(tracked)
             return False
-        since = None if state.asked is None else time_s - state.asked
-        if since is not None and 0 <= since < watch.every * (1 - EARLY):
+        if tracked.asked is not None and 0 <= time_s - tracked.asked < watch.every * (1 - EARLY):
             return False
         if watch.changed:
             tracked.picture_changed |= tracked.gate(newest.frame.image)
-        return tracked.picture_changed or not watch.changed or state.is_changing
+        return tracked.picture_changed or not watch.changed or tracked.is_changing
 
     def _observe(self, tracked: Tracked, one: Classified, seen: SeenFrame) -> None:
-        state, probability = tracked.state, sum(one.probabilities[choice] for choice in tracked.watch.answers)
+        probability = sum(one.probabilities[choice] for choice in tracked.watch.answers)
         if tracked.closed is not None:  # now that the stream's time is known
-            state.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
+            tracked.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
         tracked.picture_changed, tracked.judged = False, None
-        if state.observe(one.time_s, probability):
-            if state.is_open:
+        if tracked.observe(one.time_s, probability):
+            if tracked.is_open:
                 tracked.opened = seen.wall
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
         """A watch that is asked no more for now: one that is open closes."""
-        time_s, probability = self._session.time_s, tracked.state.probability or 0.0
-        if tracked.state.end(time_s):
+        probability = tracked.probability or 0.0
+        if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)
 
     def _report(self, tracked: Tracked, seen: SeenFrame | None, probability: float, one: Classified | None = None) -> None:
-        state = tracked.state
         moments = () if one is None else one.looked.evidence().moments
         if seen is not None:  # the frame it was asked at comes first
             at = (seen.number, seen.number, seen.frame.time_s, seen.frame.time_s)
@@ -245,7 +231,7 @@ class Watcher:
         if seen is not None:
             pictures[0] = as_jpeg(shrunk(seen.frame.image, PICTURE))
         event = WatchEvent(
-            self.camera, tracked.watch.name, "open" if state.is_open else "close", wall, probability,
+            self.camera, tracked.watch.name, "open" if tracked.is_open else "close", wall, probability,
             tracked.opened or wall, evidence, tracked.watch.in_words,
         )  # fmt: skip
         self._record(tracked.watch, event, pictures)
@@ -261,10 +247,9 @@ class Watcher:
             return next(before, self._frames[-1] if self._frames else None)
 
     def _fields(self, tracked: Tracked) -> dict[str, Any]:
-        state, probability = tracked.state, tracked.state.probability
         return {
-            "watch": tracked.watch.name, "camera": self.camera, "state": "open" if state.is_open else "closed",
-            "answer": state.answer, "probability": None if probability is None else round(probability, 4),
+            "watch": tracked.watch.name, "camera": self.camera, "state": "open" if tracked.is_open else "closed",
+            "answer": tracked.answer, "probability": None if tracked.probability is None else round(tracked.probability, 4),
             "opened": wall_clock(tracked.opened) if tracked.opened else None, "paused": tracked.paused,
         }  # fmt: skip
 
@@ -273,7 +258,7 @@ class Watcher:
         for tracked in changed:
             with self._lock:
                 fields = self._fields(tracked)
-            told = tuple(round(value, 2) if isinstance(value, float) else value for value in fields.values())
-            if told != tracked.told:
-                tracked.told = told
+            now = tuple(round(value, 2) if isinstance(value, float) else value for value in fields.values())
+            if now != tracked.reported:
+                tracked.reported = now
                 self._changed(fields)
