@@ -24,7 +24,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.serve.chat import ChatRequest, Strict
 from edgevlm.apps.serve.config import CameraSettings
-from edgevlm.apps.serve.errors import ApiError, answer, error_response
+from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.http import Forget, NewStream, StreamChange, WatchChange
 from edgevlm.apps.serve.responses import ResponsesRequest
 from edgevlm.apps.serve.service import Service
@@ -64,12 +64,10 @@ class ClusterRoutes:
             response = await self._answer(request)
         except ClientDisconnect:
             return
-        except ApiError as error:
-            response = error_response(error)
-        except UserError as error:
-            response = answer(400, mask_credentials(str(error)), "invalid_value", getattr(error, "field", None))
+        except (ApiError, UserError) as error:
+            response = respond(error)
         except HeadAway as error:
-            response = error_response(away(f"the cluster's head does not answer ({error}); try again in a moment"))
+            response = respond(away(f"the cluster's head does not answer ({error}); try again in a moment"))
         if response is not None:
             await response(scope, receive, send)
         else:

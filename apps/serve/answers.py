@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from pydantic import BaseModel, create_model
@@ -92,15 +94,19 @@ class Reloaded(Record):
     done: list[str] = field("What was done, a line each.")
 
 
-def answer_of(model: type[BaseModel], status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that answers one object."""
-    return {status: {"model": model}}
+WATTS = (float | None, field("Of the machine, where it has a meter."))
+SINCE, UNTIL = (str, field("From when: RFC 3339, UTC.")), (str, field("Until when."))
+
+
+def content(*kinds: type[BaseModel] | str, status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """Return the ``responses`` of a route that answers one object of a model, or these media types."""
+    if isinstance(kinds[0], str):
+        return {status: {"content": {each: {} for each in kinds}}}
+    return {status: {"model": kinds[0]}}
 
 
 def list_of(*models: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
     """Return the ``responses`` of a route that answers a list of such objects. more: fields beside object and data."""
-    kinds: Any = models[0]
-    for model in models[1:]:
-        kinds = kinds | model
+    kinds: Any = reduce(or_, models)
     fields: dict[str, Any] = {"object": (str, field("list, or digest.")), "data": (list[kinds], field("")), **more}
-    return {200: {"model": create_model(f"{models[0].__name__}List", __base__=Record, **fields)}}
+    return content(create_model(f"{models[0].__name__}List", __base__=Record, **fields))

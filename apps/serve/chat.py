@@ -19,11 +19,11 @@ from edgevlm.apps.run.clock import Asked
 from edgevlm.apps.serve import media
 from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.serve.grammar import Grammar
+from edgevlm.apps.serve.service import field as wrong
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.errors import FieldError, UserError
-from edgevlm.runtime.answer import Answer, LogitsProcessor
+from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.chat import Turn
-from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 from edgevlm.runtime.time_window import NothingHeld
@@ -45,7 +45,6 @@ class Lenient(BaseModel):
 
 Text = Annotated[str, Field(max_length=65_536)]
 Moment = Annotated[str, Field(min_length=1, max_length=40)]
-Role = Literal["system", "developer", "user", "assistant"]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None
 TopP = Annotated[float, Field(gt=0, le=1)] | None
 Count = Annotated[int, Field(ge=1, le=1 << 31)] | None
@@ -55,50 +54,45 @@ AskedModel = Annotated[str, Field(max_length=512, description=ASKED_STREAM)]
 ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
 
 
-class TextPart(Lenient):
-    type: Literal["text"]
-    text: Text
-
-
-class ImageUrl(Lenient):
+class Url(Lenient):
     url: str
 
 
-class ImagePart(Lenient):
-    """A picture that this question shows: ``data:``, or ``http(s):`` of an allowed host."""
+class Part(Lenient):
+    """A text, a picture (`data:`, or `http(s):` of an allowed host), or a video: a stream, `edgevlm://NAME`, or a file of an
+    allowed folder. `input_video` is llama.cpp's name for it; `input_text`, `output_text` and `input_image` are of responses."""
 
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class MediaUrl(Lenient):
-    url: Annotated[str, Field(max_length=4096)]
-
-
-class VideoPart(Lenient):
-    """A stream, ``edgevlm://NAME``, or a file of an allowed folder. ``input_video`` is llama.cpp's name for it."""
-
-    type: Literal["video_url", "input_video"]
-    video_url: MediaUrl | None = None
-    input_video: MediaUrl | None = None
+    type: Literal["text", "input_text", "output_text", "image_url", "input_image", "video_url", "input_video"]
+    text: Text = ""
+    image_url: Url | str = ""
+    video_url: Url | str = ""
+    input_video: Url | str = ""
 
     @property
     def url(self) -> str:
-        given = self.video_url or self.input_video
-        return "" if given is None else given.url
+        given = self.image_url or self.video_url or self.input_video
+        return given if isinstance(given, str) else given.url
+
+    @property
+    def is_text(self) -> bool:
+        return self.type.endswith("text")
+
+    @property
+    def is_picture(self) -> bool:
+        return self.type in ("image_url", "input_image")
+
+    @property
+    def is_stream(self) -> bool:
+        return not self.is_picture and self.url.lower().startswith("edgevlm:")
 
 
-class ChatMessage(Lenient):
-    role: Role
-    content: (
-        Text | Annotated[list[Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]], Field(max_length=64)]
-    )
+class Message(Lenient):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[Part], Field(max_length=64)]
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(each.text for each in self.content if isinstance(each, TextPart))
+        return self.content if isinstance(self.content, str) else "\n".join(each.text for each in self.content if each.is_text)
 
 
 class StreamOptions(Lenient):
@@ -124,7 +118,7 @@ class ChatRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
     model: AskedModel = ""
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Tokens = None
@@ -142,38 +136,42 @@ class ChatRequest(Lenient):
     until: Moment | None = Field(None, description="Look at what was seen up to then, written like `since`.")
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """What :meth:`Session.ask` takes to draw the answer."""
-        return {
+    def is_plain(self) -> bool:
+        """Whether its pictures and the form of its answer take no time to prepare."""
+        return not self._restriction and all(part.is_stream for _, part in self._parts())
+
+    def sampling(self, stream: CameraStream, settings: ServerSettings) -> dict[str, Any]:
+        """What :meth:`Session.ask` takes beside the question and its window. Raises FieldError."""
+        given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "top_k": max(self.top_k or 0, 0),
             "min_p": self.min_p or 0.0,
             "seed": None if self.seed == -1 else self.seed,
         }
+        if wanted := self.max_completion_tokens or self.max_tokens:
+            given["max_tokens"] = min(wanted, stream.session.text_budget.answer)
+        if self._restriction:
+            field, kind, form = self._restriction
+            with wrong(field):
+                if form is None:
+                    raise UserError("give the schema")
+                given["logits_processor"] = kind(stream.model, form)
+        if pictures := self._pictures(settings, stream.session.prepare):
+            given["pictures"] = pictures
+        return given
 
     @property
-    def is_free(self) -> bool:
-        """Whether the answer may be any text."""
-        choices = None if self.structured_outputs is None else self.structured_outputs.choice
-        return choices is None and (self.response_format is None or self.response_format.type == "text")
-
-    def logits_processor(self, model: Model) -> LogitsProcessor:
-        """What holds the answer to its form, where it is not free. Raises FieldError."""
-        form, choices = self.response_format, (self.structured_outputs or StructuredOutputs()).choice
-        field: str = "response_format"
-        schema: Any = {"type": "object"}
-        if form is not None and form.type == "json_schema":
-            field, schema = "response_format.json_schema", form.json_schema and form.json_schema.json_schema
-        try:
-            if choices is not None:
-                field = "structured_outputs.choice"
-                return OneOf(model, choices)
-            if schema is None:
-                raise UserError("give the schema")
-            return Grammar(model, schema)
-        except UserError as error:
-            raise FieldError(field, str(error)) from None
+    def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
+        """The field that restricts the answer, by what, and to what; None where it may be any text."""
+        form = self.response_format
+        if self.structured_outputs is not None and self.structured_outputs.choice is not None:
+            return "structured_outputs.choice", OneOf, self.structured_outputs.choice
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_object":
+            return "response_format", Grammar, {"type": "object"}
+        return "response_format.json_schema", Grammar, form.json_schema and form.json_schema.json_schema
 
     @property
     def stops(self) -> list[str]:
@@ -182,7 +180,7 @@ class ChatRequest(Lenient):
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
         """Name and window of the last video part that is a stream. Raises FieldError."""
-        urls = [part.url for _, part in self._parts() if isinstance(part, VideoPart) and is_stream(part)]
+        urls = [part.url for _, part in self._parts() if part.is_stream]
         return stream_of(urls[-1]) if urls else ("", {})
 
     @property
@@ -195,41 +193,35 @@ class ChatRequest(Lenient):
         """``since`` and ``until`` as they were given, in fields or in the stream's URL, which wins. Raises FieldError."""
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
-    @property
-    def has_pictures(self) -> bool:
-        return any(not is_stream(part) for _, part in self._parts())
-
-    def pictures(self, settings: ServerSettings, prepare: Callable[[NDArray[np.uint8]], Pixels]) -> list[Pixels]:
+    def _pictures(self, settings: ServerSettings, prepare: Callable[[NDArray[np.uint8]], Pixels]) -> list[Pixels]:
         """What the messages show, prepared for the model. Where that is too much, what was shown first is left out.
 
         Raises FieldError for what is not allowed or not an image, and where the last message alone shows too much.
         """
         last, remaining, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[Pixels]()
         for field, part in reversed(self._parts()):
-            if is_stream(part):
+            if part.is_stream:
                 continue
-            if remaining == 0 and field.startswith(last):
-                raise FieldError(field, f"a question shows {settings.max_pictures} pictures at most (server.max_pictures)")
-            if remaining == 0:
-                break
-            try:
-                if isinstance(part, ImagePart):
-                    images = [media.read_picture(part.image_url.url, settings)]
+            with wrong(field):
+                if remaining == 0 and field.startswith(last):
+                    raise UserError(f"a question shows {settings.max_pictures} pictures at most (server.max_pictures)")
+                if remaining == 0:
+                    break
+                if part.is_picture:
+                    images = [media.read_picture(part.url, settings)]
                 else:
                     images = media.read_video(part.url, settings, remaining)
-            except UserError as error:
-                raise FieldError(field, str(error)) from None
             shown = [*(prepare(image) for image in images), *shown]
             remaining -= len(images)
         return shown
 
-    def _parts(self) -> list[tuple[str, ImagePart | VideoPart]]:
+    def _parts(self) -> list[tuple[str, Part]]:
         """The parts that are not text, each with the name of its field."""
         return [
             (f"messages.{index}.content.{place}.{part.type}", part)
             for index, message in enumerate(self.messages)
             for place, part in enumerate(message.content if isinstance(message.content, list) else [])
-            if not isinstance(part, TextPart)
+            if not part.is_text
         ]
 
     def question(self) -> tuple[str, list[Turn]]:
@@ -249,10 +241,6 @@ class ChatRequest(Lenient):
         return f"{system}\n{question}".strip(), turns
 
 
-def is_stream(part: ImagePart | VideoPart) -> bool:
-    return isinstance(part, VideoPart) and part.url.lower().startswith("edgevlm:")
-
-
 def stream_of(url: str) -> tuple[str, dict[str, str]]:
     """``front-door`` and ``{"since": "10m"}`` of ``edgevlm://front-door?since=10m``. Raises FieldError."""
     match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
@@ -263,14 +251,28 @@ def stream_of(url: str) -> tuple[str, dict[str, str]]:
 
 
 class Completion:
-    """One answer, in OpenAI's shapes."""
+    """One answer, in OpenAI's shapes. Raises FieldError for a question that is none."""
 
-    def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer | str, asked: Asked) -> None:
-        self.request, self.stream, self.question, self.answer, self._asked = request, stream, question, answer, asked
-        self.began = time.perf_counter()
+    answer: Answer | str = ""
+
+    def __init__(self, request: ChatRequest, stream: CameraStream) -> None:
+        self.request, self.stream, self.began = request, stream, time.perf_counter()
+        self.question, self._turns = request.question()
+        self._asked = Asked(**request.window, offset=stream.observer.offset)
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
+
+    def ask(self, settings: ServerSettings) -> None:
+        """Ask the stream, once what the question shows is fetched. Raises UserError."""
+        with wrong(self._window_field):
+            window = self._asked.seconds()
+        sampling = self.request.sampling(self.stream, settings)
+        self.answer = self.stream.ask(self.question, self._turns, **sampling, **window)
+
+    @property
+    def _window_field(self) -> str:
+        return "since" if self._asked.since else "until"
 
     async def complete(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
@@ -286,8 +288,7 @@ class Completion:
             yield self._chunk({"content": piece})
         yield self._chunk({}, self.finish_reason, edgevlm=self.extension())
         if self.request.stream_options is not None and self.request.stream_options.include_usage:
-            last = {**self._common("chat.completion.chunk"), "choices": [], "usage": self.usage()}
-            yield {"data": json.dumps(last)}
+            yield {"data": json.dumps({**self._common("chat.completion.chunk"), "choices": [], "usage": self.usage()})}
         yield {"data": "[DONE]"}
 
     async def pieces(self) -> AsyncGenerator[str, None]:
@@ -313,7 +314,7 @@ class Completion:
             if text[given:]:
                 yield text[given:]
         except NothingHeld as error:
-            raise FieldError("since" if self._asked.since else "until", self._asked.nothing_held(error)) from None
+            raise FieldError(self._window_field, self._asked.nothing_held(error)) from None
         finally:
             self.cancel()
         # a cancelled answer comes to its end, and thumbnails are read, while other requests go on

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import re
 import time
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgevlm.apps.serve.config import LOOPBACK, ServerSettings
-from edgevlm.apps.serve.errors import ApiError, error_response
+from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.service import Service
 
 BURST_S = 10.0  # of requests at the highest rate that an address may send at once
@@ -22,19 +23,16 @@ MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 SMALL = 64 << 10  # bytes of a body that is read however many others are
 OPEN_PATHS = ("/static/", "/health/")  # need no key: they show nothing of what is watched
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "cross-origin-resource-policy": "same-origin",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {"cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
 class Guard:
-    """An ASGI application in front of another. Settings and key are those that its service has at the time."""
+    """An ASGI application in front of another. It reads the service's settings and key at each request."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -48,7 +46,9 @@ class Guard:
         try:
             self._check(Request(scope))
         except ApiError as error:
-            await error_response(error, {"connection": "close"})(scope, receive, send)
+            response = respond(error)
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
             return
         limit, taken = self._service.config.server.max_body, 0
         deadline: float | None = time.monotonic() + BODY_S  # None once the body is there
@@ -64,16 +64,17 @@ class Guard:
             size = len(message.get("body", b""))
             taken, self._held = taken + size, self._held + size
             if taken > limit:
-                raise ApiError(413, f"the request has more than {limit} bytes", "too_large")
+                raise too_large(limit)
             if taken > SMALL and self._held > 4 * limit:
                 raise ApiError(429, "too many large requests at once; try again in a moment", "rate_limit_exceeded")
             return message
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                docs = scope["path"] == "/docs"  # FastAPI's own page, whose script comes from elsewhere
-                message = {**message, "headers": [*message["headers"], *(own[1:] if docs else own)]}
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                if scope["path"] != "/docs":  # FastAPI's own page, whose script comes from elsewhere
+                    headers["content-security-policy"] = POLICY
             await send(message)
 
         try:
@@ -84,9 +85,14 @@ class Guard:
     def _check(self, request: Request) -> None:
         """Raises ApiError for a request that may not pass."""
         headers, path, server = request.headers, request.url.path, self._service.config.server
-        if (early := self._early(request.client.host if request.client else "", server.max_rate)) > 0:
+        now, address = time.monotonic(), request.client.host if request.client else ""
+        rested = max(self._rested.get(address, now), now) + 1 / server.max_rate
+        if (early := rested - now - BURST_S) > 0:
             why = "too many requests a second; ask again later"
             raise ApiError(429, why, "rate_limit_exceeded", soon=math.ceil(early))
+        self._rested[address] = rested
+        if len(self._rested) > MANY:
+            self._rested = {each: at for each, at in self._rested.items() if at > now}
         host, origin = headers.get("host", ""), headers.get("origin")
         if not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
@@ -98,29 +104,18 @@ class Guard:
             raise ApiError(401, "give the server's key: Authorization: Bearer KEY", "invalid_api_key")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > server.max_body:
-            raise ApiError(413, f"the request has more than {server.max_body} bytes", "too_large")
+            raise too_large(server.max_body)
 
-    def _early(self, address: str, rate: float) -> float:
-        """Return seconds until the address may send a request again; 0 where it may now, and that one is counted."""
-        now = time.monotonic()
-        rested = max(self._rested.get(address, now), now) + 1 / rate
-        if rested > now + BURST_S:
-            return rested - now - BURST_S
-        self._rested[address] = rested
-        if len(self._rested) > MANY:
-            self._rested = {each: at for each, at in self._rested.items() if at > now}
-        return 0.0
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request has more than {limit} bytes", "too_large")
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
     """Whether a ``Host`` header has a name of this server, or an address, to which no site's name can be pointed."""
+    found = HOST.fullmatch(header)
+    name = (found[1] or found[2]).lower() if found else ""
     try:
-        parts = urlsplit(f"//{header}")
-        _ = parts.port
-        if parts.netloc != header or "@" in header:
-            return False
-        if parts.hostname not in (*LOOPBACK, server.host, *server.hosts):
-            ip_address(parts.hostname or "")
+        return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))
     except ValueError:
         return False
-    return True

@@ -10,32 +10,31 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, Path, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
-from edgevlm.apps.run.clock import Asked, moment
+from edgevlm.apps.run.clock import moment
 from edgevlm.apps.run.output import finite, wall_clock
-from edgevlm.apps.schemas import field as described
 from edgevlm.apps.serve import answers
-from edgevlm.apps.serve.answers import answer_of, list_of
-from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict
+from edgevlm.apps.serve.answers import content, list_of
+from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict
 from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, Name, ServeConfig
-from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors, error_body
+from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
-from edgevlm.apps.serve.service import Service, field
+from edgevlm.apps.serve.service import Service
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import FieldError, UserError
@@ -43,18 +42,28 @@ from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 from edgevlm.runtime.policies.description import describe
 
-T = TypeVar("T")
 PREPARING = 4  # questions whose pictures are fetched or whose form is compiled at once
-SHORT = 4096  # characters that are tokenised in less time than another thread takes to begin
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
-MJPEG_FPS = 5.0  # of one that is asked for none
+MJPEG = "multipart/x-mixed-replace"
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
+
+
+def wall_time(given: Any) -> float:
+    if not isinstance(given, str) or len(given) > 40:
+        raise ValueError("give a time, like 10m, 14:03 or RFC 3339")
+    try:
+        return moment(given)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
 ShortName = Annotated[str, Field(max_length=64)]
 Words = Annotated[str, Field(max_length=256)]
 Limit = Annotated[int, Field(ge=1, le=MAX_EVENTS)]
 SourceText = Annotated[str, Field(min_length=1, max_length=4096)]
-StreamName = Annotated[str, Path(max_length=64)]
+PathName = Annotated[str, Path(max_length=64)]
+Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "string", "maxLength": 40})]
 
 
 class NewStream(Strict):
@@ -68,19 +77,29 @@ class NewStream(Strict):
 
 
 class StreamChange(Strict):
-    """What is left out stays."""
+    """Omitted fields stay as they are."""
 
     state: Literal["running", "paused"] | None = None
     policy: Words | None = None
     budget: Budget = None
 
 
-class Forget(Strict):
-    """What to delete: of one stream, or of all streams. since and until are as in questions. confirm: that it is meant."""
+class Window(BaseModel):
+    since: Time | None = Field(None, description="From then on: `10m`, `14:03` or RFC 3339.")
+    until: Time | None = Field(None, description="Up to then.")
+
+    @field_validator("until")
+    @classmethod
+    def _follows_since(cls, until: Any, info: ValidationInfo) -> Any:
+        if until is not None and until < (info.data.get("since") or -math.inf):
+            raise ValueError("is before since")
+        return until
+
+
+class Forget(Window, Strict):
+    """The time to delete, of one stream or of all. `all`: everything; `confirm`: must be true."""
 
     stream: ShortName | None = None
-    since: Moment | None = None
-    until: Moment | None = None
     all: bool = False
     confirm: Literal[True]
 
@@ -88,7 +107,7 @@ class Forget(Strict):
         """Raises FieldError."""
         if self.all == bool(self.since or self.until):
             raise FieldError("all", "give since or until, or all")
-        return Span(**window(self.since, self.until))
+        return Span(self.since or -math.inf, self.until or math.inf)
 
 
 class WatchChange(Strict):
@@ -96,15 +115,9 @@ class WatchChange(Strict):
     camera: ShortName | None = None
 
 
-class WindowQuery(BaseModel):
-    since: Moment | None = Field(None, description="From then on: `10m`, `14:03` or RFC 3339.")
-    until: Moment | None = Field(None, description="Up to then.")
+class WindowQuery(Window):
     camera: ShortName | None = None
     limit: Limit = 100
-
-    def found(self) -> dict[str, Any]:
-        """The query, its times in seconds since 1970. Raises FieldError."""
-        return {**self.model_dump(), **window(self.since, self.until)}
 
 
 class JournalQuery(WindowQuery):
@@ -112,7 +125,7 @@ class JournalQuery(WindowQuery):
 
 
 class DigestQuery(JournalQuery):
-    since: Moment = "8h"
+    since: Time = Field("8h", validate_default=True, description="From then on.")
     limit: Limit = MAX_EVENTS
 
 
@@ -125,23 +138,11 @@ class TestedSource(Strict):
     source: SourceText
 
 
-def window(since: str | None, until: str | None) -> dict[str, float]:
-    """The seconds since 1970 of those that are given. Raises FieldError."""
-    found = {}
-    for name, given in (("since", since), ("until", until)):
-        if given is not None:
-            with field(name):
-                found[name] = moment(given)
-    if found.get("until", math.inf) < found.get("since", -math.inf):
-        raise FieldError("until", "is before since")
-    return found
-
-
 class Server:
-    """The routes over a service. Questions that run or wait are counted, and bounded."""
+    """What the routes share. Questions that run or wait are counted, and bounded."""
 
-    def __init__(self, service: Service) -> None:
-        self.service, self.metrics = service, Metrics(service)
+    def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
+        self.service, self.metrics, self.load = service, Metrics(service), load
         self.closing = asyncio.Event()
         self.testing = threading.Lock()  # a camera: one at a time
         self._preparing = CapacityLimiter(PREPARING)
@@ -154,40 +155,23 @@ class Server:
 
     async def complete(self, asked: ChatRequest) -> Completion:
         """Ask; 429 where too many wait. The caller calls :meth:`finished` once."""
-        limit = self.service.config.server.max_requests
-        stream = self.stream(asked.stream_name, "model")
-        question, turns = asked.question()
+        settings, stream = self.service.config.server, self.stream(asked.stream_name, "model")
+        completion = Completion(asked, stream)
         if not stream.session.stats.frames:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
-        if self.metrics.unfinished >= limit:
+        if self.metrics.unfinished >= settings.max_requests:
             self.metrics.refused.inc()
             soon = max(1, math.ceil(self.metrics.answer_s))  # one place is free then
-            why = f"{limit} questions are being answered or wait; ask again in {soon} s"
+            why = f"{settings.max_requests} questions are being answered or wait; ask again in {soon} s"
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
-        try:
-            wanted = asked.max_completion_tokens or asked.max_tokens
-            tokens = None if wanted is None else min(wanted, stream.session.text_budget.answer)
-            window = Asked(**asked.window, offset=stream.observer.offset)
-            with field("since" if window.since else "until"):
-                sampling = {"max_tokens": tokens, **asked.sampling, **window.seconds()}
-            if not asked.is_free:
-                sampling["logits_processor"] = await self._prepared(asked.logits_processor, stream.model)
-            if asked.has_pictures:
-                settings = self.service.config.server
-                sampling["pictures"] = await self._prepared(asked.pictures, settings, stream.session.prepare)
-            if len(question) + sum(len(said) for turn in turns for said in turn) < SHORT:
-                answer = stream.ask(question, turns, **sampling)
-            else:
-                answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
+        try:  # those that fetch or compile something share a few threads; the others need not wait for them
+            limiter = None if asked.is_plain else self._preparing
+            await to_thread.run_sync(completion.ask, settings, limiter=limiter)
         except BaseException:
             self.metrics.unfinished -= 1
             raise
-        return Completion(asked, stream, question, answer, window)
-
-    async def _prepared(self, work: Callable[..., T], *arguments: Any) -> T:
-        """What a question needs before it is asked, on one of a few threads: others are left for the rest."""
-        return await to_thread.run_sync(work, *arguments, limiter=self._preparing)
+        return completion
 
     def finished(self, completion: Completion) -> None:
         completion.cancel()
@@ -198,33 +182,60 @@ class Server:
             self.metrics.answered(completion.stream.name, answer)
 
 
-class AnswerResponse(EventSourceResponse):
-    """An answer as it comes. However it ends, also before its first piece, its place is free then."""
+class Reply(Response):
+    """An answer, whole or as it comes. It is cancelled once its client is gone; however it ends, its place is free then."""
 
-    def __init__(self, server: Server, completion: Completion, events: AsyncIterator[dict[str, str]]) -> None:
-        super().__init__(events, ping=15)
-        self._server, self._completion = server, completion
+    def __init__(self, server: Server, completion: Completion, answer: Completion | ModelResponse, streamed: bool) -> None:
+        super().__init__()
+        self._server, self._completion, self._answer, self._streamed = server, completion, answer, streamed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            if self._streamed:
+                response: Response = EventSourceResponse(self._events(), ping=15)
+            else:
+                response = JSONResponse(await self._whole(receive))
+            await response(scope, receive, send)
         finally:
             self._server.finished(self._completion)
 
+    async def _events(self) -> AsyncIterator[dict[str, str]]:
+        try:
+            async for event in self._answer.events():
+                yield event
+        except UserError as error:
+            yield {"data": json.dumps(ApiError(500, mask_credentials(str(error)), None).body)}
 
-async def unless_gone(request: Request, answer: Completion | ModelResponse) -> dict[str, Any]:
-    """The whole answer; it is cancelled once the client has gone away."""
+    async def _whole(self, receive: Any) -> dict[str, Any]:
+        async def cancel_when_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._answer.cancel()
 
-    async def cancel_when_gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        answer.cancel()
+        watching = asyncio.create_task(cancel_when_gone())
+        try:
+            return await self._answer.complete()
+        finally:
+            watching.cancel()
 
-    watching = asyncio.create_task(cancel_when_gone())
+
+async def stream_of(name: PathName, request: Request) -> CameraStream:
+    server: Server = request.app.state.server
+    return server.stream(name)
+
+
+async def watch_of(name: PathName, request: Request) -> str:
+    service: Service = request.app.state.server.service
     try:
-        return await answer.complete()
-    finally:
-        watching.cancel()
+        return service.watches.watch(name).name
+    except UserError as error:
+        raise ApiError(404, str(error), "not_found", "name") from None
+
+
+TheStream = Annotated[CameraStream, Depends(stream_of)]
+WatchName = Annotated[str, Depends(watch_of)]
+COMPLETION: Any = {"response_model": None, "responses": content("application/json", "text/event-stream")}
+PICTURE: Any = {"response_class": Response, "responses": content("image/jpeg")}
 
 
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
@@ -232,153 +243,116 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
     app = FastAPI(
         title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None, responses=ERRORS
     )
-    server = Server(service)
-    app.state.server = server
+    app.state.server = Server(service, load)
     add_errors(app)
-    add_health(app, server)
-    if service.config.server.key is not None:  # the guard asks for it; here it is described, of the routes that follow
-        app.router.dependencies.append(Security(HTTPBearer(auto_error=False, description="The server's key.")))
-    for add in (add_openai, add_streams, add_events, add_watches):
-        add(app, server)
-    add_rest(app, server, load)
+    # the guard asks for the key; here it is described
+    key = [Security(HTTPBearer(auto_error=False, description="The server's key."))] if service.config.server.key else []
+    for tag, add in (("health", add_health), ("OpenAI", add_openai), ("streams", add_streams), ("events", add_events),
+                     ("watches", add_watches), ("metrics", add_rest)):  # fmt: skip
+        router = APIRouter(tags=[tag], dependencies=[] if tag == "health" else key)
+        add(router, app.state.server)
+        app.include_router(router)
     return app
-
-
-def content(*types: str) -> dict[int | str, dict[str, Any]]:
-    """A successful answer of these media types, as OpenAPI describes it."""
-    return {200: {"content": {each: {} for each in types}}}
-
-
-MJPEG = "multipart/x-mixed-replace"
-JPEG = content("image/jpeg")
-WATTS = (float | None, described("Of the machine, where it has a meter."))
-SINCE, UNTIL = (str, described("From when: RFC 3339, UTC.")), (str, described("Until when."))
-
-
-def add_openai(app: FastAPI, server: Server) -> None:
-    @app.post(
-        "/v1/chat/completions", tags=["OpenAI"], response_model=None, responses=content("application/json", "text/event-stream")
-    )
-    async def chat_completions(request: Request, asked: ChatRequest) -> Response:
-        """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
-        completion = await server.complete(asked)
-        return await respond(request, completion, completion, bool(asked.stream))
-
-    @app.post("/v1/responses", tags=["OpenAI"], response_model=None, responses=content("application/json", "text/event-stream"))
-    async def responses(request: Request, asked: ResponsesRequest) -> Response:
-        """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
-        completion = await server.complete(asked.as_chat())
-        return await respond(request, completion, ModelResponse(asked, completion), bool(asked.stream))
-
-    async def respond(request: Request, completion: Completion, answer: Completion | ModelResponse, streamed: bool) -> Response:
-        if not streamed:
-            try:
-                return JSONResponse(await unless_gone(request, answer))
-            finally:
-                server.finished(completion)
-
-        async def events() -> AsyncIterator[dict[str, str]]:
-            told = answer.events()
-            try:
-                async for event in told:
-                    yield event
-            except UserError as error:
-                yield {"data": json.dumps(error_body(mask_credentials(str(error)), None, kind="server_error"))}
-            finally:
-                await told.aclose()
-
-        return AnswerResponse(server, completion, events())
-
-    @app.get("/v1/models", tags=["OpenAI"], responses=list_of(answers.Model))
-    async def models() -> dict[str, Any]:
-        """The streams, as models that can be asked."""
-        return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
-
-    @app.get("/v1/models/{name}", tags=["OpenAI"], responses=answer_of(answers.Model))
-    async def model(name: StreamName) -> dict[str, Any]:
-        """One of these models."""
-        return model_entry(server.stream(name, "model"))
 
 
 def model_entry(stream: CameraStream) -> dict[str, Any]:
     return {"id": stream.name, "object": "model", "created": 0, "owned_by": stream.describe()["model"]}
 
 
-def add_streams(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/streams", tags=["streams"], responses=list_of(answers.Stream, watts=WATTS))
-    async def streams() -> dict[str, Any]:
-        """Every camera and its status. watts: of the machine, where it has a meter."""
-        watts = await run_in_threadpool(server.service.power.watts)
-        data = [stream.describe() for stream in server.service.streams.values()]
-        return {"object": "list", "data": data, "watts": finite(watts)}
+def add_openai(router: APIRouter, server: Server) -> None:
+    @router.post("/v1/chat/completions", **COMPLETION)
+    async def chat_completions(asked: ChatRequest) -> Response:
+        """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
+        completion = await server.complete(asked)
+        return Reply(server, completion, completion, bool(asked.stream))
 
-    @app.get("/v1/policies", tags=["streams"], responses=list_of(answers.Policy))
-    async def policies() -> dict[str, Any]:
+    @router.post("/v1/responses", **COMPLETION)
+    async def responses(asked: ResponsesRequest) -> Response:
+        """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
+        completion = await server.complete(asked.as_chat())
+        return Reply(server, completion, ModelResponse(asked, completion), bool(asked.stream))
+
+    @router.get("/v1/models", responses=list_of(answers.Model))
+    async def models() -> dict[str, Any]:
+        """The streams, as models that can be asked."""
+        return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
+
+    @router.get("/v1/models/{name}", responses=content(answers.Model))
+    async def model(stream: TheStream) -> dict[str, Any]:
+        """One of these models."""
+        return model_entry(stream)
+
+
+def add_streams(router: APIRouter, server: Server) -> None:
+    service = server.service
+
+    @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
+    def list_streams() -> dict[str, Any]:
+        """Every camera and its status. watts: of the machine, where it has a meter."""
+        data = [stream.describe() for stream in service.streams.values()]
+        return {"object": "list", "data": data, "watts": finite(service.power.watts())}
+
+    @router.get("/v1/policies", responses=list_of(answers.Policy))
+    def policies() -> dict[str, Any]:
         """The policies that a camera's memory can have."""
         known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
         return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
-    @app.post("/v1/streams", tags=["streams"], status_code=201, responses=answer_of(answers.Stream, 201))
-    async def add(new: NewStream) -> dict[str, Any]:
+    @router.post("/v1/streams", status_code=201, responses=content(answers.Stream, status=201))
+    def add_stream(new: NewStream) -> dict[str, Any]:
         """Watch another camera, until it is removed or, except in a cluster, the server restarts."""
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
-        stream = await run_in_threadpool(server.service.add, new.id, settings, by_client=True)
-        return stream.describe()
+        return service.add(new.id, settings, by_client=True).describe()
 
-    @app.post("/v1/streams/test", tags=["streams"])
-    async def test(tested: TestedSource) -> dict[str, Any]:
+    @router.post("/v1/streams/test")
+    def test_source(tested: TestedSource) -> dict[str, Any]:
         """Open a source once and tell what it shows: size, frames a second, a JPEG in base64. Nothing is added."""
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
-            return await run_in_threadpool(server.service.test, tested.source)
+            return server.service.test(tested.source)
         finally:
             server.testing.release()
 
-    @app.get("/v1/streams/{name}", tags=["streams"], responses=answer_of(answers.Stream))
-    async def stream(name: StreamName) -> dict[str, Any]:
+    @router.get("/v1/streams/{name}", responses=content(answers.Stream))
+    async def one_stream(stream: TheStream) -> dict[str, Any]:
         """A camera and its status."""
-        return server.stream(name).describe()
+        return stream.describe()
 
-    @app.patch("/v1/streams/{name}", tags=["streams"], responses=answer_of(answers.Stream))
-    async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
+    @router.patch("/v1/streams/{name}", responses=content(answers.Stream))
+    def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
         """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
 
         Another policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
         """
-        found = server.stream(name)
         if change.policy is not None or change.budget is not None:
-            found = await run_in_threadpool(server.service.switch, name, change.policy, change.budget)
+            stream = service.switch(stream.name, change.policy, change.budget)
         if change.state is not None:
-            await run_in_threadpool(found.pause if change.state == "paused" else found.resume)
-        return found.describe()
+            (stream.pause if change.state == "paused" else stream.resume)()
+        return stream.describe()
 
-    @app.delete("/v1/streams/{name}", tags=["streams"], status_code=204)
-    async def remove(name: StreamName) -> None:
+    @router.delete("/v1/streams/{name}", status_code=204)
+    def remove_stream(stream: TheStream) -> None:
         """Stop watching a camera. Its snapshots stay."""
-        server.stream(name)
-        await run_in_threadpool(server.service.remove, name)
+        service.remove(stream.name)
 
-    @app.get("/v1/streams/{name}/frame.jpg", tags=["streams"], response_class=Response, responses=JPEG)
-    async def frame(name: StreamName) -> Response:
+    @router.get("/v1/streams/{name}/frame.jpg", **PICTURE)
+    def frame(stream: TheStream) -> Response:
         """The newest frame that was watched."""
-        picture = await run_in_threadpool(server.stream(name).jpeg)
-        return as_picture(picture, "no frame has been watched yet")
+        return as_picture(stream.jpeg(), "no frame has been watched yet")
 
-    @app.get("/v1/streams/{name}/thumbnails/{number}.jpg", tags=["streams"], response_class=Response, responses=JPEG)
-    async def thumbnail(name: StreamName, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
+    @router.get("/v1/streams/{name}/thumbnails/{number}.jpg", **PICTURE)
+    def thumbnail(stream: TheStream, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
         """A frame of which something is in memory, small."""
-        picture = await run_in_threadpool(server.stream(name).observer.thumbnails.jpeg, number)
-        return as_picture(picture, "this frame is not in memory any more")
+        return as_picture(stream.observer.thumbnails.jpeg(number), "this frame is not in memory any more")
 
-    @app.get("/v1/streams/{name}/mjpeg", tags=["streams"], response_class=Response, responses=content(MJPEG))
-    async def mjpeg(name: StreamName, fps: Annotated[float, Query(gt=0, le=30)] = MJPEG_FPS) -> StreamingResponse:
+    @router.get("/v1/streams/{name}/mjpeg", response_class=Response, responses=content(MJPEG))
+    async def mjpeg(stream: TheStream, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> Response:
         """The frames as they are watched, `fps` a second at most."""
-        stream = server.stream(name)
 
         async def parts() -> AsyncIterator[bytes]:
             last: object = None
-            while not server.closing.is_set() and server.service.streams.get(name) is stream:
+            while not server.closing.is_set() and server.service.streams.get(stream.name) is stream:
                 frame = stream.loop.frame
                 if frame is not None and frame is not last:
                     last, picture = frame, await run_in_threadpool(stream.jpeg)
@@ -389,16 +363,15 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
         return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame")
 
-    @app.get("/v1/streams/{name}/memory", tags=["streams"])
-    async def memory(name: StreamName) -> dict[str, Any]:
+    @router.get("/v1/streams/{name}/memory")
+    def memory(stream: TheStream) -> dict[str, Any]:
         """What is held: for each frame its time, thumbnail, fraction held, in all and by group of layers, and one hexadecimal
         digit a token; and how many frames wait for their chunk."""
-        return await run_in_threadpool(server.stream(name).memory)
+        return stream.memory()
 
-    @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=Response, responses=content("text/event-stream"))
-    async def events(name: StreamName) -> EventSourceResponse:
+    @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
+    async def stream_events(stream: TheStream) -> Response:
         """Server-sent events: answer, state, stats, notice, watch, journal. A listener that does not keep up is dropped."""
-        stream = server.stream(name)
 
         async def listen() -> AsyncIterator[dict[str, str]]:
             queue = stream.events.listen()
@@ -411,83 +384,90 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
         return EventSourceResponse(listen(), ping=15)
 
+    @router.post("/v1/forget", responses=content(answers.Forgotten))
+    def forget(what: Forget) -> dict[str, Any]:
+        """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
+        if what.stream is not None and what.stream not in server.service.removed():
+            server.stream(what.stream)
+        return {"object": "forget", "streams": server.service.forget(what.stream, what.span())}
 
-def add_events(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/journal", tags=["events"], responses=list_of(answers.Line))
-    async def journal(asked: Annotated[JournalQuery, Query()]) -> dict[str, Any]:
+    @router.post("/v1/reload", responses=content(answers.Reloaded))
+    def reload() -> dict[str, Any]:
+        """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
+        if server.load is None:
+            raise ApiError(400, "this server has no configuration to read again", "invalid_value")
+        return {"object": "reload", "done": server.service.reload(server.load())}
+
+
+def add_events(router: APIRouter, server: Server) -> None:
+    service = server.service
+
+    @router.get("/v1/journal", responses=list_of(answers.Line))
+    def journal(asked: Annotated[JournalQuery, Query()]) -> dict[str, Any]:
         """What cameras have written in words, newest first."""
-        found = await run_in_threadpool(lambda query: server.service.lines(**query), asked.found())
-        return {"object": "list", "data": [line.json() for line in found]}
+        return {"object": "list", "data": [line.json() for line in service.lines(**dict(asked))]}
 
-    @app.get("/v1/events", tags=["events"], responses=list_of(answers.Event))
-    async def events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
+    @router.get("/v1/events", responses=list_of(answers.Event))
+    def watch_events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
         """Watches that opened and closed, newest first."""
-        found = await run_in_threadpool(lambda query: server.service.delivery.store.query(**query), asked.found())
-        return {"object": "list", "data": [each.json() for each in found]}
+        return {"object": "list", "data": [each.json() for each in service.delivery.store.query(**dict(asked))]}
 
-    @app.get("/v1/digest", tags=["events"], responses=list_of(answers.Opening, answers.Line, since=SINCE, until=UNTIL))
-    async def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
+    @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
+    def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
         """What happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with what it was
         read from. limit: the newest."""
-        span = {"until": time.time(), **window(asked.since, asked.until)}
-        found = await run_in_threadpool(server.service.digest, **span, camera=asked.camera, search=asked.search)
+        span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
+        found = service.digest(**span, camera=asked.camera, search=asked.search)
         return {"object": "digest", **{name: wall_clock(at) for name, at in span.items()}, "data": found[-asked.limit :]}
 
-    @app.get("/v1/events/{event}/{place}.jpg", tags=["events"], response_class=Response, responses=JPEG)
-    async def picture(
+    @router.get("/v1/events/{event}/{place}.jpg", **PICTURE)
+    def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
         """What an event was read from: the picture of its evidence at that place, from 0."""
-        jpeg = await run_in_threadpool(lambda: server.service.delivery.store.picture(event, place))
-        return as_picture(jpeg, "there is no such picture, or it is not kept any more")
+        return as_picture(service.delivery.store.picture(event, place), "there is no such picture, or it is not kept any more")
 
 
-def add_watches(app: FastAPI, server: Server) -> None:
+def add_watches(router: APIRouter, server: Server) -> None:
     watches = server.service.watches
 
-    def known(name: str) -> str:
-        try:
-            return watches.watch(name).name
-        except UserError as error:
-            raise ApiError(404, str(error), "not_found", "name") from None
-
-    @app.get("/v1/watches", tags=["watches"], responses=list_of(answers.WatchState))
-    async def every() -> dict[str, Any]:
-        """Every watch, and how it stands on each of its cameras."""
+    @router.get("/v1/watches", responses=list_of(answers.WatchState))
+    def list_watches() -> dict[str, Any]:
+        """Every watch, and its state on each of its cameras."""
         return {"object": "list", "data": [watches.describe(name) for name in watches.watches]}
 
-    @app.post("/v1/watches", tags=["watches"], status_code=201, responses=answer_of(answers.WatchState, 201))
-    async def add(watch: Watch) -> dict[str, Any]:
+    @router.post("/v1/watches", status_code=201, responses=content(answers.WatchState, status=201))
+    def add_watch(watch: Watch) -> dict[str, Any]:
         """Ask a question again and again, until it is removed or, except in a cluster, the server restarts."""
-        await run_in_threadpool(watches.add, watch)
+        watches.add(watch)
         return watches.describe(watch.name)
 
-    @app.get("/v1/watches/{name}", tags=["watches"], responses=answer_of(answers.WatchState))
-    async def one(name: StreamName) -> dict[str, Any]:
-        """A watch, and how it stands on each of its cameras."""
-        return watches.describe(known(name))
+    @router.get("/v1/watches/{name}", responses=content(answers.WatchState))
+    def one_watch(name: WatchName) -> dict[str, Any]:
+        """A watch, and its state on each of its cameras."""
+        return watches.describe(name)
 
-    @app.patch("/v1/watches/{name}", tags=["watches"], responses=answer_of(answers.WatchState))
-    async def change(name: StreamName, change: WatchChange) -> dict[str, Any]:
+    @router.patch("/v1/watches/{name}", responses=content(answers.WatchState))
+    def change_watch(name: WatchName, change: WatchChange) -> dict[str, Any]:
         """Pause a watch, or let it go on: on one camera, or on all. One that is open closes."""
         if change.camera is not None:
             server.stream(change.camera, "camera")
-        await run_in_threadpool(watches.pause, known(name), change.state == "paused", change.camera)
+        watches.pause(name, change.state == "paused", change.camera)
         return watches.describe(name)
 
-    @app.delete("/v1/watches/{name}", tags=["watches"], status_code=204)
-    async def remove(name: StreamName) -> None:
+    @router.delete("/v1/watches/{name}", status_code=204)
+    def remove_watch(name: WatchName) -> None:
         """Delete a watch. Where it is open it closes."""
-        await run_in_threadpool(watches.remove, known(name))
+        watches.remove(name)
 
 
-def add_health(app: FastAPI, server: Server) -> None:
-    @app.get("/health/live", tags=["health"], responses=answer_of(answers.Health))
+def add_health(router: APIRouter, server: Server) -> None:
+    @router.get("/health/live", responses=content(answers.Health))
     async def live() -> dict[str, str]:
         """200 while the process answers."""
         return {"status": "ok"}
 
-    @app.get("/health/ready", tags=["health"], responses=answer_of(answers.Health))
+    @router.get("/health/ready", responses=content(answers.Health))
     async def ready() -> dict[str, str]:
         """200 once every stream that is not paused has been watched; 503 before."""
         streams = server.service.streams.values()
@@ -497,33 +477,17 @@ def add_health(app: FastAPI, server: Server) -> None:
         return {"status": "ok"}
 
 
-def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | None) -> None:
-    @app.post("/v1/forget", tags=["streams"], responses=answer_of(answers.Forgotten))
-    async def forget(what: Forget) -> dict[str, Any]:
-        """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
-        if what.stream is not None and what.stream not in server.service.removed():
-            server.stream(what.stream)
-        done = await run_in_threadpool(server.service.forget, what.stream, what.span())
-        return {"object": "forget", "streams": done}
-
-    @app.post("/v1/reload", tags=["streams"], responses=answer_of(answers.Reloaded))
-    async def reload() -> dict[str, Any]:
-        """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
-        if load is None:
-            raise ApiError(400, "this server has no configuration to read again", "invalid_value")
-        done = await run_in_threadpool(lambda: server.service.reload(load()))
-        return {"object": "reload", "done": done}
-
-    @app.get("/metrics", tags=["metrics"], response_class=Response, responses=content("text/plain"))
-    async def metrics() -> Response:
+def add_rest(router: APIRouter, server: Server) -> None:
+    @router.get("/metrics", response_class=Response, responses=content("text/plain"))
+    def metrics() -> Response:
         """Prometheus text format."""
-        return Response(await run_in_threadpool(generate_latest, server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", include_in_schema=False)
+    @router.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(str(PAGE.joinpath("index.html")))
 
-    @app.get("/static/{name}", include_in_schema=False)
+    @router.get("/static/{name}", include_in_schema=False)
     async def static(name: Literal["app.js", "style.css"]) -> FileResponse:
         return FileResponse(str(PAGE.joinpath(name)))
 

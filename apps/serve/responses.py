@@ -15,37 +15,13 @@ from edgevlm.apps.serve.chat import (
     Completion,
     Count,
     Lenient,
+    Message,
     NamedSchema,
-    Role,
     Temperature,
     Text,
     TopP,
 )  # fmt: skip
 from edgevlm.errors import FieldError
-
-
-class InputText(Lenient):
-    type: Literal["input_text", "output_text"]
-    text: Text
-
-
-class InputImage(Lenient):
-    type: Literal["input_image"]
-    image_url: str
-
-
-class InputMessage(Lenient):
-    role: Role
-    content: Text | Annotated[list[Annotated[InputText | InputImage, Field(discriminator="type")]], Field(max_length=64)]
-
-    def as_chat(self) -> dict[str, Any]:
-        parts = [
-            {"type": "text", "text": part.text}
-            if isinstance(part, InputText)
-            else {"type": "image_url", "image_url": {"url": part.image_url}}
-            for part in (self.content if isinstance(self.content, list) else ())
-        ]
-        return {"role": self.role, "content": self.content if isinstance(self.content, str) else parts}
 
 
 class TextFormat(NamedSchema):
@@ -60,7 +36,7 @@ class ResponsesRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
     model: AskedModel = ""
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     stream: bool | None = False
     max_output_tokens: Count = None
@@ -70,10 +46,9 @@ class ResponsesRequest(Lenient):
 
     def as_chat(self) -> ChatRequest:
         """The same question as a chat completion. Raises FieldError."""
-        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.as_chat() for m in self.input]
         form = self.text.format if self.text is not None else None
-        if self.instructions:
-            said.insert(0, {"role": "system", "content": self.instructions})
+        said: list[Any] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        said += [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         try:
             chat = ChatRequest.model_validate({
                 "model": self.model, "messages": said, "max_completion_tokens": self.max_output_tokens,

@@ -41,9 +41,13 @@ def test_an_answer_that_is_not_streamed_is_cancelled_when_its_client_goes_away()
     async def gone():
         return {"type": "http.disconnect"}
 
+    async def send(message):
+        pass
+
     async def ask():
         completion = NeverAnswered()
-        await asyncio.wait_for(http.unless_gone(SimpleNamespace(receive=gone), completion), 60)
+        reply = http.Reply(SimpleNamespace(finished=print), completion, completion, streamed=False)
+        await asyncio.wait_for(reply({"type": "http"}, gone, send), 60)
         assert completion.cancelled.is_set()
 
     asyncio.run(ask())
