@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,15 +83,7 @@ class Journal(TimedDatabase):
         self._run("INSERT INTO lines(lines) VALUES ('rebuild')")  # else the index keeps words of deleted lines
 
 
-def with_notes(question: str, lines: list[Line], fits: Callable[[str], bool]) -> str:
-    """Put those lines that fit, the best first, before a question, in the order of time."""
-    chosen: list[Line] = []
-
-    def asked(lines: list[Line]) -> str:
-        said = [f"{clock_time(line.time)}: {line.text}" for line in sorted(lines, key=lambda line: line.time)]
-        return "\n".join([HEADING, *said, "", question])
-
-    for line in lines:
-        if fits(asked([*chosen, line])):
-            chosen.append(line)
-    return asked(chosen) if chosen else question
+def with_notes(question: str, lines: list[Line]) -> str:
+    """Put lines before a question, in the order of time."""
+    said = [f"{clock_time(line.time)}: {line.text}" for line in sorted(lines, key=lambda line: line.time)]
+    return "\n".join([HEADING, *said, "", question]) if lines else question

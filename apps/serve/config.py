@@ -91,28 +91,19 @@ class ServerSettings(Section):
     media_folders: list[str] = []
 
 
-class Kept(Section):
-    """For how many days, and up to how many megabytes, something is kept."""
-
-    days: Days
-    megabytes: Megabytes
-
-
-class EventSettings(Kept):
-    """How long events are kept, and how many megabytes of them, pictures included."""
+class KeptSettings(Section):
+    """How many days events are kept, or a camera's pictures, and how many megabytes of them, pictures included."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20
 
 
-class ThumbnailSettings(Kept):
-    """How long a camera's pictures are kept, and how many megabytes of them."""
-
+class ThumbnailSettings(KeptSettings):
     days: Days = 3650.0
     megabytes: Megabytes = Thumbnails.CAP >> 20
 
 
-class JournalSettings(Kept):
+class JournalSettings(KeptSettings):
     """every: minutes from one line of a camera to the next, 0 for no journal. prompt: what the model is asked for one.
 
     changed: a tenth of that time after the last line the next is due once the model has taken in so many frames' worth of what
@@ -165,7 +156,7 @@ class ServeConfig(Section):
     snapshots: str | None = None
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
-    events: EventSettings = EventSettings()
+    events: KeptSettings = KeptSettings()
     thumbnails: ThumbnailSettings = ThumbnailSettings()
     journal: JournalSettings = JournalSettings()
     sinks: Annotated[list[SinkSettings], Field(max_length=64)] = []
@@ -179,8 +170,9 @@ class ServeConfig(Section):
         if not is_address(self.snapshots or "s3://"):
             raise ValueError("snapshots: give an address, like s3://bucket/shop; a folder is what state takes")
         known = {"sinks": [each.name or each.kind for each in self.sinks], "cameras": list(self.cameras)}
+        called = [watch.name for watch in self.watches]
         for watch in self.watches:
-            if sum(each.name == watch.name for each in self.watches) > 1:
+            if called.count(watch.name) > 1:
                 raise ValueError(f"watches: two are called {watch.name}; give one of them another name")
             for kind, names in known.items():
                 for name in getattr(watch, kind):
@@ -206,13 +198,12 @@ def server_key(server: ServerSettings) -> str | None:
 
 def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
     """``wanted`` as far as a running server can follow it, and a line for each key that waits for a restart."""
-    waits = [name for name in FIXED if getattr(wanted, name) != getattr(before, name)]
-    of_server = [name for name in FIXED_OF_SERVER if getattr(wanted.server, name) != getattr(before.server, name)]
-    server = wanted.server.model_copy(update={name: getattr(before.server, name) for name in of_server})
-    config = wanted.model_copy(update={**{name: getattr(before, name) for name in waits}, "server": server})
-    return config, [
-        f"{name}: it changes when the server is restarted" for name in (*waits, *(f"server.{n}" for n in of_server))
-    ]
+    kept = {name: getattr(before, name) for name in FIXED}
+    kept_of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
+    waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
+    waits += [f"server.{name}" for name, value in kept_of_server.items() if getattr(wanted.server, name) != value]
+    config = wanted.model_copy(update={**kept, "server": wanted.server.model_copy(update=kept_of_server)})
+    return config, [f"{name}: it changes when the server is restarted" for name in waits]
 
 
 def settings_of(
@@ -239,11 +230,6 @@ def settings_of(
     if not values["cameras"] and not (values.get("cluster") or {}).get("join"):
         values["cameras"] = {"demo": {}}
     return check_config(values, "serve" if path is None else str(path))
-
-
-def read_config(path: Path) -> ServeConfig:
-    """Read edgevlm.toml. Raises UserError, one line that names the key and the nearest known one."""
-    return check_config(read_toml(path), str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

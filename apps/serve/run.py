@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Queue
 from typing import Any, Protocol
 
 import uvicorn
@@ -62,10 +62,12 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
-            """Prints its address once it serves, and ends streaming responses at shutdown."""
+            """Prints its address once it serves, reloads at SIGHUP, and ends streaming responses at shutdown."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
+                with suppress(ValueError, RuntimeError):  # not the main thread
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangups.put, None)
                 line = json_line("serving", {"time": wall_clock(), "url": url})
                 print(line if as_json else f"edgevlm is serving at {url}", flush=True)
                 serving.set()
@@ -75,11 +77,9 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 await super().shutdown(sockets)
 
         AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses, and does not break them off
-        server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
-        hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
+        hangups: Queue[None] = Queue()
         threading.Thread(target=reload, args=(hangups, service, load, notify), name="edgevlm-reload", daemon=True).start()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGHUP, lambda number, _: hangups.put(number))
+        server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended for
             server.run(sockets=[listening])
     finally:
@@ -125,12 +125,10 @@ class TimedProtocol(H11Protocol):
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 
-def reload(hangups: SimpleQueue[int], service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Apply the configuration as it is, once for all signals so far; a wrong one changes nothing and is reported."""
-    while hangups.get():
-        with suppress(Empty):
-            while True:
-                hangups.get_nowait()
+def reload(hangups: Queue[None], service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
+    """Apply the configuration at each signal; a wrong one changes nothing and is reported."""
+    while True:
+        hangups.get()
         try:
             for line in service.reload(load()):
                 notify(line)

@@ -113,13 +113,13 @@ class Service:
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
         self._reopen_at: dict[str, float] = {}  # when a camera with a torn memory may be opened again
-        self._notify, self._lock = notify, threading.RLock()
+        self.notify, self._lock = notify, threading.RLock()
         self.power = Power()
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         states = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         self.state = Path(config.state) if config.state else states / "edgevlm" / "serve"
-        self._state_key = state_key(config.state_key)
+        self.state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.hooks = Hooks()  # replaced before the service is opened
         self.watches = Watches(self._watchers, lambda: self.delivery, notify, lambda: self.hooks)
@@ -167,8 +167,7 @@ class Service:
         check_client_policy(policy)
         with self._lock, field("policy" if policy else "budget"):
             before = self.stream(name)
-            change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
-            check_policy(change.get("policy", AUTO))
+            change = {"policy": check_policy(policy or before.settings.policy), "budget": budget or before.settings.budget}
             try:
                 return self._open_again(before, before.settings.model_copy(update=change), None)
             except BaseException:
@@ -192,9 +191,9 @@ class Service:
         with self._lock:
             done: dict[str, Forgotten] = {}
             for each, path in self.removed().items():
-                if name in (None, each):
-                    address = self.hooks.camera_address(self, each)
-                    done[each] = self.forget_at(path, span) | ({} if address is None else self.forget_at(address, span))
+                for where in (path, self.hooks.camera_address(self, each)) if name in (None, each) else ():
+                    if where is not None:
+                        done[each] = done.get(each, {}) | self.forget_at(where, span)
             if self.has_events or (self.state / EventStore.FILE).exists():
                 done.setdefault(name or "", {})["events"] = self.delivery.store.delete(name, span.since, span.until)
             if self.journal is not None:
@@ -203,7 +202,7 @@ class Service:
 
     def forget_at(self, where: str | Path, span: Span) -> Forgotten:
         """Forget in a camera's folder, or at its address, that nothing uses. Raises UserError."""
-        return forget_camera(where, span, self._state_key)
+        return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
         """Cameras that are not watched any more and of which something is kept, with their folders."""
@@ -240,16 +239,14 @@ class Service:
                 hosts.resolve(parts.hostname or "", parts.port or 0)
         return hosts
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, keep_model: bool = False) -> None:
         """Stop watching a camera; its snapshots stay. Raises UserError for an unknown stream."""
         with self._lock:
-            self._remove(name)
-            self._close_unused_models()
-
-    def _remove(self, name: str) -> None:
-        stream = self.stream(name)
-        self.streams = {key: value for key, value in self.streams.items() if key != name}
-        stream.close()
+            stream = self.stream(name)
+            self.streams = {key: value for key, value in self.streams.items() if key != name}
+            stream.close()
+            if not keep_model:
+                self._close_unused_models()
 
     def _close_unused_models(self) -> None:
         used = {stream.model for stream in self.streams.values()}
@@ -281,12 +278,12 @@ class Service:
         for name in {**before.cameras, **config.cameras}:
             running, settings = self.streams.get(name), config.cameras.get(name)
             if running is not None and settings is not None:
-                configured = before.camera(before.cameras[name]) if name in before.cameras else None
-                if config.camera(settings) == (configured if running.folder is None else running.settings):
+                is_switched = running.folder is None and name in before.cameras
+                if config.camera(settings) == (before.camera(before.cameras[name]) if is_switched else running.settings):
                     continue
             try:
                 if running is not None:
-                    self._remove(name)
+                    self.remove(name, keep_model=True)
                 if settings is not None:
                     self.add(name, settings)
                 done.append(f"{name}: {'removed' if settings is None else 'opened again' if running else 'added'}")
@@ -301,8 +298,8 @@ class Service:
             with self._lock:
                 if self._delivery is None:
                     sinks, kept = {**open_sinks(self.config.sinks), **self._sinks}, self.config.events
-                    store = EventStore(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
-                    self._delivery = Delivery(store, sinks, self._notify, self.watches.control)
+                    store = EventStore(self.state, self.notify, days=kept.days, cap=kept.megabytes << 20)
+                    self._delivery = Delivery(store, sinks, self.notify, self.watches.control)
         return self._delivery
 
     @property
@@ -317,7 +314,7 @@ class Service:
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
                 if self._journal is None:
-                    self._journal = Journal(self.state, self._notify, days=kept.days, cap=kept.megabytes << 20)
+                    self._journal = Journal(self.state, self.notify, days=kept.days, cap=kept.megabytes << 20)
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
@@ -377,26 +374,21 @@ class Service:
         """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""
         with self._lock:
             streams, self.streams = self.streams, {}
-            threads = {
-                name: threading.Thread(target=stream.close, name="edgevlm-closing", daemon=True)
-                for name, stream in streams.items()
-            }
-            for thread in threads.values():
+            threads = [threading.Thread(target=each.close, name=name, daemon=True) for name, each in streams.items()]
+            for thread in threads:
                 thread.start()
             end = time.monotonic() + CLOSING_S
-            for thread in threads.values():
+            for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
             if self._delivery is not None:
                 self._delivery.close()
                 self._delivery.store.close()
             if self._journal is not None:
                 self._journal.close()
-            if late := [name for name, thread in threads.items() if thread.is_alive()]:
-                self._notify(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
+            if late := [thread.name for thread in threads if thread.is_alive()]:
+                self.notify(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
                 return
-            for model in self._models.values():
-                model.close()
-            self._models.clear()
+            self._close_unused_models()
 
     def test(self, source: str) -> dict[str, Any]:
         """Open a source, look at it for a moment, and close it: size, frames a second, milliseconds to the first frame, a JPEG.
@@ -434,12 +426,7 @@ class Service:
     ) -> CameraStream:
         """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
         options = stream_options(replace(self._options, hosts=hosts), settings)
-        where = None if folder is None else self.hooks.camera_address(self, name)
-        stream = CameraStream(
-            name, settings, self._model(settings.model or "demo"), options, self.config, self._notify, self.watches,
-            folder=folder, snapshots=where, key=self._state_key, journal=self.journal, paused=paused,
-            may_watch=lambda: self.hooks.may_watch(name),
-        )  # fmt: skip
+        stream = CameraStream(self, name, settings, options, folder, paused)
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)
         stream.start()
@@ -450,10 +437,11 @@ class Service:
         stream.problem = stream.problem or "its memory is opened again"
         return self._open(stream.name, settings, folder, stream.hosts, stream.paused)
 
-    def _model(self, name: str) -> Model:
+    def model(self, name: str) -> Model:
+        """A model by its name, loaded once. Raises UserError."""
         if name not in self._models:
             with progress("reading the model") as step:
-                bundle = resolve_model(name, step, lambda line: self._notify(mask_credentials(line)), self.config.engine)
+                bundle = resolve_model(name, step, lambda line: self.notify(mask_credentials(line)), self.config.engine)
             with progress("verifying and loading the model"):
                 self._models[name] = Model.load(bundle, engine=self.config.engine, threads=self.config.threads)
         return self._models[name]

@@ -7,11 +7,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,19 +25,18 @@ from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.process import Notifier
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
-from edgevlm.apps.serve.config import CameraSettings, JournalSettings, ServeConfig
+from edgevlm.apps.serve.config import CameraSettings, JournalSettings
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
-from edgevlm.apps.watches.watches import Watches
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
-from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
-from edgevlm.runtime.snapshots.directory import SnapshotKey
+
+if TYPE_CHECKING:
+    from edgevlm.apps.serve.service import Service
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
@@ -80,10 +79,10 @@ class Broadcast:
 
     def _put(self, queue: asyncio.Queue[Event | None], event: Event | None) -> None:
         if queue in self._listeners:
-            if queue.qsize() >= WAITING or event is None:
-                event = None
+            is_last = event is None or queue.qsize() >= WAITING
+            queue.put_nowait(None if is_last else event)
+            if is_last:
                 self.leave(queue)
-            queue.put_nowait(event)
 
 
 class SignsOfLife(Notifier):
@@ -109,32 +108,18 @@ class CameraStream:
     """
 
     def __init__(
-        self,
-        name: str,
-        settings: CameraSettings,
-        model: Model,
-        options: SourceOptions,
-        config: ServeConfig,
-        notify: Notify,
-        watches: Watches,
-        *,
-        folder: Path | None = None,
-        snapshots: str | None = None,
-        key: SnapshotKey | None = None,
-        journal: Journal | None = None,
-        paused: bool = False,
-        may_watch: Callable[[], bool] = lambda: True,
+        self, service: Service, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
-        folder: of its pictures, and of its snapshots unless ``snapshots`` is their address; None keeps nothing on the disk.
-        key: encrypts snapshots. may_watch: asked before each frame.
+        folder: of its pictures, and of its snapshots unless those have an address; None keeps nothing on the disk.
         """
-        self.name, self.settings, self.model, self.folder, self.paused = name, settings, model, folder, paused
+        self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
+        self.model = model = service.model(settings.model or "demo")
         self.events, self.signs, self.pieces, self.hosts = Broadcast(), SignsOfLife(), 0, options.hosts
         self.last: StatsEvent | None = None
         self.problem: str | None = None
-        self._notify, self._watches, self._may_watch, self._options = notify, watches, may_watch, options
+        self._service, self._options = service, options
         self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATES)  # seconds, frames watched and skipped since opened
         self._closing, self._wake, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()  # no frame is being taken in
@@ -142,10 +127,12 @@ class CameraStream:
         self._ends = comes_to_an_end(self._address, None)
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None
+        config, watches = service.config, service.watches
         every, kept = config.state_every, config.thumbnails
         try:
-            if (where := snapshots or folder) is not None:
-                self._writer = SnapshotWriter(where, every, self.notice, mask_credentials(self._source.name), key)
+            if folder is not None:
+                where = service.hooks.camera_address(service, name) or folder
+                self._writer = SnapshotWriter(where, every, self.notice, mask_credentials(self._source.name), service.state_key)
             self.session = Session.open(
                 model, policy=settings.policy or "auto", budget=None if settings.policy == "full" else settings.budget,
                 append=settings.append or "auto", encode=settings.encode or "auto", state=self._writer,
@@ -169,7 +156,7 @@ class CameraStream:
             last=watches.last, changed=self._watch_changed, notify=self.notice, replays=self._address == "demo" or self._ends,
         )  # fmt: skip
         self.loop = self._make_loop()
-        self.journal = None if journal is None else JournalWriter(self, journal, config.journal)
+        self.journal = None if service.journal is None else JournalWriter(self, service.journal, config.journal)
         self._thread = threading.Thread(target=self._run, name=f"edgevlm-stream-{name}", daemon=True)
 
     def start(self) -> None:
@@ -190,12 +177,10 @@ class CameraStream:
 
     def rates(self) -> tuple[float, float]:
         """Frames a second that are watched, and that are skipped because the model is busy, over the last ten seconds."""
-        counts = list(self._counts)
-        if len(counts) < 2:
+        if len(counts := list(self._counts)) < 2:
             return 0.0, 0.0
-        (since, *before), (now, *after) = counts[0], counts[-1]
-        watched, skipped = ((late - early) / (now - since) for early, late in zip(before, after, strict=True))
-        return watched, skipped
+        (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
+        return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer | str:
         """The answer as it comes, or a text where the demo model was never taught the question.
@@ -250,22 +235,14 @@ class CameraStream:
         """What ``GET /v1/streams/{name}`` answers."""
         watched, skipped = self.rates()
         return {
-            "id": self.name,
-            "object": "stream",
-            "source": mask_credentials(self.settings.source),
-            "model": mask_credentials(self.settings.model or "demo"),
-            "policy": self.session.policy,
-            "budget": self.session.budget,
-            "fps": self.settings.fps,
-            "frames_watched": self.session.stats.frames,
-            "watched_fps": round(watched, 3),
-            "skipped_fps": round(skipped, 3),
-            "state": self.state,
+            "id": self.name, "object": "stream", "source": mask_credentials(self.settings.source),
+            "model": mask_credentials(self.settings.model or "demo"), "policy": self.session.policy,
+            "budget": self.session.budget, "fps": self.settings.fps, "frames_watched": self.session.stats.frames,
+            "watched_fps": round(watched, 3), "skipped_fps": round(skipped, 3), "state": self.state,
             "problem": None if self.paused else self.problem or mask_credentials(self._source.problem or "") or None,
-            "time_s": finite(self.session.time_s),
-            "frame_time": self.wall(self.session.time_s),
+            "time_s": finite(self.session.time_s), "frame_time": self.wall(self.session.time_s),
             "stats": None if self.last is None else described(self.last),
-        }
+        }  # fmt: skip
 
     def wall(self, time_s: float) -> str | None:
         """Wall clock of a time of the stream, RFC 3339; None before the first frame."""
@@ -280,13 +257,10 @@ class CameraStream:
         for number, fraction, groups, patches in parts:
             when = taken.get(number)
             frames.append({
-                "frame": number,
-                "time_s": None if when is None else when.time_s,
-                "time": None if when is None else wall_clock(when.wall),
-                "fraction": round(float(fraction), 4),
-                "layer_fractions": [round(float(each), 4) for each in groups],
+                "frame": number, "time_s": when and when.time_s, "time": when and wall_clock(when.wall),
+                "fraction": round(float(fraction), 4), "layer_fractions": [round(float(each), 4) for each in groups],
                 "patches": "".join(f"{digit:x}" for digit in np.ceil(15 * patches - 1e-6).astype(int).tolist()),
-                "thumbnail_url": None if when is None else f"/v1/streams/{self.name}/thumbnails/{number}.jpg",
+                "thumbnail_url": when and f"/v1/streams/{self.name}/thumbnails/{number}.jpg",
             })  # fmt: skip
         return {
             "object": "memory", "stream": self.name, "policy": view.policy, "budget": view.budget,
@@ -336,7 +310,7 @@ class CameraStream:
 
     def notice(self, text: str) -> None:
         line = mask_credentials(text)
-        self._notify(f"{self.name}: {line}")
+        self._service.notify(f"{self.name}: {line}")
         self.events.send("notice", {"text": line})
 
     def stats(self, stats: StatsEvent) -> None:
@@ -359,7 +333,7 @@ class CameraStream:
 
     def _watch_changed(self, fields: dict[str, Any]) -> None:
         self.events.send("watch", {"time": wall_clock(), **fields})
-        self._watches.announce()
+        self._service.watches.announce()
 
     def _send_state(self) -> None:
         self.events.send("state", {"state": self.state, "problem": None if self.paused else self.problem})
@@ -374,7 +348,7 @@ class CameraStream:
                 self._idle.clear()
                 if not self.paused and not self._closing.is_set():
                     self.loop()
-                ended = "the source has ended" if self._may_watch() else "another node may watch it"
+                ended = "the source has ended" if self._service.hooks.may_watch(self.name) else "another node may watch it"
                 self.problem = None if self.paused or self._wake.is_set() else ended
             except UserError as error:
                 self.problem = mask_credentials(str(error))
@@ -415,7 +389,7 @@ class CameraStream:
         self._source.prepare = FramePreparation(self.session.prepare)
         return RunLoop(
             self.session, self._source, self, RunPlan(since=self._since), observer=self, notifier=self.signs, alone=False,
-            may_watch=self._may_watch,
+            may_watch=lambda: self._service.hooks.may_watch(self.name),
         )  # fmt: skip
 
 
@@ -443,18 +417,16 @@ class JournalWriter:
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
-        encode, offset = stream.model.encode, stream.observer.offset
+        encode, offset, chosen = stream.model.encode, stream.observer.offset, list[Line]()
         most += len(encode(question))
-
-        def fits(text: str) -> bool:
-            try:
-                stream.session.check(text)
-            except UserError:
-                return False
-            return len(encode(text)) <= most
-
         since, until = (None if window.get(name) is None else offset + window[name] for name in ("since", "until"))
-        return with_notes(question, self._journal.query(question, since, until, stream.name, NOTES, any_word=True), fits)
+        for line in self._journal.query(question, since, until, stream.name, NOTES, any_word=True):
+            longer = with_notes(question, [*chosen, line])
+            with suppress(UserError):
+                stream.session.check(longer)
+                if len(encode(longer)) <= most:
+                    chosen.append(line)
+        return with_notes(question, chosen)
 
     def _run(self) -> None:
         stream, every = self._stream, 60 * self._settings.every

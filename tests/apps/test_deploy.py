@@ -67,11 +67,11 @@ def test_the_unit_serves_with_options_that_there_are(unit):
 
 def test_the_configuration_is_one_and_its_secrets_are_those_of_the_environment(tmp_path):
     pytest.importorskip("pydantic")
-    from edgevlm.apps.serve.config import read_config
+    from edgevlm.apps.serve.config import settings_of
 
     text = re.sub(r"(?m)^# (?=\[|\w+ = )", "", (DEPLOY / "edgevlm.toml").read_text())  # what is commented out too
     (tmp_path / "edgevlm.toml").write_text(text)
-    assert set(read_config(tmp_path / "edgevlm.toml").cameras) == {"door", "yard"}
+    assert set(settings_of(tmp_path / "edgevlm.toml").cameras) == {"door", "yard"}
     named = re.findall(r"^(?:# )?(\w+)=", (DEPLOY / "edgevlm.env").read_text(), re.MULTILINE)
     assert set(re.findall(r'"env:(\w+)"', text)) == set(named)
 

@@ -173,7 +173,7 @@ def picture(data: bytes) -> None:
 
 
 def toml(data: bytes) -> None:
-    of("apps.serve.config", "read_config")(put(data, "edgevlm.toml"))
+    of("apps.serve.config", "settings_of")(put(data, "edgevlm.toml"))
 
 
 def requests(data: bytes) -> None:
