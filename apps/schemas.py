@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from edgevlm.runtime import calibration
 
 SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
 
@@ -278,37 +281,25 @@ class Snapshot(Record):
     turns: dict[str, Any] = maybe("Turns of each conversation.")
 
 
-class Calibration(Record):
-    bundle: str = field("The bundle that was written.")
-    edgevlm: str = maybe("Version that measured. This and what follows is missing with --no-layers.")
-    date: str = maybe("When: ISO 8601, UTC.")
-    clips: list[str] = maybe("What was watched.")
-    frames: list[int] = maybe("Frames of each clip.")
-    questions: list[str] = maybe("Questions asked.")
-    cv: list[float] = maybe("Per layer: coefficient of variation of the value norms.")
-    thresholds: list[float] = maybe("InfiniPot-V's three thresholds on cv.")
-    ages: list[list[float]] = maybe("Per layer: fraction of attention by age of frame, newest first.")
-    recency: list[float] = maybe("Per layer: fraction of attention on the newest tenth of the frames.")
-    flat: float = maybe("What recency would be if attention were even.")
-    periodicity: list[float] = maybe("Per layer: autocorrelation of log attention at a lag of one frame.")
-    classes: list[str] = maybe("Per layer: shallow, middle or deep (HERMES).")
-    middle_from: int = maybe("First middle layer.")
-    deep_from: int = maybe("First deep layer.")
-    agreement: list[Any] = maybe("Per candidate layer: Spearman's rank correlation with every layer above it (PureKV).")
-    clie: int = maybe("The candidate that ranks best.")
+def record(name: str, kind: Any, /, *, optional: bool = False, without: str = "", **more: Any) -> type[Record]:
+    """Make the model of a line from a dataclass whose fields are ``Annotated`` with their meaning, after ``more`` fields."""
+    types, fields = get_type_hints(kind), dict[str, Any](more)
+    for each in dataclasses.fields(kind):
+        if each.name != without:
+            text = get_type_hints(kind, include_extras=True)[each.name].__metadata__[-1]
+            may_be_missing = optional or (each.default is None and name == "Candidate")
+            fields[each.name] = (types[each.name], (maybe if may_be_missing else field)(text))
+    return create_model(name, __base__=Record, **fields)
 
 
-class Candidate(Record):
-    budget: int = field("Vision tokens per layer.")
-    measure: str = field("kl (agreement with full KV, in nats) or accuracy (questions answered right).")
-    policy: str = field("The policy measured.")
-    tokens: int = field("The budget at which it takes no more bytes than a sliding window; of that, what it uses.")
-    value: float = field("The measure.")
-    ci_low: float = field("Lower end of the 95 % interval.")
-    ci_high: float = field("Upper end.")
-    compress_ms: float = field("Mean time of compression per stream, in milliseconds.")
-    bytes: int = field("Most bytes that cache and policy took together.")
-    top1: float = maybe("Fraction of next tokens equal to full KV's; with kl only.")
+MEASURE = (str, field("kl (agreement with full KV, in nats) or streamqa (questions answered right)."))
+BUDGET = (int, field("Vision tokens per layer."))
+Calibration = record("Calibration", calibration.Calibration, optional=True, bundle=(str, field("The bundle that was written.")))
+Candidate = record("Candidate", calibration.Candidate, budget=BUDGET, measure=MEASURE)
+AppendTrial = record("AppendTrial", calibration.AppendTrial, measure=MEASURE)
+AppendChoice = record("AppendChoice", calibration.AppendChoice, without="trials", measure=MEASURE)
+EncodeTrial = record("EncodeTrial", calibration.EncodeTrial, measure=MEASURE)
+EncodeChoice = record("EncodeChoice", calibration.EncodeChoice, without="trials", measure=MEASURE)
 
 
 class Skipped(Record):
@@ -322,36 +313,6 @@ class Choice(Record):
     measure: str = field("As in candidate.")
     policy: str = field("What auto uses at this budget.")
     clearly_better: bool = field("Whether it beat the fallback; if false, it is the fallback.")
-
-
-class Trial(Record):
-    measure: str = field("As in candidate.")
-    loss: float = field("Fraction of right answers, or with kl of next tokens, lost to whole frames.")
-    ci_low: float = field("Lower end of the 95 % interval of the loss.")
-    ci_high: float = field("Upper end.")
-
-
-class AppendTrial(Trial):
-    tau: float = field("Of --append changed, under full KV.")
-    appended: float = field("Fraction of the frames' tokens that entered the memory.")
-
-
-class AppendChoice(Record):
-    measure: str = field("As in candidate.")
-    tau: float | None = field("What --append auto uses; null is all.")
-    bound: float = field("The loss that it surely stays within.")
-
-
-class EncodeTrial(Trial):
-    setting: str = field("Of --encode, under full KV.")
-    encoded: float = field("Fraction of the frames' patches that were encoded.")
-    low_cosine: float | None = field("Cosine to the whole tower's that 99 % of the features reach; with kl alone.")
-
-
-class EncodeChoice(Record):
-    measure: str = field("As in candidate.")
-    setting: str | None = field("What --encode auto uses; null is all.")
-    bound: float = field("The loss that it surely stays within.")
 
 
 LINES: dict[str, tuple[type[Record], ...]] = {

@@ -226,7 +226,7 @@ def _type(schema: Any) -> str:
     if "pattern" in schema:
         limits.append(f"pattern `{_one_line(schema['pattern'])}`")
     said = f"{'list' if kind == 'array' else kind} ({', '.join(limits)})" if limits else "list" if kind == "array" else kind
-    return f"{said} of {_type(schema.get('items', {}))}" if kind == "array" else said
+    return f"{said} of {_type(schema.get('items') or schema.get('prefixItems', [{}])[0])}" if kind == "array" else said
 
 
 def _range(schema: Any, of: str, unit: str) -> list[str]:

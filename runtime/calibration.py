@@ -23,6 +23,10 @@ Measure = Literal["streamqa", "kl"]
 """streamqa: fraction of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
 Number = Annotated[float, Ge(-1e12), Le(1e12)]  # finite
 Count = Annotated[int, Ge(0), Le(1 << 53)]
+Loss = Annotated[Number, "Fraction of right answers, or with kl of next tokens, lost to whole frames."]
+Low = Annotated[Number, "Lower end of the 95 % interval of the loss."]
+High = Annotated[Number, "Upper end."]
+Bound = Annotated[Number, "The loss that it surely stays within."]
 
 
 @cache
@@ -62,34 +66,29 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class Calibration(JsonFile):
-    """One model's measurements; lists have one entry a layer unless they say otherwise.
-
-    clips, frames: what was watched, and how many frames of each. cv: coefficient of variation of value norms over vision
-    tokens. thresholds: tau1 < tau2 < tau3 on it (InfiniPot-V, Alg. 2). ages: fraction of the attention to vision tokens that
-    goes to frames of each age, newest first. recency: that of the newest tenth of the frames; flat: the same of even
-    attention. periodicity: autocorrelation of log attention at the lag of one frame. classes: HERMES's, by the rule in
-    docs/internals/calibration.md; middle_from, deep_from: the depths that fit them best. agreement: per candidate CLIE layer
-    Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the best one.
-    """
+    """One model's measurements. docs/internals/calibration.md has the rules behind classes and depths."""
 
     _file = (1, "a calibration")
 
-    edgevlm: str
-    date: str  # ISO 8601, UTC
-    clips: tuple[str, ...]
-    frames: tuple[Count, ...]
-    questions: tuple[str, ...]
-    cv: tuple[Number, ...]
-    thresholds: tuple[Number, Number, Number]
-    ages: tuple[tuple[Number, ...], ...]  # [layers][frames]
-    recency: tuple[Number, ...]
-    flat: Number
-    periodicity: tuple[Number, ...]
-    classes: tuple[LayerClass, ...]
-    middle_from: Count
-    deep_from: Count
-    agreement: tuple[tuple[Number | None, ...], ...]  # [candidates][layers]
-    clie: Count
+    edgevlm: Annotated[str, "Version that measured. This and what follows is missing with --no-layers."]
+    date: Annotated[str, "When: ISO 8601, UTC."]
+    clips: Annotated[tuple[str, ...], "What was watched."]
+    frames: Annotated[tuple[Count, ...], "Frames of each clip."]
+    questions: Annotated[tuple[str, ...], "Questions asked."]
+    cv: Annotated[tuple[Number, ...], "Per layer: coefficient of variation of the value norms over vision tokens."]
+    thresholds: Annotated[tuple[Number, Number, Number], "InfiniPot-V's three rising thresholds on cv (Alg. 2)."]
+    ages: Annotated[tuple[tuple[Number, ...], ...], "Per layer: fraction of attention by age of frame, newest first."]
+    recency: Annotated[tuple[Number, ...], "Per layer: fraction of attention on the newest tenth of the frames."]
+    flat: Annotated[Number, "What recency would be if attention were even."]
+    periodicity: Annotated[tuple[Number, ...], "Per layer: autocorrelation of log attention at a lag of one frame."]
+    classes: Annotated[tuple[LayerClass, ...], "Per layer: shallow, middle or deep (HERMES)."]
+    middle_from: Annotated[Count, "First middle layer."]
+    deep_from: Annotated[Count, "First deep layer."]
+    agreement: Annotated[
+        tuple[tuple[Number | None, ...], ...],
+        "Per candidate layer: Spearman's rank correlation with every layer above it (PureKV); null up to the candidate.",
+    ]
+    clie: Annotated[Count, "The candidate that ranks best."]
 
     def __post_init__(self) -> None:
         layers = len(self.cv)
@@ -109,21 +108,16 @@ class Calibration(JsonFile):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy at one budget.
+    """One policy at one budget."""
 
-    tokens: the |M| at which cache and policy take no more bytes than a sliding window of the budget. value, ci_low, ci_high: by
-    the measure, with its 95 % interval; top1: fraction of the next tokens that are full KV's (only ``kl``). compress_ms: mean
-    time that a stream's compressions took. bytes: the most that cache and policy took together.
-    """
-
-    policy: str
-    tokens: Count
-    value: Number
-    ci_low: Number
-    ci_high: Number
-    compress_ms: Number
-    bytes: Count
-    top1: Number | None = None
+    policy: Annotated[str, "The policy measured."]
+    tokens: Annotated[Count, "The budget at which it takes no more bytes than a sliding window; of that, what it uses."]
+    value: Annotated[Number, "The measure."]
+    ci_low: Annotated[Number, "Lower end of the 95 % interval."]
+    ci_high: Annotated[Number, "Upper end."]
+    compress_ms: Annotated[Number, "Mean time of compression per stream, in milliseconds."]
+    bytes: Annotated[Count, "Most bytes that cache and policy took together."]
+    top1: Annotated[Number | None, "Fraction of next tokens equal to full KV's; with kl only."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +139,21 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """A tau under full KV, beside whole frames. appended: fraction of the tokens.
+    """A tau under full KV, beside whole frames."""
 
-    loss, ci_low, ci_high: paired loss of accuracy (streamqa), or the fraction of next tokens that differ (kl).
-    """
-
-    tau: Number
-    appended: Number
-    loss: Number
-    ci_low: Number
-    ci_high: Number
+    tau: Annotated[Number, "Of --append changed, under full KV."]
+    appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
+    loss: Loss
+    ci_low: Low
+    ci_high: High
 
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
     """What ``--append auto`` does. tau: None for whole frames, where no trial's loss surely stays within ``bound``."""
 
-    tau: Number | None
-    bound: Number
+    tau: Annotated[Number | None, "What --append auto uses; null is all."]
+    bound: Bound
     trials: tuple[AppendTrial, ...]
 
     @property
@@ -172,25 +163,24 @@ class AppendChoice:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
-    """A ``setting`` of ``--encode`` under full KV, as an AppendTrial. encoded: fraction of the patches.
+    """A setting of ``--encode`` under full KV."""
 
-    low_cosine: the first percentile of features' cosines to the whole tower's; None by streamqa.
-    """
-
-    setting: str
-    encoded: Number
-    loss: Number
-    ci_low: Number
-    ci_high: Number
-    low_cosine: Number | None = None
+    setting: Annotated[str, "Of --encode, under full KV."]
+    encoded: Annotated[Number, "Fraction of the frames' patches that were encoded."]
+    loss: Loss
+    ci_low: Low
+    ci_high: High
+    low_cosine: Annotated[Number | None, "Cosine to the whole tower's that 99 % of the features reach; null with streamqa."] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
     """What ``--encode auto`` does. setting: None for whole frames, where no trial's loss surely stays within ``bound``."""
 
-    setting: str | None
-    bound: Number
+    setting: Annotated[str | None, "What --encode auto uses; null is all."]
+    bound: Bound
     trials: tuple[EncodeTrial, ...]
 
     @property
