@@ -8,12 +8,10 @@ import pytest
 from served import eventually, serving
 from typer.testing import CliRunner
 
-from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 pytest.importorskip("fastapi")
-MARK = "a-picture-of-"
 
 
 def forget(*arguments):
@@ -98,15 +96,3 @@ def test_all_of_a_running_camera_and_of_a_removed_one_goes(tmp_path):
         server.request("POST", "/v1/streams", {"source": "demo", "id": "demo"})
         refused("another process uses it", "--all", "--yes", "--state", tmp_path / "kept")
         server.process.kill()
-
-
-def test_events_of_that_time_go_too(tmp_path):
-    """Of the camera that is named, in a folder."""
-    store = EventStore(tmp_path, print)
-    for number, camera in enumerate(("door", "yard", "door")):
-        at = time.time() - 1800 * number
-        store.record(WatchEvent(camera, "who", "open", at, 0.9, at), [f"{MARK}{camera}{number}".encode()], ())
-    store.close()
-    assert all(holds(tmp_path, [f"{MARK}door0".encode(), f"{MARK}door2".encode()]))
-    assert json.loads(forget("--last", "20m", "--stream", "door", "--state", tmp_path, "--yes", "--json"))["events"] == 1
-    assert holds(tmp_path, [f"{MARK}{name}".encode() for name in ("door0", "yard1", "door2")]) == [False, True, True]

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import zlib
+from contextlib import suppress
 
 import pytest
 from served import NOW, serving
@@ -79,14 +80,9 @@ class Pictures(http.server.BaseHTTPRequestHandler):
         if self.path == "/moved":
             self.send_header("Location", "/picture.png")
         self.end_headers()
-        if self.path == "/endless":
-            with_suppressed = (BrokenPipeError, ConnectionResetError)
-            try:
-                for _ in range(3000):
-                    self.wfile.write(b"\0" * 65_536)
-            except with_suppressed:
-                pass
-        else:
+        with suppress(ConnectionError):
+            for _ in range(3000 if self.path == "/endless" else 0):
+                self.wfile.write(b"\0" * 65_536)
             self.wfile.write(self.picture)
 
     def log_message(self, *_):
@@ -163,7 +159,7 @@ def test_a_picture_of_an_allowed_host_and_a_video_of_an_allowed_folder(server, h
         (shows(inline(b"\x89PNG\r\n\x1a\n")), "no picture"), (shows(inline(b"<svg/>")), "no picture"),
         (shows(inline(png_header(30_000, 30_000))), "pixels"), (shows(inline(png_header(1, 1 << 20))), "pixels"),
         (shows(inline(png_header(0, 5))), "picture"), (shows(inline(encoded(seen(1)[0])[:200])), "no picture"),
-        (shows("file:///etc/passwd"), "data:"), (shows("ftp://HOST/picture.png"), "data:"), (shows(""), "data:"),
+        (shows("file:///etc/passwd"), "data:"), (shows(""), "data:"),
         (shows("http://example.org/x.png"), "media_hosts"), (shows("http://127.0.0.1:1/x.png"), "media_hosts"),
         (shows("http://u:p@HOST/picture.png"), "credentials"), (shows("http://HOST@example.org/"), "credentials"),
         (shows("http://[::1/"), "address"), (shows("http://HOST:99999999/"), "address"),
@@ -201,11 +197,7 @@ def test_names_that_change_their_address_lead_to_the_one_that_was_checked(monkey
     assert connected == [public]
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1",
-     "fe80::1%eth0", "fd00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1", "::"],
-)  # fmt: skip
+@pytest.mark.parametrize("address", ["192.168.0.1", "169.254.169.254", "fe80::1%eth0", "::ffff:127.0.0.1", "64:ff9b::7f00:1"])
 def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch, address):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 80))])
     with pytest.raises(UserError, match="private"):
