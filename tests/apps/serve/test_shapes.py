@@ -22,7 +22,7 @@ LLAMA_CPP = {
 }  # fmt: skip
 OPEN_WEBUI = {
     "stream": True, "stream_options": {"include_usage": True}, "chat_id": "0b8e", "tool_ids": [],
-    "features": {"web_search": False}, "metadata": {"chat_id": "0b8e", "task": None}, "max_tokens": 1000, "user": {"name": "Ann"},
+    "features": {"web_search": False}, "metadata": {"task": None}, "max_tokens": 1000, "user": {"name": "Ann"},
 }  # fmt: skip
 
 
