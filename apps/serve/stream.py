@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,18 +25,19 @@ from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.process import Notifier
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
-from edgevlm.apps.serve.config import CameraSettings, JournalSettings
+from edgevlm.apps.serve.config import CameraSettings, JournalSettings, ServeConfig
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
+from edgevlm.apps.watches.watches import Watches
 from edgevlm.errors import UserError
+from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
-
-if TYPE_CHECKING:
-    from edgevlm.apps.serve.service import Service
+from edgevlm.runtime.snapshots.directory import SnapshotKey
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
@@ -99,6 +100,20 @@ class SignsOfLife(Notifier):
         self.count += 1
 
 
+class Owner(Protocol):
+    """What a camera needs of its service."""
+
+    config: ServeConfig
+    notify: Notify
+    watches: Watches
+    hooks: Any
+    state_key: SnapshotKey | None
+
+    @property
+    def journal(self) -> Journal | None: ...
+    def model(self, name: str) -> Model: ...
+
+
 class CameraStream:
     """A camera that is watched until :meth:`close`, by a thread of its own; the model's work is done by the model's thread.
 
@@ -108,7 +123,7 @@ class CameraStream:
     """
 
     def __init__(
-        self, service: Service, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
+        self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
