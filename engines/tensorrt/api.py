@@ -1,21 +1,24 @@
 """Every call of TensorRT's Python API, for 10.3 and newer: nothing else imports ``tensorrt``.
 
-Each object of TensorRT stands in a variable annotated with its class, so that tests/engines/test_tensorrt_api.py can look up
-every class, member and argument count in what each version really has. What TensorRT says goes to a :class:`Log`, whose errors
-are part of what is raised.
+Each object of TensorRT is in a variable annotated with its class, so that tests/engines/test_tensorrt_api.py can look up every
+class, member and argument count in what each version really has. TensorRT logs to a :class:`Log`, whose errors are part of
+what is raised.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import tensorrt as trt
+from numpy.typing import NDArray
 
 from edgevlm.engines.tensorrt.jobs import BuildJob, Dims
 from edgevlm.errors import UserError
+from edgevlm.runtime.cuda.driver import Driver, WorkingMemory
 
 VERSION: str = trt.__version__
 DTYPES: dict[Any, np.dtype] = {
@@ -24,7 +27,7 @@ DTYPES: dict[Any, np.dtype] = {
     trt.DataType.INT32: np.dtype(np.int32),
     trt.DataType.INT64: np.dtype(np.int64),
 }
-MOST_ERRORS = 3  # of one failure that are told
+MOST_ERRORS = 3  # of one failure that are reported
 
 
 class Log(trt.ILogger):
@@ -122,37 +125,49 @@ class Loaded:
             raise UserError(
                 f"{name}: TensorRT {VERSION} cannot load it ({log.take()}); build it again (edgevlm build BUNDLE --force)"
             )
-        self._engine: trt.ICudaEngine = engine
-        self.name, self._log = name, log
+        self.engine: trt.ICudaEngine = engine
+        self.name, self.log = name, log
         self.scratch_bytes = int(engine.device_memory_size_v2)
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
-    def most(self, tensor: str, call: int) -> Dims:
+    def most(self, tensor: str, kind: int) -> Dims:
         """The largest shape of an input in a kind of call, by its number."""
-        return tuple(self._engine.get_tensor_profile_shape(tensor, call)[2])
+        return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
-    def context(self, call: int, stream: int) -> ExecutionContext:
-        """For calls of one kind, and for them alone; its working memory is given with :meth:`ExecutionContext.work_in`."""
-        context: trt.IExecutionContext | None = self._engine.create_execution_context(
+
+class Workspace(WorkingMemory):
+    """What all engines of a backend share: a stream, and blocks of memory for one call at a time; ``lock`` is held for it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
+        super().__init__(driver, self.stream)
+
+    def at(self, name: str, nbytes: int) -> int:
+        """The address of a block."""
+        return self.block(name, nbytes).address
+
+
+class EngineCalls:
+    """Calls of one kind of one engine. Addresses and shapes stay as they were given until they are given again.
+
+    Methods raise RuntimeError with TensorRT's words.
+    """
+
+    def __init__(self, workspace: Workspace, loaded: Loaded, kind: int) -> None:
+        self._workspace, self._loaded, self._kind = workspace, loaded, kind
+        engine: trt.ICudaEngine = loaded.engine
+        context: trt.IExecutionContext | None = engine.create_execution_context(
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
         if context is None:
-            raise RuntimeError(f"{self.name}: TensorRT made no execution context ({self._log.take()})")
-        return ExecutionContext(context, self.name, call, stream, self._log)
-
-
-class ExecutionContext:
-    """An engine's calls of one kind. Addresses and shapes stay as they were given until they are given again."""
-
-    def __init__(self, context: trt.IExecutionContext, name: str, call: int, stream: int, log: Log) -> None:
+            raise RuntimeError(f"{loaded.name}: TensorRT made no execution context ({loaded.log.take()})")
         self._context: trt.IExecutionContext = context
-        self._name, self._stream, self._log = name, stream, log
-        self._check(context.set_optimization_profile_async(call, stream), f"take calls of kind {call}")
+        self._check(context.set_optimization_profile_async(kind, workspace.stream.handle), f"take calls of kind {kind}")
 
-    def work_in(self, address: int, nbytes: int) -> None:
-        """Device memory to work in, which other contexts may use between the calls."""
-        self._context.set_device_memory(address, nbytes)
+    def most(self, tensor: str) -> Dims:
+        """The largest shape of an input."""
+        return self._loaded.most(tensor, self._kind)
 
     def bind(self, tensor: str, address: int) -> None:
         """Read or write a tensor at a device address."""
@@ -162,10 +177,35 @@ class ExecutionContext:
         """The shape of an input from now on."""
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
-    def run(self) -> None:
-        """Ask the stream to run the engine; returns before it has. Raises RuntimeError with TensorRT's words."""
-        self._check(self._context.execute_async_v3(self._stream), "run")
+    def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:
+        """Bind an output to memory for ``shape``, in the block of its name unless another is given; returns its address."""
+        address = self._workspace.at(block or tensor, prod(shape) * self._loaded.dtypes[tensor].itemsize)
+        self.bind(tensor, address)
+        return address
+
+    def call(self, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> None:
+        """Ask the stream for a call with copies of ``inputs``; returns before it is done."""
+        workspace = self._workspace
+        self._entered = [np.ascontiguousarray(array, self._loaded.dtypes[name]) for name, array in inputs.items()]
+        for name, dense in zip(inputs, self._entered, strict=True):
+            address = workspace.at(name, dense.nbytes)
+            workspace.driver.copy_in(address, dense, workspace.stream)
+            self.bind(name, address)
+            self.shape(name, dense.shape)
+        for name, shape in outputs.items():
+            self.output(name, shape)
+        needed = self._loaded.scratch_bytes  # which other contexts may use between the calls
+        self._context.set_device_memory(workspace.at("scratch", needed), needed)
+        self._check(self._context.execute_async_v3(workspace.stream.handle), "run")
+
+    def fetch(self, shapes: dict[str, Dims]) -> dict[str, NDArray]:
+        """Wait for the call, and copy these outputs to the host."""
+        found = {name: np.empty(shape, self._loaded.dtypes[name]) for name, shape in shapes.items()}
+        for name, array in found.items():
+            self._workspace.driver.copy_out(array, self._workspace.at(name, 0), self._workspace.stream)
+        self._workspace.stream.synchronize()
+        return found
 
     def _check(self, done: bool, what: str) -> None:
         if not done:
-            raise RuntimeError(f"{self._name}: TensorRT did not {what} ({self._log.take()})")
+            raise RuntimeError(f"{self._loaded.name}: TensorRT did not {what} ({self._loaded.log.take()})")

@@ -1,19 +1,35 @@
-"""From a bundle's graphs to engines: what is there and matches is left alone, the rest is built, one graph after the other."""
+"""A bundle's engines: built from its graphs where they are missing or do not match, one graph after the other, and kept.
+
+``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan`` is there whole or not at all. An engine serves one GPU, TensorRT version and
+precision alone, which make its key; the fingerprint is of the graph, its weights and how it was to be called. Beside each is a
+``.json`` with its size and SHA-256, written before it takes its name.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from edgevlm.engines.tensorrt import api
-from edgevlm.engines.tensorrt.jobs import BuildSettings, build_need, check_memory, jobs_of
-from edgevlm.engines.tensorrt.store import EngineFolder, engine_key
+from edgevlm.engines.tensorrt.jobs import BuildJob, BuildSettings, build_need, check_memory, jobs_of
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.cuda.driver import Driver
+from edgevlm.runtime.cuda.driver import CudaDevice, Driver
+from edgevlm.runtime.files import UNFINISHED, atomic_write, reason
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, TENSORRT_10_3, profile_for
+
+FOLDER, PLAN = "engines", ".plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +64,12 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notif
     finished stay. Raises UserError as :mod:`~edgevlm.engines.tensorrt.api` does, and for too little memory or disk.
     """
     check_profile(bundle)
-    place = EngineFolder.of(bundle, engine_key(driver.device, api.VERSION, bundle))
+    place = EngineFolder(bundle, driver.device)
     with place.alone():
         jobs = jobs_of(bundle, settings)
         for number, job in enumerate(jobs, 1):
-            plan = place.path(job.graph, job.fingerprint)
-            record = None if settings.force else place.record(plan)
+            plan = place.path(job)
+            record = None if settings.force else read_record(plan)
             is_there = record is not None
             if record is None:
                 check_memory(job.graph, build_need(job.weights, settings.workspace), driver)
@@ -65,3 +81,87 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notif
                     signal.signal(signal.SIGINT, before)
                 record = place.put(plan, content, {"capacity": settings.capacity, "probes": settings.probes})
             yield Made(job.graph, str(plan), record.bytes, is_there)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An engine's file; ``about``: the ``capacity`` and ``probes`` that it was built for."""
+
+    bytes: int
+    sha256: str
+    about: dict[str, Any]
+
+
+def read_record(plan: Path) -> Record | None:
+    """The record of an engine that is there whole; None for one that is not."""
+    try:
+        record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
+        is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)
+        return record if is_ours and plan.stat().st_size == record.bytes else None
+    except (OSError, TypeError, LookupError, ValueError, RecursionError):
+        return None
+
+
+class EngineFolder:
+    """A bundle's engines for a device: in ``orin-sm87-trt10.3.0-int4-kv-fp16-vision-fp32``, say."""
+
+    def __init__(self, bundle: Bundle, device: CudaDevice) -> None:
+        name, (major, minor) = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-") or "gpu", device.compute_capability
+        kept = f"{bundle.decoder.precision}-kv-{bundle.decoder.kv}-vision-{bundle.vision.precision}"
+        self.folder = bundle.path / FOLDER / f"{name}-sm{major}{minor}-trt{api.VERSION}-{kept}"
+
+    def path(self, job: BuildJob) -> Path:
+        return self.folder / f"{job.graph}-{job.fingerprint}{PLAN}"
+
+    def newest(self, graph: str) -> Record | None:
+        """The newest engine of a graph that is there whole."""
+        for plan in sorted(self.folder.glob(f"{graph}-*{PLAN}"), key=lambda plan: plan.stat().st_mtime, reverse=True):
+            if record := read_record(plan):
+                return record
+        return None
+
+    def load(self, job: BuildJob, log: api.Log) -> api.Loaded:
+        """A graph's engine, mapped. Raises UserError for one that is missing, damaged, or of another graph."""
+        plan, again = self.path(job), f"build it (edgevlm build {self.folder.parents[1]})"
+        if (record := read_record(plan)) is None:
+            raise UserError(f"{plan}: is missing, or was built of another graph; {again}")
+        with plan.open("rb") as stream:
+            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        if hashlib.sha256(content).hexdigest() != record.sha256:
+            raise UserError(f"{plan}: is damaged (its SHA-256 does not match); build it again (edgevlm build BUNDLE --force)")
+        return api.Loaded(content, str(plan), log)
+
+    def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
+        """Write an engine, and remove others of its graph. Raises UserError where the disk does not take it."""
+        record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
+        described = json.dumps(asdict(record), indent=2).encode()
+        try:
+            for path, part in ((plan.with_suffix(".json"), described), (plan, content)):
+                with atomic_write(path) as stream:
+                    stream.write(part)
+        except OSError as error:
+            why = reason(error, self.folder)
+            raise UserError(f"{plan}: cannot be written ({why}); make room and build again: finished engines stay") from None
+        for other in self.folder.glob(f"{plan.name.rsplit('-', 1)[0]}-*{PLAN}"):
+            if other != plan:
+                other.unlink(missing_ok=True)
+                other.with_suffix(".json").unlink(missing_ok=True)
+        return record
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For one build at a time; removes files that a killed one left half written. Raises UserError during another."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+        except OSError as error:
+            why = f"engines cannot be kept there ({error.strerror}); copy the bundle to a folder of your own"
+            raise UserError(f"{self.folder}: {why}") from None
+        with os.fdopen(handle):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.folder}: another process is building these engines; wait for it") from None
+            for left in self.folder.glob(f"*{UNFINISHED}"):
+                left.unlink(missing_ok=True)
+            yield

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.engines.inputs import check_step
-from edgevlm.engines.tensorrt.api import Loaded
+from edgevlm.engines.tensorrt.api import EngineCalls, Loaded, Workspace
 from edgevlm.engines.tensorrt.jobs import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
-from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, KVBuffer, StepResult
@@ -94,7 +93,7 @@ class TensorRTDecoder:
         spec, calls = self._spec, self._call(kind)
         rows, total = inputs["inputs_embeds"].shape[1], past + inputs["inputs_embeds"].shape[1]
         for layer, read in enumerate(np.maximum(past, 1) if self._writes_rows else total):
-            calls.context.shape(f"columns{layer}", (int(read),))
+            calls.shape(f"columns{layer}", (int(read),))
         outputs: dict[str, Dims] = {"logits": (1, len(inputs["logit_rows"]), spec.vocab)}
         outputs |= {f"query{layer}": (1, rows, spec.heads * spec.head_dim) for layer in self._probes}
         self._leave(calls, rows)
@@ -129,11 +128,11 @@ class TensorRTDecoder:
         if kind not in self._calls:
             calls = self._calls[kind] = EngineCalls(self._workspace, self._loaded, DECODER_CALLS.index(kind))
             for layer, buffer in enumerate(self._buffers):
-                calls.context.bind(f"columns{layer}", self._columns)
+                calls.bind(f"columns{layer}", self._columns)
                 for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
-                    calls.context.bind(f"{part}{layer}", address)
+                    calls.bind(f"{part}{layer}", address)
                     if not self._writes_rows:
-                        calls.context.bind(f"{part}{layer}_out", address)
+                        calls.bind(f"{part}{layer}_out", address)
         return self._calls[kind]
 
 

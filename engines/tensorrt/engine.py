@@ -12,11 +12,9 @@ import numpy as np
 
 from edgevlm.engines.inputs import Embedding, check_buffers, check_probes, graph_of, grouped_pixels
 from edgevlm.engines.tensorrt import api
-from edgevlm.engines.tensorrt.build import check_profile
+from edgevlm.engines.tensorrt.build import EngineFolder, check_profile
 from edgevlm.engines.tensorrt.decoder import TensorRTDecoder
 from edgevlm.engines.tensorrt.jobs import BuildSettings, jobs_of, pieces
-from edgevlm.engines.tensorrt.store import EngineFolder, engine_key, read_plan
-from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
@@ -34,13 +32,19 @@ class TensorRT:
         """``threads`` are a CPU's and change nothing here. Raises UserError for a bundle without engines for this GPU."""
         check_profile(bundle)
         self.bundle = bundle
-        self._workspace, self._log = Workspace(driver or open_driver()), api.Log()
-        self._folder = EngineFolder.of(bundle, engine_key(self._workspace.driver.device, api.VERSION, bundle))
-        self.settings = self._built_for()
-        self._jobs = {job.graph: job for job in jobs_of(bundle, self.settings)}
+        self._workspace, log = api.Workspace(driver or open_driver()), api.Log()
+        device, graph = self._workspace.driver.device, bundle.file(bundle.decoder.graphs["full"])
+        folder = EngineFolder(bundle, device)
+        if (record := folder.newest(graph.stem)) is None:
+            raise UserError(
+                f"{bundle.path}: has no engines for {device.name} and TensorRT {api.VERSION}; build them (edgevlm build "
+                f"{bundle.path})"
+            )
+        self.settings = BuildSettings(record.about["capacity"], probes=record.about["probes"])
+        vision, decoder = jobs_of(bundle, self.settings)
         self._embedding = Embedding(bundle)
-        self._decoder = self._load(bundle.decoder.graphs["full"])
-        self._vision = EngineCalls(self._workspace, self._load(bundle.vision.graph), 0)  # called in one way alone
+        self._decoder = folder.load(decoder, log)
+        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # called in one way alone
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
@@ -109,23 +113,3 @@ class TensorRT:
         """Let go of the engines; decoders already bound keep what they need until they are dropped."""
         for name in ("_vision", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)
-
-    def _built_for(self) -> BuildSettings:
-        stem = self.bundle.file(self.bundle.decoder.graphs["full"]).stem
-        for plan in self._folder.engines(stem):
-            if record := self._folder.record(plan):
-                return BuildSettings(int(record.about["capacity"]), probes=bool(record.about["probes"]))
-        device = self._workspace.driver.device
-        raise UserError(
-            f"{self.bundle.path}: has no engines for {device.name} and TensorRT {api.VERSION}; build them (edgevlm build "
-            f"{self.bundle.path})"
-        )
-
-    def _load(self, name: str) -> api.Loaded:
-        """The engine of a graph's file. Raises UserError for one that is missing, damaged, or of another graph."""
-        job = self._jobs[self.bundle.file(name).stem]
-        plan = self._folder.path(job.graph, job.fingerprint)
-        record = self._folder.record(plan)
-        if record is None:
-            raise UserError(f"{plan}: is missing, or was built of another graph; build it (edgevlm build {self.bundle.path})")
-        return api.Loaded(read_plan(plan, record), str(plan), self._log)

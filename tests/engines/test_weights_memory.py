@@ -43,12 +43,12 @@ def huge_and_resident(view: np.ndarray) -> tuple[int, int]:
     return huge, resident
 
 
-def test_memory_that_is_filled_goes_into_huge_pages(size: int) -> None:
+def test_memory_that_is_filled_goes_into_huge_pages(size: int, tmp_path: Path) -> None:
     memory, view = mapped(size)
     view[:] = np.arange(view.size, dtype=np.uint64).astype(np.uint8)
     before = view.copy()
     assert huge_and_resident(view)[0] == 0
-    assert weights_memory.use_huge_pages() >= FEW * size
+    assert weights_memory.settle_weights(tmp_path) >= FEW * size
     np.testing.assert_array_equal(view, before)
     if huge_and_resident(view)[0] == 0:
         pytest.skip("asked for, and this system gives them by and by")
