@@ -1,8 +1,8 @@
 """How a matrix ``[out, in]`` lies in files, and the graph nodes that multiply by it.
 
 For ONNX Runtime: :class:`Dense` and :class:`Blocks`. For TensorRT's strongly typed networks, products are in float16: ``Dense``
-with ``half``, and integers (:class:`PerChannel`, :class:`PerBlock`) that are symmetric, ``code * scale`` with a scale
-above 0 and no zero point, as its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
+with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point, as its parser demands;
+DequantizeLinear reads them, which its engines may merge with the product.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import SLICE
-from edgevlm.export.precisions.rounding import Float32, UInt8, best_grid, gptq, round_to_blocks
+from edgevlm.export.precisions.rounding import Float32, best_grid, block_grid, half_grid, rounded
 
 if TYPE_CHECKING:
     from edgevlm.export.graph import GraphBuilder
 
 Parts = Mapping[str, NDArray]
+UInt8 = NDArray[np.uint8]
 
 LARGEST_BLOCK = 128
-LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
 class Layout(ABC):
@@ -99,26 +99,13 @@ class Blocks(Layout):
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        if hessian is not None:
-            return self.packed(*self._by_gptq(weight, hessian))
-        step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
-        slices = (weight[row : row + step] for row in range(0, len(weight), step))
-        done = [self.packed(*round_to_blocks(rows, self.bits, self.size, self.with_zeros)) for rows in slices]
-        return {part: np.concatenate([parts[part] for parts in done]) for part in done[0]}
-
-    def _by_gptq(self, weight: Float32, hessian: Float32) -> tuple[UInt8, Float32, UInt8 | None]:
-        """As :func:`round_to_blocks`, with scales that are searched for too."""
-        top, half = (1 << self.bits) - 1, np.float32(1 << (self.bits - 1))
-
-        def grid(block: Float32) -> tuple[Float32, Float32]:
-            scales, zeros = best_grid(block, self.bits, self.with_zeros)
-            return scales, np.full_like(scales, half) if zeros is None else zeros.astype(np.float32)
-
-        codes, scales, zeros = gptq(weight, hessian, self.size, grid, (0, top))
+        """By GPTQ the scales are searched for too."""
+        grid = partial(block_grid if hessian is None else best_grid, bits=self.bits, with_zeros=self.with_zeros)
+        codes, scales, zeros = rounded(weight, hessian, self.size, grid, (0, (1 << self.bits) - 1))
         blocks = np.zeros((len(weight), scales.shape[1] * self.size), np.uint8)
-        blocks[:, : weight.shape[1]] = codes
-        packed_zeros = zeros.astype(np.uint8) if self.with_zeros else None
-        return blocks.reshape(len(weight), -1, self.size), scales, packed_zeros
+        blocks[:, : codes.shape[1]] = codes
+        blocks = blocks.reshape(len(weight), -1, self.size)
+        return self.packed(blocks, scales, zeros.astype(np.uint8) if self.with_zeros else None)
 
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
         """The parts of codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, one number a byte."""
@@ -146,81 +133,40 @@ class Blocks(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class PerChannel(Layout):
-    """``codes`` int8 ``[in, out]`` from -127 to 127, ``scales`` float16 ``[out]``: max|w| / 127 of each output channel."""
+class Symmetric(Layout):
+    """Integers of 8 or 4 bits from -top to top, ``codes`` int8 or int4 ``[in, out]``, with float16 ``scales``, max|w| / top.
 
-    is_integer: ClassVar[bool] = True
-
-    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        codes, scales = _symmetric(weight, hessian, weight.shape[1], 127)
-        return {"codes": codes.T.astype(np.int8), "scales": scales[:, 0]}
-
-    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        numbers = graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=1)
-        return _half_product(graph, "MatMul", name, rows, numbers)
-
-    def bytes_per_weight(self, group: int | None = None) -> float:
-        return 1
-
-
-@dataclass(frozen=True, slots=True)
-class PerBlock(Layout):
-    """``codes`` int4 ``[in, out]`` from -7 to 7, ``scales`` float16 ``[in / block, out]``: max|w| / 7 of a block of a column.
-
-    A block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a matrix of which an odd
-    number is made: two codes share a byte.
+    8 bits, top 127: a scale for each output channel, ``[out]``. 4 bits, top 7: one for each block of a column, ``[in / block,
+    out]``; a block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a matrix of 4
+    bits of which an odd number is made: two codes share a byte.
     """
 
+    bits: int
+
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        import ml_dtypes
+        from ml_dtypes import int4
 
         out, width = weight.shape
-        if out % 2:
+        if self.bits == 4 and out % 2:
             raise UserError(f"a matrix with {out} outputs cannot be stored in 4 bits; give --precision int8 or fp16")
-        codes, scales = _symmetric(weight, hessian, block_of(width), 7)
-        return {"codes": codes.T.astype(np.int8).astype(ml_dtypes.int4), "scales": scales.T}
+        top = (1 << (self.bits - 1)) - 1
+        codes, scales, _ = rounded(weight, hessian, self._block(width), partial(half_grid, top=top), (-top, top))
+        whole, halves = codes.T.astype(np.int8), scales.astype(np.float16).T
+        return {"codes": whole, "scales": halves[0]} if self.bits == 8 else {"codes": whole.astype(int4), "scales": halves}
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        size = block_of(shape[1])
-        numbers = graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=0, block_size=size)
+        layout: dict[str, Any] = {"axis": 1} if self.bits == 8 else {"axis": 0, "block_size": self._block(shape[1])}
+        numbers = graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], **layout)
         return _half_product(graph, "MatMul", name, rows, numbers)
 
     def bytes_per_weight(self, group: int | None = None) -> float:
-        return 0.5 + 2 / LARGEST_BLOCK
+        return 1 if self.bits == 8 else 0.5 + 2 / LARGEST_BLOCK
 
-
-def block_of(width: int) -> int:
-    """Numbers that share a scale, of columns of ``width``."""
-    return int(np.gcd(width, LARGEST_BLOCK))
-
-
-def _symmetric(weight: Float32, hessian: Float32 | None, size: int, top: int) -> tuple[Float32, NDArray[np.float16]]:
-    """Codes ``[out, in]`` from -top to top, and scales ``[out, in / size]``: max|w| / top of ``size`` numbers of a row."""
-
-    def scales_of(blocks: Float32) -> NDArray[np.float16]:
-        return _half_scales(np.abs(blocks).max(-1) / np.float32(top))
-
-    def grid(block: Float32) -> tuple[Float32, Float32]:
-        scales = scales_of(block).astype(np.float32)
-        return scales, np.zeros_like(scales)
-
-    if hessian is not None:
-        codes, found, _ = gptq(weight, hessian, size, grid, (-top, top))
-        return codes, found.astype(np.float16)
-    blocks = weight.reshape(len(weight), -1, size)
-    scales = scales_of(blocks)
-    return np.clip(np.rint(blocks / scales.astype(np.float32)[..., None]), -top, top).reshape(weight.shape), scales
-
-
-def _half_scales(wanted: Float32) -> NDArray[np.float16]:
-    """In float16, above 0. Raises UserError for those that it cannot hold."""
-    with np.errstate(over="ignore"):
-        scales = wanted.astype(np.float16)
-    if not np.isfinite(scales).all():
-        raise UserError(f"a weight's scale of {wanted.max():.0f} does not fit in fp16; give --precision fp32")
-    return np.maximum(scales, LEAST_SCALE)
+    def _block(self, width: int) -> int:
+        """Numbers that share a scale, of columns of ``width``."""
+        return width if self.bits == 8 else int(np.gcd(width, LARGEST_BLOCK))
 
 
 def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: str, **attributes: int) -> str:

@@ -7,74 +7,87 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import SLICE
+
 Float32 = NDArray[np.float32]
-UInt8 = NDArray[np.uint8]
-Grid = Callable[[Float32], tuple[Float32, Float32]]  # a block [out, n] -> its scales and zeros [out]
+Grid = Callable[[Float32], tuple[Float32, Float32]]  # blocks [.., n] -> their scales and zeros [..]
+Rounded = tuple[Float32, Float32, Float32]  # codes [out, in], scales and zeros [out, B]: a weight is (code - zero) * scale
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal
 LAZY_BATCH = 128  # columns whose errors are passed on at once
 CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)  # of a block's range, that are tried
+LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
-def round_to_blocks(weight: Float32, bits: int, size: int, with_zeros: bool) -> tuple[UInt8, Float32, UInt8 | None]:
-    """Codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` of a matrix ``[out, in]``, rounded to nearest.
+def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
+    """Codes of ``weight [out, in]`` in blocks of ``size``: by GPTQ with a ``hessian [in, in]``, else to nearest."""
+    if hessian is not None:
+        return gptq(weight, hessian, size, grid, code_range)
+    return nearest(weight, size, grid, code_range)
+
+
+def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
+    """The last block is filled up with zeros."""
+    step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
+    parts = []
+    for row in range(0, len(weight), step):
+        rows = weight[row : row + step]
+        blocks = np.pad(rows, ((0, 0), (0, -rows.shape[1] % size))).reshape(len(rows), -1, size)
+        scales, zeros = grid(blocks)
+        codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], *code_range)
+        parts.append((codes.reshape(len(rows), -1), scales, zeros))
+    codes, scales, zeros = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return codes, scales, zeros
+
+
+def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
+    """Scales and zeros of unsigned codes. With zeros these span ``ratio`` of a block's numbers and 0.
 
     Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
-    on its side. With zeros the codes span a block's numbers and 0.
+    on its side. A block of zeros has scale 1.
     """
-    out, width = weight.shape
-    padded = np.zeros((out, -(-width // size) * size), np.float32)
-    padded[:, :width] = weight
-    blocks = padded.reshape(out, -1, size)
-    scales, zeros = _grid(blocks, bits, with_zeros, 1.0)
-    return _codes(blocks, bits, scales, zeros), scales, zeros
+    top, half = (1 << bits) - 1, np.float32(1 << (bits - 1))
+    if with_zeros:
+        low, high = np.minimum(blocks.min(-1), 0) * np.float32(ratio), np.maximum(blocks.max(-1), 0) * np.float32(ratio)
+        scales = (high - low) / np.float32(top)
+    else:
+        largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
+        scales = largest * np.float32(ratio) / -half
+    scales = np.where(scales == 0, np.float32(1), scales).astype(np.float32)
+    return scales, np.rint(-low / scales) if with_zeros else np.full_like(scales, half)
 
 
-def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, UInt8 | None]:
-    """Scales and zeros ``[..]`` of blocks ``[.., size]``: of CLIP_RATIOS the one of least square error."""
-    scales, zeros = _grid(blocks, bits, with_zeros, 1.0)
+def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
+    """Scales and zeros of unsigned codes: of CLIP_RATIOS the one of least square error, block by block."""
+    scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:
-        tried, shift = _grid(blocks, bits, with_zeros, ratio)
-        zero = np.float32(1 << (bits - 1)) if shift is None else shift[..., None].astype(np.float32)
-        found = (_codes(blocks, bits, tried, shift) - zero) * tried[..., None]
-        error = np.square(found - blocks).sum(-1)
+        tried, shift = block_grid(blocks, bits, with_zeros, ratio)
+        codes = np.clip(np.rint(blocks / tried[..., None]) + shift[..., None], 0, (1 << bits) - 1)
+        error = np.square((codes - shift[..., None]) * tried[..., None] - blocks).sum(-1)
         better = error < least
-        least[better], scales[better] = error[better], tried[better]
-        if zeros is not None and shift is not None:
-            zeros[better] = shift[better]
+        least[better], scales[better], zeros[better] = error[better], tried[better], shift[better]
     return scales, zeros
 
 
-def _grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float) -> tuple[Float32, UInt8 | None]:
-    top, half = (1 << bits) - 1, 1 << (bits - 1)
-    if with_zeros:
-        low, high = np.minimum(blocks.min(-1), 0) * np.float32(ratio), np.maximum(blocks.max(-1), 0) * np.float32(ratio)
-        scales = _never_zero((high - low) / np.float32(top))
-        return scales, np.rint(-low / scales).astype(np.uint8)
-    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
-    return _never_zero(largest * np.float32(ratio) / np.float32(-half)), None
+def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
+    """Scales that float16 holds, above 0, of codes from -top to top. Raises UserError for a scale that it cannot hold."""
+    wanted = np.abs(blocks).max(-1) / np.float32(top)
+    with np.errstate(over="ignore"):
+        scales = wanted.astype(np.float16)
+    if not np.isfinite(scales).all():
+        raise UserError(f"a weight's scale of {wanted.max():.0f} does not fit in fp16; give --precision fp32")
+    found = np.maximum(scales, LEAST_SCALE).astype(np.float32)
+    return found, np.zeros_like(found)
 
 
-def _codes(blocks: Float32, bits: int, scales: Float32, zeros: UInt8 | None) -> UInt8:
-    shift = 1 << (bits - 1) if zeros is None else zeros[..., None]
-    codes: UInt8 = np.clip(np.rint(blocks / scales[..., None]) + shift, 0, (1 << bits) - 1).astype(np.uint8)
-    return codes
-
-
-def _never_zero(scales: Float32) -> Float32:
-    """A block of zeros has scale 1."""
-    return np.where(scales == 0, np.float32(1), scales).astype(np.float32)
-
-
-def gptq(
-    weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]
-) -> tuple[Float32, Float32, Float32]:
-    """Codes ``[out, in]``, integers in ``code_range``, scales and zeros ``[out, B]``: GPTQ (arXiv 2210.17323, Alg. 1).
+def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
+    """GPTQ (arXiv 2210.17323, Alg. 1).
 
     Columns are rounded one after the other, and those that follow make up for the error of each: with ``U`` the upper Cholesky
     factor of the inverse of the damped Hessian, column ``q`` passes on ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``. A block's
-    scale is found when its first column's turn comes. A weight is ``(code - zero) * scale``.
+    scale is found when its first column's turn comes.
     """
     remaining, width = weight.astype(np.float32), weight.shape[1]
     upper = _upper_factor(hessian)
@@ -99,7 +112,7 @@ def gptq(
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Columns of a block as they are by now: those past LAZY_BATCH have not been told of this round's errors."""
+    """Columns of a block as they are by now: those past LAZY_BATCH are without this round's errors."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:

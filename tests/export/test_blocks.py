@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from reference_blocks import matrices, rounded_rows
 
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Blocks, Dense, round_to_blocks
+from edgevlm.export.precisions.layouts import Blocks, Dense
+from edgevlm.export.precisions.rounding import block_grid, nearest
 
 LAYOUTS = [
     Blocks(4),
@@ -63,9 +65,9 @@ def test_the_product_is_that_of_the_stored_numbers(tmp_path: Path, layout: Block
 def test_rounding_is_to_the_nearest_code(bits: int) -> None:
     weight = random(7, 96)
     for with_zeros in (False, True):
-        codes, scales, zeros = round_to_blocks(weight, bits, 32, with_zeros)
-        zero = (1 << (bits - 1)) if zeros is None else zeros[..., None].astype(int)
-        error = np.abs((codes.astype(int) - zero) * scales[..., None] - weight.reshape(7, 3, 32)) / np.abs(scales[..., None])
+        codes, scales, zeros = nearest(weight, 32, partial(block_grid, bits=bits, with_zeros=with_zeros), (0, (1 << bits) - 1))
+        codes, scales = codes.reshape(7, 3, 32), scales[..., None]
+        error = np.abs((codes - zeros[..., None]) * scales - weight.reshape(7, 3, 32)) / np.abs(scales)
         clipped = codes == (1 << bits) - 1
         assert error[~clipped].max() <= 0.5 + 1e-3
         assert error.max() <= 1 + 1e-3

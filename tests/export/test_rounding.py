@@ -46,9 +46,7 @@ def test_codes_are_the_references(size: int) -> None:
     second = hessian({"layer0.down": rows(300, 1)}, 0, "down")
 
     def grid(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scales, zeros = rounding.best_grid(block, 4, True)
-        assert zeros is not None
-        return scales, zeros.astype(np.float32)
+        return rounding.best_grid(block, 4, True)
 
     codes, _, _ = rounding.gptq(weight, second, size, grid, (0, 15))
     expected = reference(weight, second.astype(np.float64), size, grid, (0, 15))
@@ -60,15 +58,13 @@ def test_the_grid_is_the_best_of_those_tried() -> None:
     blocks = np.random.default_rng(1).standard_normal((50, 32)).astype(np.float32)
     for with_zeros in (False, True):
         found, zeros = rounding.best_grid(blocks, 4, with_zeros)
-        errors = []
-        for ratio in rounding.CLIP_RATIOS:
-            scales, shift = rounding._grid(blocks, 4, with_zeros, ratio)
-            zero = 8.0 if shift is None else shift[:, None].astype(np.float64)
-            codes = np.clip(np.rint(blocks / scales[:, None]) + zero, 0, 15)
-            errors.append(np.square((codes - zero) * scales[:, None] - blocks).sum(1))
-        zero = 8.0 if zeros is None else zeros[:, None].astype(np.float64)
-        codes = np.clip(np.rint(blocks / found[:, None]) + zero, 0, 15)
-        np.testing.assert_allclose(np.square((codes - zero) * found[:, None] - blocks).sum(1), np.min(errors, 0), rtol=1e-4)
+        tried = [error_of(blocks, *rounding.block_grid(blocks, 4, with_zeros, ratio)) for ratio in rounding.CLIP_RATIOS]
+        np.testing.assert_allclose(error_of(blocks, found, zeros), np.min(tried, 0), rtol=1e-4)
+
+
+def error_of(blocks: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    codes = np.clip(np.rint(blocks / scales[:, None]) + zeros[:, None].astype(np.float64), 0, 15)
+    return np.square((codes - zeros[:, None]) * scales[:, None] - blocks).sum(1)
 
 
 @pytest.mark.parametrize(

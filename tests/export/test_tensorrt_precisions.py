@@ -15,14 +15,14 @@ from runner import Runner
 
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Dense, PerBlock, PerChannel
+from edgevlm.export.precisions.layouts import Dense, Symmetric
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 LAYOUTS: dict[str, tuple[Any, float]] = {  # with half of the largest code's step, of the largest number
     "fp16": (Dense(np.float16, half=True), 2**-11),
     "rows": (Dense(np.float16, by_row=True, half=True), 2**-11),
-    "int8": (PerChannel(), 0.5 / 127),
-    "int4": (PerBlock(), 0.5 / 7),
+    "int8": (Symmetric(8), 0.5 / 127),
+    "int4": (Symmetric(4), 0.5 / 7),
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "llava_onevision": {"layers": 2, "heads": 6, "kv_heads": 2, "tied": True, "side": 3},
