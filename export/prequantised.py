@@ -32,41 +32,11 @@ ADVICE = "give the checkpoint before quantisation"
 
 @dataclass(frozen=True, slots=True)
 class Prequantised:
-    """What ``quantization_config`` says. version: of GPTQ's format, 1 or 2."""
+    """What ``quantization_config`` says. method: awq or gptq; version: of GPTQ's format, 1 or 2."""
 
-    method: str  # awq | gptq
+    method: str
     group: int
     version: int = 1
-
-    @property
-    def layout(self) -> Blocks:
-        return Blocks(4, self.group, with_zeros=True)
-
-    @property
-    def packed_on(self) -> int:
-        """The axis of ``qweight [in, out]`` that eight numbers of an int32 lie on."""
-        return 1 if self.method == "awq" else 0
-
-    def shapes(self, size: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """The tensors of a matrix ``size`` (out, in); raises UserError for sizes that eights and groups do not fill."""
-        out, width = size
-        if out % 8 or width % 8 or width % self.group:
-            raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {self.group}; {ADVICE}")
-        weight = (width, out // 8) if self.packed_on else (width // 8, out)
-        return {"qweight": weight, "qzeros": (width // self.group, out // 8), "scales": (width // self.group, out)}
-
-    def stored(self, qweight: NDArray[np.int32], qzeros: NDArray[np.int32], scales: NDArray[np.float32]) -> Stored:
-        """A matrix as it will be stored: the same codes, zeros and scales, each output's in a row."""
-        order = AWQ_ORDER if self.method == "awq" else tuple(range(8))
-        codes, zeros = unpacked(qweight, self.packed_on, order), unpacked(qzeros, 1, order)
-        if self.method == "gptq" and self.version == 1:
-            if (zeros == 15).any():
-                raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {ADVICE}, or in gptq_v2")
-            zeros = zeros + np.uint8(1)
-        width, out = codes.shape
-        blocks = np.ascontiguousarray(codes.T).reshape(out, -1, self.group)
-        parts = self.layout.packed(blocks, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
-        return Stored(self.layout, parts, (out, width))
 
 
 def prequantised(config: dict[str, Any]) -> Prequantised | None:
@@ -103,16 +73,31 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """The matrix ``size`` (out, in) at ``place``. Raises UserError where tensors are missing, or are not what they must be."""
-    shapes = packing.shapes(size)
+    """The matrix ``size`` (out, in) at ``place``: the checkpoint's codes, zeros and scales, each output's in a row.
+
+    Raises UserError where tensors are missing, or are not what they must be.
+    """
+    (out, width), group, is_awq = size, packing.group, packing.method == "awq"
+    if out % 8 or width % 8 or width % group:
+        raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {group}; {ADVICE}")
     if f"{place}.g_idx" in checkpoint.tensors:
-        order = checkpoint.integers(f"{place}.g_idx", size[1:])
-        if not np.array_equal(order, np.arange(size[1]) // packing.group):  # by their activations (``desc_act``)
+        order = checkpoint.integers(f"{place}.g_idx", (width,))
+        if not np.array_equal(order, np.arange(width) // group):  # by their activations (``desc_act``)
             raise UserError(
                 f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {ADVICE}"
             )
-    qweight, qzeros = (checkpoint.integers(f"{place}.{part}", shapes[part]) for part in ("qweight", "qzeros"))
-    return packing.stored(qweight, qzeros, checkpoint.tensor(f"{place}.scales", shapes["scales"]))
+    qweight = checkpoint.integers(f"{place}.qweight", (width, out // 8) if is_awq else (width // 8, out))
+    qzeros = checkpoint.integers(f"{place}.qzeros", (width // group, out // 8))
+    scales = checkpoint.tensor(f"{place}.scales", (width // group, out))
+    places = AWQ_ORDER if is_awq else tuple(range(8))
+    codes, zeros = unpacked(qweight, int(is_awq), places), unpacked(qzeros, 1, places)
+    if not is_awq and packing.version == 1:
+        if (zeros == 15).any():
+            raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {ADVICE}, or in gptq_v2")
+        zeros = zeros + np.uint8(1)
+    layout, blocks = Blocks(4, group, with_zeros=True), np.ascontiguousarray(codes.T).reshape(out, -1, group)
+    parts = layout.packed(blocks, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
+    return Stored(layout, parts, size)
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:

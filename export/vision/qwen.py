@@ -36,22 +36,9 @@ class PatchGrid:
     group: int
 
     @property
-    def squares(self) -> int:
-        return self.rows * self.columns
-
-    @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns) of patches."""
         return self.rows * self.merge, self.columns * self.merge
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        return self.shape[0] * self.patch, self.shape[1] * self.patch
-
-    @property
-    def patches(self) -> int:
-        return self.shape[0] * self.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +108,19 @@ class QwenTower(VisionTower):
     """
 
     is_sized = True
+    mlp_names = "fc1", "fc2"
+    merger_names = "ln_q", "mlp.0", "mlp.2"
 
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
-        self.grid, self.size, self.group = grid, grid.size, grid.group
-        self.tokens, self.width, self.hidden = grid.squares, hidden, hidden
+        self.grid, self.group, self.patch_grid = grid, grid.group, grid.shape
+        self.size = grid.shape[0] * grid.patch, grid.shape[1] * grid.patch
+        self.tokens, self.width, self.hidden, self.joined = grid.rows * grid.columns, hidden, hidden, width * grid.merge**2
         self.columns, self.inner, self.activation = width, inner, str(vision["hidden_act"])
         self.depth, self.heads = int(vision["depth"]), int(vision["num_heads"])
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
         self.side = 0  # squares along the edge of a window; 0: no windows
         self.full: set[int] = set()  # blocks that see everything where the others see windows
-        self.patch_grid, self.head_dim = grid.shape, width // self.heads
+        self.head_dim = width // self.heads
         down, across = (np.repeat(np.eye(edge, dtype=np.float32), grid.merge, 1) for edge in (grid.rows, grid.columns))
         self.reach = down, across
 
@@ -171,25 +161,24 @@ class QwenTower(VisionTower):
         return g.layer_norm(name, rows, self.columns, EPSILON, skip)
 
     def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
-        inner = g.linear(f"{name}.fc1", rows, self.columns, self.inner, activation=self.activation)
-        return g.linear(f"{name}.fc2", inner, self.inner, self.columns)
+        first, second = self.mlp_names
+        inner = g.linear(f"{name}.{first}", rows, self.columns, self.inner, activation=self.activation)
+        return g.linear(f"{name}.{second}", inner, self.inner, self.columns)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
         """A square's patches, normed, to one token, in row-major order again: ``[G, squares, hidden]``."""
-        normed, _ = self.norm(g, f"{name}.ln_q", rows, delta)
-        return self.projected(g, name, self.joined(g, name, normed), ("mlp.0", "mlp.2"))
+        normed, _ = self.norm(g, f"{name}.{self.merger_names[0]}", rows, delta)
+        return self.projected(g, name, self.beside(g, name, normed))
 
-    def joined(self, g: VisionGraph, name: str, rows: str) -> str:
+    def beside(self, g: VisionGraph, name: str, rows: str) -> str:
         """The patches of each square side by side."""
-        every = g.reshape(
-            f"{name}.joined", g.kept(f"{name}.kept", rows, self.columns), 0, -1, self.columns * self.grid.merge**2
-        )
+        every = g.reshape(f"{name}.joined", g.kept(f"{name}.kept", rows, self.columns), 0, -1, self.joined)
         return g.chosen(f"{name}.chosen", every, self.layout.tokens)
 
-    def projected(self, g: VisionGraph, name: str, rows: str, linears: tuple[str, str]) -> str:
-        joined = self.columns * self.grid.merge**2
-        inner = g.linear(f"{name}.{linears[0]}", rows, joined, joined, activation="gelu")
-        tokens = g.linear(f"{name}.{linears[1]}", inner, joined, self.hidden)
+    def projected(self, g: VisionGraph, name: str, rows: str) -> str:
+        _, first, second = self.merger_names
+        inner = g.linear(f"{name}.{first}", rows, self.joined, self.joined, activation="gelu")
+        tokens = g.linear(f"{name}.{second}", inner, self.joined, self.hidden)
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
@@ -198,12 +187,13 @@ class QwenTower(VisionTower):
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
         """Full attention inside each window, one or none of which is all; queries and keys rotated."""
-        width, heads = self.columns, self.heads
+        width = self.columns
         query, key, value = g.split(f"{name}.parts", g.linear(f"{name}.qkv", rows, width, 3 * width), [width] * 3)
         parts = [self.rotated(g, f"{name}.turned_query", query), self.rotated(g, f"{name}.turned_key", key), value]
         attended = g.windowed(
             name, parts, windows,
-            rows=self.grid.patches, width=width, heads=heads, scale=(width // heads) ** -0.5, frames=self.frames,
+            rows=self.patch_grid[0] * self.patch_grid[1], width=width, heads=self.heads, scale=self.head_dim**-0.5,
+            frames=self.frames,
         )  # fmt: skip
         return g.linear(f"{name}.proj", attended, width, width)
 
@@ -252,6 +242,9 @@ class Qwen25Tower(QwenTower):
 class Qwen3Tower(QwenTower):
     """Qwen3-VL's: tokens ``[G, squares, (1 + K) hidden]``, the embedding, then what K blocks give to the decoder's first K."""
 
+    mlp_names = "linear_fc1", "linear_fc2"
+    merger_names = "norm", "linear_fc1", "linear_fc2"
+
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
         super().__init__(grid, vision, width, inner, hidden)
         self.tapped = list(vision["deepstack_visual_indexes"])
@@ -277,19 +270,10 @@ class Qwen3Tower(QwenTower):
         drawn = c("MatMul", matrices[1], c("Reshape", lines, (-1, side, self.columns)))
         return c("Reshape", drawn, (-1, self.columns))
 
-    def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
-        inner = g.linear(f"{name}.linear_fc1", rows, self.columns, self.inner, activation=self.activation)
-        return g.linear(f"{name}.linear_fc2", inner, self.inner, self.columns)
-
-    def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
-        normed, _ = self.norm(g, f"{name}.norm", rows, delta)
-        return self.projected(g, name, self.joined(g, name, normed), ("linear_fc1", "linear_fc2"))
-
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
         """Normed after the patches of a square are joined, not before."""
         if layer not in self.tapped:
             return []
         name = f"vision.deepstack_merger_list.{self.tapped.index(layer)}"
-        joined = self.joined(g, name, g.add(f"{name}.rows", rows, delta))
-        normed, _ = g.layer_norm(f"{name}.norm", joined, self.columns * self.grid.merge**2, EPSILON)
-        return [self.projected(g, name, normed, ("linear_fc1", "linear_fc2"))]
+        joined = self.beside(g, name, g.add(f"{name}.rows", rows, delta))
+        return [self.projected(g, name, g.layer_norm(f"{name}.norm", joined, self.joined, EPSILON)[0])]
