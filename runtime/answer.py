@@ -231,11 +231,10 @@ def generate(
     detokenise = DecodeStream(skip_special_tokens=True)
     closing = model.closing if prefix is None else model.closing[:0]
     embeds = np.concatenate([closing, engine.embed(np.asarray(ids, np.int64))])
-    pending, seconds = (chunk.encode(), chunk.seconds()) if chunk.taken else (None, None)
     with ExitStack() as stack:
         if prefix is not None:
             stack.enter_context(stream.truncated_prefix(prefix))
-        stack.enter_context(stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s, request.window))
+        stack.enter_context(stream.question(chunk.encode(), pictures, answer.time_s, request.window))
         append = stream.append_question
         while True:
             if answer.cancelled:

@@ -45,15 +45,15 @@ class References(Stateful):
         self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
         self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
 
-    def changed(self, unit: Float32) -> Bool:
-        """Which tokens of a frame to append, ``[tokens]``, by its :func:`unit_features`: of the first frame all."""
-        changed: Bool = np.einsum("pw,pw->p", unit, self._features) < self.settings.tau
+    def changed(self, features: Float32) -> Bool:
+        """Which tokens of a frame to append, ``[tokens]``, by its ``features`` ``[tokens, width]``: of the first frame all."""
+        changed: Bool = np.einsum("pw,pw->p", unit_features(features), self._features) < self.settings.tau
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
-    def appended(self, unit: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
+    def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
         """Note that the ``changed`` tokens of a frame are in the memory now, as ``seq``."""
         self.seq[changed] = seq
-        self._features[changed] = unit[changed]
+        self._features[changed] = unit_features(features)[changed]
         self._age += 1
         self._age[changed] = 0
 

@@ -6,9 +6,9 @@ straight at the object asked about (docs/internals/evidence.md); for other model
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.calibration import EvidenceHeads
-from edgevlm.runtime.stateful import State
+from edgevlm.runtime.stateful import State, Stateful
 
 MOMENTS = 3  # frames that are named, at most
 LEAST = 0.02  # of the attention to all frames, for a frame to be named
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """What a KV head of a layer holds of frames: copies, except float32 keys, which are used before a row moves."""
+    """Return the frames' rows that a KV head of a layer holds: copies, except float32 keys, which later steps move."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -100,33 +100,25 @@ class QuestionAttention:
         logits: Float32,
         lossless: bool = False,
     ) -> None:
-        self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, times.copy(), lossless
+        self._heads, self._grid, self._group, self._times, self._lossless = heads, grid, group, copy(times), lossless
         self._sure = _certainty(logits)
-        self._groups = []
+        self.scores: list[tuple[Float32, Float32, Sequence[Integers]]] = []  # [heads, rows], the queries' lengths, rows
         for queries, parts in groups:
-            seen = parts[0] if len(parts) == 1 else SeenRows(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            seen = parts[0] if len(parts) == 1 else SeenRows(*map(np.concatenate, zip(*parts, strict=True)))
             score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)
-            self._groups.append((score, np.sqrt((queries * queries).sum(1)), seen[1:]))
+            self.scores.append((score, np.sqrt((queries * queries).sum(1)), seen[1:]))
 
     @property
     def blind(self) -> bool:
         """Whether a head saw no frame."""
-        return any(not score.size for score, *_ in self._groups)
+        return any(not score.size for score, *_ in self.scores)
 
     @property
     def features(self) -> Float64:
         """Each head's best and median score and its query's length, and how sure the model is of the next token: its logit, its
         log probability and the distribution's entropy; ``[3 x heads + 3]``."""
-        parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self._groups)
+        parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
-
-    def by_head(self) -> Iterator[QuestionAttention]:
-        """The same of each head by itself."""
-        for score, length, known in self._groups:
-            for head in range(len(score)):
-                one = copy.copy(self)
-                one._groups = [(score[[head]], length[[head]], known)]
-                yield one
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
         """Tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
@@ -135,7 +127,7 @@ class QuestionAttention:
         layer computes, over only these rows. Rows with less than a thousandth of the best one's are left out.
         """
         token, confirmed, weight = [], [], []
-        for score, _, known in self._groups:
+        for score, _, known in self.scores:
             weights = np.exp(score - score.max(1, keepdims=True))
             carried = (1 / weights.sum(1)) @ weights
             lit = np.flatnonzero(carried >= LEAST_ROW * carried.max())
@@ -143,7 +135,7 @@ class QuestionAttention:
             token.append((frame * self._grid[0] + row) * self._grid[1] + col)
             confirmed.append(last)
             weight.append(carried[lit])
-        heads = sum(len(score) for score, *_ in self._groups)
+        heads = sum(len(score) for score, *_ in self.scores)
         if len(token) == 1:  # a KV head holds a token once
             return token[0], confirmed[0], weight[0] / heads
         found, place = np.unique(np.concatenate(token), return_inverse=True)
@@ -153,14 +145,14 @@ class QuestionAttention:
 
     def evidence(self) -> Evidence:
         """The frames that carry the weight."""
-        rule, times, tokens = self._heads, self._times, self._grid[0] * self._grid[1]
+        rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)
         held = self._lossless or bool(self.features @ rule.weights + rule.bias > 0) if rule.weights else None
         by_frame: dict[int, list[tuple[float, int, int]]] = {}  # weight, patch and the frame that last showed it
         for token, last, weight in zip(*(part.tolist() for part in self.weights()), strict=True):
-            by_frame.setdefault(token // tokens, []).append((weight, token % tokens, last))
-        seen = {frame: sum(weight for weight, *_ in rows) for frame, rows in by_frame.items() if frame <= times.newest}
+            by_frame.setdefault(token // (rows * columns), []).append((weight, token % (rows * columns), last))
+        seen = {frame: sum(weight for weight, *_ in of) for frame, of in by_frame.items() if frame <= times.newest}
         moments = []
         for frame in sorted(seen, key=lambda frame: (-seen[frame], frame))[:MOMENTS]:
             if seen[frame] < LEAST:
@@ -168,8 +160,8 @@ class QuestionAttention:
             least = LIT * max(by_frame[frame])[0]
             lit = [(patch, last) for weight, patch, last in by_frame[frame] if weight >= least]
             last = max(frame, *(last for _, last in lit))
-            row, col = np.divmod([patch for patch, _ in lit], self._grid[1])
-            edges = np.array([col.min(), row.min(), col.max() + 1, row.max() + 1]) / (*self._grid[::-1], *self._grid[::-1])
+            row, col = np.divmod([patch for patch, _ in lit], columns)
+            edges = np.array([col.min(), row.min(), col.max() + 1, row.max() + 1]) / (columns, rows, columns, rows)
             left, top, right, bottom = edges.round(4).tolist()
             weight, at, until = round(seen[frame], 4), times.at(frame), times.at(last)
             moments.append(Moment(frame * self._group, last * self._group, at, until, weight, (left, top, right, bottom)))
@@ -191,63 +183,47 @@ def _certainty(logits: Float32) -> Float64:
     return np.array([best, -np.log(total), np.log(total) - weights @ shifted / total])
 
 
-class FrameTimes:
+class FrameTimes(Stateful):
     """When frames were seen, in seconds, by at most ``KNOTS`` of them, interpolated between two.
 
     When there are too many, those go that their neighbours predict within ``CLOSE_S``; failing that, every second older one.
+    Its arrays are replaced, not changed, so that a shallow copy is unaffected by later additions.
     """
 
-    def __init__(self) -> None:
-        self._frame, self._seconds, self._count = np.zeros(KNOTS, np.int64), np.zeros(KNOTS), 0
+    state_fields = ("frame", "seconds")
 
-    def state(self) -> State:
-        """For a snapshot: views."""
-        return {"frame": self._frame[: self._count], "seconds": self._seconds[: self._count]}
+    def __init__(self) -> None:
+        self.frame, self.seconds = np.zeros(0, np.int64), np.zeros(0)
 
     def restore(self, state: State) -> None:
-        """Restore what :meth:`state` returned. Raises ValueError."""
-        frame, seconds = state["frame"], state["seconds"]
-        if frame.dtype != np.int64 or seconds.dtype != np.float64 or frame.shape != seconds.shape or len(frame) > KNOTS:
+        super().restore(state)
+        if self.frame.shape != self.seconds.shape or len(self.frame) > KNOTS:
             raise ValueError("times of frames are none")
-        self._count = len(frame)
-        self._frame[: self._count], self._seconds[: self._count] = frame, seconds
-
-    def copy(self) -> FrameTimes:
-        """These times, unaffected by later additions."""
-        times = copy.copy(self)
-        times._frame, times._seconds = self._frame[: self._count].copy(), self._seconds[: self._count].copy()
-        return times
 
     def add(self, frame: int, seconds: float) -> None:
-        """Note a frame; those from ``frame`` on that were noted before are forgotten."""
-        self._count = int(np.searchsorted(self._frame[: self._count], frame))
-        if self._count == KNOTS:
-            self._thin()
-        self._frame[self._count], self._seconds[self._count] = frame, seconds
-        self._count += 1
+        """Note a frame; forget those noted from ``frame`` on."""
+        count = int(np.searchsorted(self.frame, frame))
+        kept = self._thinned() if count == KNOTS else slice(count)
+        self.frame, self.seconds = np.append(self.frame[kept], frame), np.append(self.seconds[kept], seconds)
 
     @property
     def newest(self) -> int:
         """The last frame noted; -1 before any was."""
-        return int(self._frame[self._count - 1]) if self._count else -1
+        return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:
         """When a frame was seen; 0 before any was."""
-        if not self._count:
-            return 0.0
-        return float(np.interp(frame, self._frame[: self._count], self._seconds[: self._count]))
+        return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:
         """The first frame that was seen at ``seconds`` or later; the one after the newest where none was."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
-    def _thin(self) -> None:
-        frame, seconds = self._frame[: self._count], self._seconds[: self._count]
-        middle = np.arange(1, self._count - 1, 2)
+    def _thinned(self) -> Int64:
+        """The knots to keep."""
+        frame, seconds, middle = self.frame, self.seconds, np.arange(1, KNOTS - 1, 2)
         between = seconds[middle - 1] + (seconds[middle + 1] - seconds[middle - 1]) * (
             (frame[middle] - frame[middle - 1]) / (frame[middle + 1] - frame[middle - 1])
         )
         gone = middle[np.abs(between - seconds[middle]) <= CLOSE_S]
-        kept = np.delete(np.arange(self._count), gone if len(gone) else middle[: len(middle) // 2])
-        self._count = len(kept)
-        self._frame[: self._count], self._seconds[: self._count] = frame[kept], seconds[kept]
+        return np.delete(np.arange(KNOTS), gone if len(gone) else middle[: len(middle) // 2])

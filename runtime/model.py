@@ -17,12 +17,12 @@ from edgevlm.progress import progress
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.files import refuse_address
-from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
 
 LARGEST_TOKENIZER = 1 << 27  # bytes
+FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when written
 
 
 @dataclass(eq=False)
@@ -92,8 +92,14 @@ class Model:
     @property
     def rows_per_frame(self) -> int:
         """The most rows that a frame, or a group of frames with one grid, appends."""
-        vision = self.bundle.vision
-        return vision.tokens_per_frame + most_text(vision.before, vision.after, self.encode)
+        text = sum(len(self.encode(text)) for text in self.frame_text(FURTHEST) if text)
+        return self.bundle.vision.tokens_per_frame + text
+
+    def frame_text(self, seconds: float) -> tuple[str, str]:
+        """The text before and after a frame seen at ``seconds`` of the stream."""
+        full = int(seconds)
+        vision, time = self.bundle.vision, {"seconds": seconds, "minutes": full // 60, "second": full % 60}
+        return vision.before.format(**time), vision.after.format(**time)
 
     def close(self) -> None:
         """End the work in progress and let go of the engine; sessions of this model can do nothing any more.

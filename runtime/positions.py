@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -35,34 +35,28 @@ def position_rule(rule: str, wanted: str) -> str:
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
-@dataclass(frozen=True, slots=True)
-class FrameLayout:
-    """How the tokens of a frame take positions: see ``positions`` of :class:`~edgevlm.runtime.bundle.VisionSpec`."""
-
-    rule: str = "rows"
-    grid: tuple[int, int] = (1, 1)
-    tokens_per_second: float | None = None
-    axes: int = 1
-
-
 @dataclass(slots=True)
 class Positions:
-    """Rotary positions of one stream: a row of text takes the next index on every axis, a frame what its layout says.
+    """Rotary positions of one stream: a row of text takes the next index on every axis, a frame what its rule says.
 
     limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), and
     never less than the text budget, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
+    rule, grid, tokens_per_second: ``positions`` and more of :class:`~edgevlm.runtime.bundle.VisionSpec`.
     next: 1 + the largest position taken, over all axes.
     """
 
     limit: int
     text_rows: int
     reindexing: Reindexing = "lazy"
-    layout: FrameLayout = field(default_factory=FrameLayout)
+    rule: str = "rows"
+    grid: tuple[int, int] = (1, 1)
+    tokens_per_second: float | None = None
+    axes: int = 1
     next: int = 0
     _start: int | None = None  # where the rows and columns of the video count from
     _time: int = 0  # the newest frame's position on the first axis
     _since: float = 0.0  # seconds of the video's first frame
-    _text: int | None = None  # where text that follows the video goes on, if not from ``next``
+    _text: int | None = None  # the position of text after the video, if not ``next``
 
     @property
     def margin(self) -> int:
@@ -75,9 +69,9 @@ class Positions:
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
     def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
-        """Replace kept positions by their dense rank per layer, head and axis; go on, with a new video, from the largest.
+        """Replace kept positions by their dense rank per layer, head and axis; the next frame begins a new video.
 
-        gap: positions left free behind the prefix.
+        gap: positions left free after the prefix.
         """
         self.next, self._start, self._text = cache.reindex(prefix), None, None
         if gap:
@@ -87,20 +81,20 @@ class Positions:
             self.next += gap
 
     def mark(self) -> Mark:
-        """This moment, to :meth:`restore`."""
+        """Return the state, for :meth:`restore`."""
         return self.next, self._start, self._time, self._since, self._text
 
     def restore(self, mark: Mark) -> None:
         self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have four
 
     def take(self, rows: int) -> Int32:
-        """The positions of the next ``rows`` rows of text, ``[rows, axes]``."""
+        """Return the positions of the next ``rows`` rows of text, ``[rows, axes]``."""
         first = self.next if self._text is None else self._text
         self.next, self._text = max(self.next, first + rows), None
-        return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.layout.axes, 1)
+        return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.axes, 1)
 
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
-        """The positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
+        """Return the positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
 
         tokens: bool ``[rows * columns]``, those that are appended, all unless given; text-like positions leave no gaps.
 
@@ -109,31 +103,23 @@ class Positions:
         ``transformers``: as ``video``, but the rows of text that are taken next follow the largest row or column, and only
         those after them the largest position, as in transformers from 5.3 on.
         """
-        rows, columns = self.layout.grid
-        if self.layout.rule == "rows":
+        rows, columns = self.grid
+        if self.rule == "rows":
             return self.take(rows * columns if tokens is None else int(tokens.sum()))
-        start = self._begin(seconds)
+        if self._start is None or self.rule == "frame":
+            self._start = self._time = self.next
+            self._since = seconds
+        elif self.tokens_per_second is None:
+            self._time += 1
+        else:  # never before the previous frame, nor so far on that no text would fit
+            passed = int((seconds - self._since) * self.tokens_per_second + _ROUNDING)
+            furthest = max(self._time + 1, self.limit - self.margin - 1)
+            self._time = min(max(self._time, self._start + passed), furthest)
         positions = np.empty((rows, columns, 3), np.int32)
         positions[..., 0] = self._time
-        positions[..., 1] = start + np.arange(rows)[:, None]
-        positions[..., 2] = start + np.arange(columns)
-        edge = start + max(rows, columns)
+        positions[..., 1] = self._start + np.arange(rows)[:, None]
+        positions[..., 2] = self._start + np.arange(columns)
+        edge = self._start + max(rows, columns)
         self.next = max(self.next, self._time + 1, edge)
-        self._text = edge if self.layout.rule == "transformers" else None
+        self._text = edge if self.rule == "transformers" else None
         return positions.reshape(-1, 3)[slice(None) if tokens is None else tokens]
-
-    def _begin(self, seconds: float) -> int:
-        """Set the position on the first axis; returns where rows and columns count from."""
-        if self._start is None or self.layout.rule == "frame":
-            self._start, self._time, self._since = self.next, self.next, seconds
-        else:
-            self._time = self._later(seconds)
-        return self._start
-
-    def _later(self, seconds: float) -> int:
-        """Where a later frame of a video stands: never before the one ahead of it, and not so far on that no text would fit."""
-        if self.layout.tokens_per_second is None or self._start is None:
-            return self._time + 1
-        passed = int((seconds - self._since) * self.layout.tokens_per_second + _ROUNDING)
-        furthest = max(self._time + 1, self.limit - self.margin - 1)
-        return min(max(self._time, self._start + passed), furthest)

@@ -117,7 +117,7 @@ class Session:
             why += f"; encode: {encoder.settings}"
         if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
-        chunk = Chunk(model.engine, model.bundle.vision, stream.chunk, encoder)
+        chunk = Chunk(model.engine, model.bundle, stream.chunk, encoder)
         return SessionMemory(
             stream, chunk, Conversations(self._chat, model.encode, self.text_budget.conversation), Progress(), why
         )
@@ -278,7 +278,7 @@ class Session:
             self.model.engine.release_memory(self._pressure.short)
         progress.watched(timestamp)
         chunk.add(pixels.values, progress.time_s, pixels.size)
-        if not chunk.missing:
+        if chunk.taken >= chunk.limit:
             self._append_chunk()
 
     def _skip_to(self, timestamp: float) -> None:
@@ -296,9 +296,8 @@ class Session:
         if not chunk.taken:
             return
         try:
-            features, seconds = chunk.encode(complete=complete), chunk.seconds(complete=complete)
-            coming = chunk.coming(complete=True) if complete else 0
-            chunk.appended(self._stream.append_frames(features, coming, seconds))
+            features, seconds, coming = chunk.encode(complete=complete)
+            chunk.appended(self._stream.append_frames(features, coming if complete else 0, seconds))
         except BaseException:
             chunk.clear()
             raise
@@ -440,14 +439,15 @@ class Session:
         found: list[Classified] = []
         began = time.perf_counter()
         self._append_pieces()
-        pending, seconds = (chunk.encode(), chunk.seconds()) if chunk.taken else (None, None)
-        with stream.question(pending, chunk.coming(), seconds):
+        with stream.question(chunk.encode()):
             for ids, choices in asked:
                 if watch and found and (time.perf_counter() - began > ROUND_S or model.scheduler.urgent_waiting):
                     break
                 rows = np.concatenate([model.closing, model.engine.embed(np.asarray(ids, np.int64))])
-                logits, looked = stream.classify(rows)
-                found.append(Classified(progress.time_s, choices.at_once(logits), looked))
+                with stream.taken_out():
+                    probabilities = choices.at_once(stream.append_question(rows))
+                assert stream.looked is not None
+                found.append(Classified(progress.time_s, probabilities, stream.looked))
         progress.asked += 1
         return found
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, present_rows
-from edgevlm.runtime.cache import Kind, Rows
-from edgevlm.runtime.changes import References, unit_features
+from edgevlm.runtime.cache import Kind, KVCache, Rows
+from edgevlm.runtime.changes import References
+from edgevlm.runtime.chunk import Encoded
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult, arrays_of
 from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, seen_rows
-from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
@@ -32,30 +32,15 @@ from edgevlm.runtime.time_window import NarrowedMemory, NothingHeld, TimeWindow,
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
+Tokens = tuple[Float32, Rows]
+"""Rows to append: float32 ``[n, width]``, and what is known of each but its ``seq``."""
 
 
-class Present(NamedTuple):
-    """The newest frame, outside the memory: features float32 ``[tokens_per_frame, width]``, first and last seconds ``[2]``."""
-
-    features: Float32
-    seconds: Float64
-
-
-class QueuedFrame(NamedTuple):
-    """A frame of which nothing is in the memory, with its ``unit`` features, as :class:`References` compares them."""
+class Frame(NamedTuple):
+    """A frame that is not in the memory: features float32 ``[tokens_per_frame, width]``, first and last seconds ``[2]``."""
 
     features: Float32
     seconds: Float64
-    unit: Float32
-
-
-class ChangedPiece(NamedTuple):
-    """What changed in frames that are appended in one call."""
-
-    rows: list[Embedded]  # of the frames in which anything changed
-    features: list[Float32]  # and theirs
-    tokens: list[NDArray[np.int64]]  # of each frame, the token that shows each patch from then on, [tokens_per_frame]
-    references: References  # from then on
 
 
 class Stream:
@@ -83,7 +68,7 @@ class Stream:
     ) -> None:
         decoder, vision, engine = model.bundle.decoder, model.bundle.vision, model.engine
         self.model, self.policy, self.budget, self.prefix, self.store = model, policy, budget, len(prefix), store
-        self.rows_per_frame, self.framing = model.rows_per_frame, Framing(model.bundle, model.embed)
+        self.rows_per_frame = model.rows_per_frame
         self._most_text = self.rows_per_frame - vision.tokens_per_frame
         shape = StreamShape(
             decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, model.bundle.calibration(),
@@ -96,14 +81,13 @@ class Stream:
         if append is not None and policy.needs_whole_frames:
             raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
         self._changing = threading.RLock()
-        self.present: Present | None = None
+        self.present: Frame | None = None
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
         self._guidance = [model.embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
         text_rows += present_rows(model) if append is not None else 0
         self.chunk = -(-chunk // vision.group) * vision.group
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
-        self.inv_freq = model.bundle.inv_freq
         wanted = [len(prefix) + policy.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
@@ -117,13 +101,14 @@ class Stream:
         if isinstance(policy, Retrieval):
             self.store = store or Store()
             policy.open(self.cache, self.store)
-            self._by_layer = LayerByLayer(engine.bind_layers(buffers), policy, probes)
+            self._by_layer = LayerByLayer(engine.bind_layers(buffers), probes, policy)
         self.decoder: Decoder = self._by_layer or engine.bind(buffers, probes)
         self.sparse = engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
         self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
-        self._layers: LayerDecoder | None = None  # for such questions, bound by the first
+        self._by_head: LayerByLayer | None = None  # for such questions, bound by the first
         rule: Reindexing = reindexing if policy.bounded else "never"
-        self.positions = Positions(model.bundle.limit, text_rows, rule, self.framing.layout)
+        layout = vision.positions, vision.grid, vision.tokens_per_second, decoder.axes
+        self.positions = Positions(model.bundle.limit, text_rows, rule, *layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
         self.looked: QuestionAttention | None = None
@@ -175,12 +160,12 @@ class Stream:
         if self.references is not None:
             self.references.restore(strip_prefix("references", arrays))
         present = strip_prefix("present", arrays)
-        self.present = Present(*(present[name].copy() for name in Present._fields)) if present else None
+        self.present = Frame(*(present[name].copy() for name in Frame._fields)) if present else None
         sizes = (self.model.bundle.vision.tokens_per_frame, self.model.bundle.decoder.row_width), (2,)
-        if self.present and not (
-            tuple(part.shape for part in self.present) == sizes and np.isfinite(self.present.seconds).all()
+        if self.present and (
+            tuple(part.shape for part in self.present) != sizes or not np.isfinite(self.present.seconds).all()
         ):
-            raise ValueError(f"the present is {[list(part.shape) for part in self.present]}")
+            raise ValueError(f"present.features and seconds are {[list(part.shape) for part in self.present]}")
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.stats = MemoryStats(**numbers["stats"])
 
@@ -222,29 +207,31 @@ class Stream:
         after the last piece is held back as the present, and counts.
         """
         with self.changing():
-            seconds, done = self._seconds(features, seconds), 0
+            queue, done = self._queue(features, seconds), 0
             if self.references is not None:
-                return self._append_changed(self.references, self._queue(features, seconds), coming) if len(features) else 0
-            while done < len(features):
-                count = self._piece(features[done:], coming)
-                if count > len(features) - done:
+                return self._append_changed(self.references, queue, coming) if len(features) else 0
+            while done < len(queue):
+                count = self._piece(len(queue) - done + coming)
+                if count > len(queue) - done:
                     break
                 self.make_room(count * self.rows_per_frame)
-                piece, first = features[done : done + count], self._seq
-                tokens, result = self._append_vision(piece, seconds[done : done + count])
+                piece, first = queue[done : done + count], self._seq
+                rows, result = self._append_vision(piece)
                 self.frames += count
-                self._inform_policy(tokens.at(first), result, piece)
+                self._inform_policy(first, rows, result, piece)
                 done += count
             return done
 
-    def _queue(self, features: Float32, seconds: Float64) -> list[QueuedFrame]:
-        """The frames that are not in the memory: the present, and these."""
-        if self.present is not None:
-            features = np.concatenate([self.present.features[None], features])
-            seconds = np.concatenate([self.present.seconds[None], seconds])
-        return [QueuedFrame(*frame) for frame in zip(features, seconds, unit_features(features), strict=True)]
+    def _queue(self, features: Float32, seconds: Float64 | None) -> list[Frame]:
+        """The frames that are not in the memory: the present, and these, whose times are noted for evidence."""
+        present = [] if self.present is None else [self.present]
+        first = self.frames + len(present)
+        seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
+        for frame, second in enumerate(seen[:, 0], first):
+            self.times.add(frame, float(second))
+        return [*present, *map(Frame, features, seen)]
 
-    def _append_changed(self, references: References, queue: Sequence[QueuedFrame], coming: int) -> int:
+    def _append_changed(self, references: References, queue: Sequence[Frame], coming: int) -> int:
         """Append what changed in all frames but the newest; returns how many of them, without the present, wait no longer.
 
         With more ``coming``, the frames of the last piece wait: others may join them.
@@ -253,72 +240,70 @@ class Stream:
         while done < last:
             self._make_room_changed(references, queue[done])
             with self._positions_kept() as undo:
-                piece = self._changed_piece(references, queue[done:last])
-                if coming and done + len(piece.tokens) == last:
+                parts, frames, shown, references = self._changed_piece(references, queue[done:last])
+                if coming and done + len(shown) == last:
                     undo()
                     break
-                rows = Embedded.joined(piece.rows) if piece.rows else None
-                first, result = self._seq, None if rows is None else self._append_timed(rows)
-            if rows is not None and result is not None:
-                self._inform_policy(rows.at(first), result, piece.features)
-            self.references = references = piece.references
-            for tokens in piece.tokens:
+                first, appended = self._seq, 0
+                if parts:
+                    embeds, rows = joined(parts)
+                    result = self._append_timed(embeds, rows)
+            if parts:
+                self._inform_policy(first, rows, result, frames)
+                appended = int((rows.kind == Kind.VISION).sum())
+            self.references = references
+            for tokens in shown:
                 self.cache.confirm(tokens.reshape(self.model.bundle.vision.grid), self.frames)
                 self.frames += 1
             self._compress_for(0)
-            done += len(piece.tokens)
-            appended = 0 if rows is None else int((rows.rows.kind == Kind.VISION).sum())
-            self.stats = self.stats.plus(tokens_seen=sum(map(len, piece.tokens)), tokens_appended=appended)
-        self.present = Present(queue[done].features.copy(), queue[done].seconds.copy())
+            done += len(shown)
+            self.stats = self.stats.plus(tokens_seen=sum(map(len, shown)), tokens_appended=appended)
+        self.present = Frame(queue[done].features.copy(), queue[done].seconds.copy())
         return done + 1 - held
 
-    def _make_room_changed(self, references: References, frame: QueuedFrame) -> None:
-        if count := int(references.changed(frame.unit).sum()):
+    def _make_room_changed(self, references: References, frame: Frame) -> None:
+        if count := int(references.changed(frame.features).sum()):
             self.make_room(count + self._most_text)
 
-    def _changed_piece(self, references: References, queue: Sequence[QueuedFrame]) -> ChangedPiece:
+    def _changed_piece(
+        self, references: References, queue: Sequence[Frame]
+    ) -> tuple[list[Tokens], list[Frame], list[NDArray[np.int64]], References]:
         """What changed in the first frame, which there is room for, and in those after it that need no further room.
 
         So rows and positions are those of frames that are appended one by one. A frame without changes has no text either.
+        Returns the rows of the frames with changes, these frames, of every frame the token that shows each patch from then on,
+        ``[tokens_per_frame]``, and the references from then on.
         """
-        piece = ChangedPiece([], [], [], references.copy())
+        parts: list[Tokens] = []
+        frames: list[Frame] = []
+        shown: list[NDArray[np.int64]] = []
+        references = references.copy()
         free, held = 0 if self.policy.takes_single_frames else self._free, 0
         for number, frame in enumerate(queue, self.frames):
-            changed = piece.references.changed(frame.unit)
+            changed = references.changed(frame.features)
             count = np.count_nonzero(changed)
             rows = count + self._most_text if count else 0
-            if piece.tokens and (held + rows > free or self.positions.due(rows, compressed=False)):
+            if shown and (held + rows > free or self.positions.due(rows, compressed=False)):
                 break
             seq = np.zeros(0, np.int64)
             if rows:
-                made = self.framing.rows(frame.features[None], frame.seconds[None], number, self.positions, changed)
-                seq = self._seq + held + np.flatnonzero(made.rows.kind == Kind.VISION)
-                held += len(made)
-                piece.rows.append(made)
-                piece.features.append(frame.features)
-            piece.references.appended(frame.unit, changed, seq)
-            piece.tokens.append(piece.references.seq.copy())
-        return piece
+                parts.append(self.rows([frame], number, changed))
+                frames.append(frame)
+                seq = self._seq + held + np.flatnonzero(parts[-1][1].kind == Kind.VISION)
+                held += len(parts[-1][1])
+            references.appended(frame.features, changed, seq)
+            shown.append(references.seq.copy())
+        return parts, frames, shown, references
 
-    def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:
-        """First and last second of each frame after the present, ``[F, 2]``; noted for evidence."""
-        first = self.frames + (self.present is not None)
-        number = first + np.arange(len(features), dtype=np.float64)
-        seen = np.repeat(number[:, None], 2, 1) if seconds is None else seconds
-        for frame, second in enumerate(seen[:, 0], first):
-            self.times.add(frame, float(second))
-        return seen
-
-    def _piece(self, features: Float32, coming: int) -> int:
-        """Frames of the next piece, of those to come too: as many as fit, or as one compression makes room for.
+    def _piece(self, left: int) -> int:
+        """Frames of the next piece, of ``left``: as many as fit, or as one compression makes room for.
 
         Frame 0 goes in by itself, densely, if later ones see it for good.
         """
-        left, budgets = len(features) + coming, self.policy.layer_budgets
         kept = self.rows_per_frame if self.policy.keeps_first_frame else 0
         if kept and not self.frames:
             return min(1, left)
-        freed = min(self.policy.max_append, int(budgets.min()) - kept)
+        freed = min(self.policy.max_append, int(self.policy.layer_budgets.min()) - kept)
         return min(max(1, self._free // self.rows_per_frame or freed // self.rows_per_frame), left)
 
     @property
@@ -339,28 +324,50 @@ class Stream:
             )
         self._compress_for(rows)
 
-    def _inform_policy(self, rows: Rows, result: StepResult, frames: Sequence[Float32] | Float32) -> None:
-        """frames: features ``[tokens_per_frame, width]`` of each frame that the rows belong to."""
+    def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[Frame]) -> None:
+        """first: the first row's place in the stream. frames: those that the rows belong to."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
-            seen = np.stack([frame.mean(0) for frame in frames]) if needs.features else None
-            appended = Appended(rows.seq[vision], rows.position[vision], queries, rows.frame[vision], seen)
+            seen = np.stack([frame.features.mean(0) for frame in frames]) if needs.features else None
+            appended = Appended(first + vision, rows.position[vision], queries, rows.frame[vision], seen)
             self.policy.after_append(self.cache, appended)
 
-    def _append_vision(
-        self, piece: Float32, seconds: Float64, ahead: int = 0, sparsely: bool = True
-    ) -> tuple[Embedded, StepResult]:
+    def rows(self, frames: Sequence[Frame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
+        """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
+
+        tokens: bool ``[tokens_per_frame]``, those of each frame to append, all unless given.
+        """
+        parts: list[Tokens] = []
+        which = slice(None) if tokens is None else tokens
+        row, col = (part.ravel()[which].astype(np.int16) for part in np.indices(self.model.bundle.vision.grid))
+        for number, (features, (since, until)) in enumerate(frames, first):
+            before, after = self.model.frame_text((since + until) / 2)
+            parts += self._text_rows(before, number)
+            known = Rows.text(self.positions.frame(float(since), tokens), Kind.VISION, number)
+            parts.append((features[which], replace(known, row=row, col=col)))
+            parts += self._text_rows(after, number)
+        return joined(parts)
+
+    def _text_rows(self, text: str, frame: int) -> list[Tokens]:
+        known = self.model.embed(text) if text else ()
+        if not len(known):
+            return []
+        embeds = np.zeros((len(known), self.model.bundle.decoder.row_width), np.float32)
+        embeds[:, : known.shape[1]] = known  # type: ignore[union-attr]
+        return [(embeds, Rows.text(self.positions.take(len(known)), frame=frame))]
+
+    def _append_vision(self, frames: Sequence[Frame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
         """ahead: how many frames these come after the next. sparsely: through the sparse graph, where the policy has one."""
         sparsely = sparsely and self.sparse is not None and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
-            tokens = self.framing.rows(piece, seconds, self.frames + ahead, self.positions)
-            return tokens, self._append_timed(tokens, pattern)
+            embeds, rows = self.rows(frames, self.frames + ahead)
+            return rows, self._append_timed(embeds, rows, pattern)
 
-    def _append_timed(self, tokens: Embedded, pattern: FramePattern | None = None) -> StepResult:
+    def _append_timed(self, embeds: Float32, rows: Rows, pattern: FramePattern | None = None) -> StepResult:
         with self._timed("prefill_ms"):
-            return self.append(tokens, (), pattern)
+            return self.append(embeds, rows, (), pattern)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -406,45 +413,40 @@ class Stream:
     @contextmanager
     def question(
         self,
-        frames: Float32 | None = None,
-        coming: int = 0,
-        seconds: Float64 | None = None,
+        waiting: Encoded | None = None,
         pictures: Sequence[Float32] = (),
         now: float = 0.0,
         window: TimeWindow | None = None,
     ) -> Iterator[None]:
         """Take out whatever is appended inside, position counter included, on exit.
 
-        frames: ``[F, tokens_per_frame, width]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
-        good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
+        waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece, now and not
+        then, so that the memory is the same afterwards.
         Where there is a present, the newest of it and these is seen whole, and of the others what changed.
         pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
         now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld where there
         are none, and UserError as :meth:`check_window` does.
         """
-        queue: list[QueuedFrame] = []
-        if self.references is not None:
-            shape = 0, self.model.bundle.vision.tokens_per_frame, self.model.bundle.decoder.row_width
-            waiting = np.zeros(shape, np.float32) if frames is None else frames
-            queue = self._queue(waiting, self._seconds(waiting, seconds))
-            if len(queue) > 1:
-                with self.changing():
-                    self._make_room_changed(self.references, queue[0])
-        elif frames is not None and len(frames):
-            count = self._piece(frames, coming) if self.policy.bounded else len(frames)
+        features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
+        references = self.references
+        queue = self._queue(features, seconds) if references is not None or len(features) else []
+        if references is not None and len(queue) > 1:
             with self.changing():
-                self.make_room(count * self.rows_per_frame)
-        with self._taken_out():
-            if self.references is not None and queue:
-                piece, newest = self._changed_piece(self.references, queue[:-1]), queue[-1]
-                if piece.rows:
-                    self._append_timed(Embedded.joined(piece.rows))
-                self._append_vision(newest.features[None], newest.seconds[None], len(queue) - 1)
-            elif frames is not None and len(frames):
-                self._append_vision(frames, self._seconds(frames, seconds))
-            after = self.chunk + 1  # frames that may come before the pictures
-            for index, picture in enumerate(pictures):
-                self._append_vision(picture, np.full((1, 2), now + 1 + index), ahead=after + index, sparsely=False)
+                self._make_room_changed(references, queue[0])
+        elif references is None and queue:
+            with self.changing():
+                self.make_room(self.rows_per_frame * (self._piece(len(queue) + coming) if self.policy.bounded else len(queue)))
+        with self.taken_out():
+            older = 0
+            if references is not None and queue:
+                older = len(queue) - 1
+                parts, *_ = self._changed_piece(references, queue[:older])
+                if parts:
+                    self._append_timed(*joined(parts))
+            if queue:
+                self._append_vision(queue[older:], older)
+            for index, picture in enumerate(pictures, 1):  # after all frames that may come before them
+                self._append_vision([Frame(picture[0], np.full(2, now + index))], self.chunk + index, sparsely=False)
             if window is not None:
                 self._narrowed = self._narrow(window, now)
             yield
@@ -452,21 +454,21 @@ class Stream:
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:
         """Temporarily keep only the first ``rows`` prefix tokens, of a memory without frames; restore the rest on exit."""
-        layers = range(self.cache.layers)
-        held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in layers]
+        held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in range(self.cache.layers)]
         position, seq = self.positions.mark(), self._seq
-        self.cache.evict([self.cache.seq(layer) < rows for layer in layers])
+        self.cache.evict([layer["seq"] < rows for layer in held])
         self.positions.next = self._seq = rows
         try:
             yield
         finally:
-            for layer in layers:
-                self.cache.load(layer, held[layer])
+            for layer, parts in enumerate(held):
+                self.cache.load(layer, parts)
             self.positions.restore(position)
             self._seq = seq
 
     @contextmanager
-    def _taken_out(self) -> Iterator[None]:
+    def taken_out(self) -> Iterator[None]:
+        """Take out what is appended inside on exit."""
         mark, position, seq = self.cache.mark(), self.positions.mark(), self._seq
         try:
             yield
@@ -497,9 +499,10 @@ class Stream:
             oldest = [int(cache.frame(layer)[held].min()) for layer, held in enumerate(of_memory) if held.any()]
             raise NothingHeld(window, self.times.at(min(oldest)) if oldest else None)
         narrowed = NarrowedMemory(cache, shown, frames)
-        if not narrowed.even and self._layers is None:
+        if not narrowed.even and self._by_head is None:
             try:
-                self._layers = self.model.engine.bind_layers(cache.buffers())
+                layers = self.model.engine.bind_layers(cache.buffers())
+                self._by_head = LayerByLayer(layers, (self.evidence_heads.layer,))
             except BaseException:
                 narrowed.restore()
                 raise
@@ -511,32 +514,25 @@ class Stream:
         self.looked = self._look(result)
         return result.logits[0]
 
-    def classify(self, embeds: Float32) -> tuple[Float32, QuestionAttention]:
-        """Return what :meth:`append_question` does, and where the last row looks; the rows are taken out again."""
-        with self._taken_out():
-            result = self._append_text(embeds, (len(embeds) - 1,))
-            return result.logits[0], self._look(result)
-
     def _look(self, result: StepResult) -> QuestionAttention:
         """Where the last row of a step looks; it must be the newest row."""
-        layer = self.evidence_heads.layer
-        query = result.probes[layer][:, -1]
-        group = len(query) // self.cache.kv_heads
-        by_head: dict[int, list[int]] = {}
-        for head in self.evidence_heads.heads:
-            by_head.setdefault(head // group, []).append(head)
+        heads, vision, narrowed = self.evidence_heads, self.model.bundle.vision, self._narrowed
+        layer, query = heads.layer, result.probes[heads.layer][:, -1]
+        groups: dict[int, list[int]] = {}  # the heads of each KV head
+        for head in heads.heads:
+            groups.setdefault(head * self.cache.kv_heads // len(query), []).append(head)
 
         def seen(head: int) -> list[SeenRows]:
-            if self._narrowed is not None:
-                return [self._narrowed.seen(layer, head)]
+            if narrowed is not None:
+                return [narrowed.seen(layer, head)]
             held = [seen_rows(self.cache, layer, head)]
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
-        vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
-        heads, logits = self.evidence_heads, result.logits[-1]
-        if self._narrowed is not None:  # the rule was calibrated on whole memories
+        looked = ((query[of], seen(head)) for head, of in groups.items())
+        if narrowed is not None:  # the rule was calibrated on whole memories
             heads = replace(heads, weights=())
-        return QuestionAttention(groups, heads, vision.grid, vision.group, self.times, logits, self.stats.evicted == 0)
+        logits, lossless = result.logits[-1], self.stats.evicted == 0
+        return QuestionAttention(looked, heads, vision.grid, vision.group, self.times, logits, lossless)
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
@@ -554,27 +550,33 @@ class Stream:
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: int = Kind.TEXT) -> StepResult:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""
         with self._positions_kept():
-            return self.append(Embedded(embeds, Rows.text(self.positions.take(len(embeds)), kind)), logit_rows)
+            return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
-    def append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and commit rows that there is room for, through the sparse prefill graph when there is a pattern."""
-        tables = rope_tables(tokens.rows.position, self.inv_freq, self.cache.pair_axis)
+    def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
+        """Append and commit rows that there is room for, through the sparse prefill graph when there is a pattern.
+
+        embeds: float32 ``[n, width]``. The rows' ``seq`` is the stream's.
+        """
+        tables = rope_tables(rows.position, self.model.bundle.inv_freq, self.cache.pair_axis)
         if self._narrowed is not None:
-            decoder = self.decoder if self._narrowed.even else None
-            probes = (self.evidence_heads.layer,)
-            result = self._narrowed.step(decoder, self._layers, tokens.embeds, *tables, logit_rows, probes)
-            self._seq += len(tokens)
+            past = self._narrowed.extend(len(rows))
+            if self._narrowed.even:
+                result = self.decoder.step(embeds, *tables, past[:, 0], logit_rows)
+            else:
+                assert self._by_head is not None
+                result = self._by_head.step(embeds, *tables, past, logit_rows)
+            self._seq += len(rows)
             return result
-        self.cache.reserve(len(tokens))
+        self.cache.reserve(len(rows))
         if self._by_layer is not None:
-            text: Phase = "answer" if len(tokens) == 1 else "question"
-            self._by_layer.phase = "prefill" if (tokens.rows.kind == Kind.VISION).any() else text
+            text: Phase = "answer" if len(rows) == 1 else "question"
+            self._by_layer.phase = "prefill" if (rows.kind == Kind.VISION).any() else text
         try:
             if pattern is None or self.sparse is None:
-                result = self.decoder.step(tokens.embeds, *tables, self.cache.lengths, logit_rows)
+                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows)
             else:
-                result = self.sparse.step(tokens.embeds, *tables, self.cache.lengths, logit_rows, pattern)
-            rows = tokens.at(self._seq)
+                result = self.sparse.step(embeds, *tables, self.cache.lengths, logit_rows, pattern)
+            rows = replace(rows, seq=np.arange(self._seq, self._seq + len(rows), dtype=np.int64))
         except BaseException:
             self.cache.abort()
             raise
@@ -583,18 +585,18 @@ class Stream:
         except MemoryError:  # before the call had begun
             self.cache.abort()
             raise
-        self._seq += len(tokens)
+        self._seq += len(rows)
         return result
 
 
 class LayerByLayer:
-    """A :class:`~edgevlm.runtime.engine.Decoder` of per-layer graphs: a retrieval policy fetches rows for each layer.
+    """A :class:`~edgevlm.runtime.engine.Decoder` of per-layer graphs.
 
-    ``phase``: that of the next rows. ``probes``: layers whose queries a step returns.
+    probes: layers whose queries a step returns. policy: fetches rows for each layer. ``phase``: that of the next rows.
     """
 
-    def __init__(self, layers: LayerDecoder, policy: Retrieval, probes: Sequence[int] = ()) -> None:
-        self._layers, self._policy, self._probes = layers, policy, frozenset(probes)
+    def __init__(self, layers: LayerDecoder, probes: Sequence[int], policy: Retrieval | None = None) -> None:
+        self._layers, self._probes, self._policy = layers, frozenset(probes), policy
         self.phase: Phase = "prefill"
 
     def step(
@@ -606,15 +608,53 @@ class LayerByLayer:
         logit_rows: Sequence[int] = (-1,),
         pattern: FramePattern | None = None,
     ) -> StepResult:
-        """Append rows as the protocol has it; they are causal among themselves and see the working set before them."""
+        """Append rows as the protocol has it; they are causal among themselves and see the working set before them.
+
+        past_len: ``[layers]``, or ``[layers, kv_heads]``.
+        """
         policy, probes = self._policy, {}
-        policy.begin(cos, sin)
+        if policy is not None:
+            policy.begin(cos, sin)
         query: Float32 | None = self._layers.begin(embeds, cos, sin, logit_rows)
         for layer, past in enumerate(past_len):
             assert query is not None  # but for the last layer's, there is a next
             if layer in self._probes:
                 probes[layer] = query.copy()
-            fetched = policy.attend(layer, query, self.phase)
+            fetched = policy.attend(layer, query, self.phase) if policy is not None else 0
             query = self._layers.attend(layer, (past + fetched).astype(np.int32))
-            policy.working.settle(layer, len(embeds))
+            if policy is not None:
+                policy.working.settle(layer, len(embeds))
         return StepResult(self._layers.logits(), probes)
+
+
+def joined(parts: Sequence[Tokens]) -> Tokens:
+    """One after the other; one at least."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([embeds for embeds, _ in parts]), Rows.joined([rows for _, rows in parts])
+
+
+def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
+    """What the frames of a prefill see of the memory under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
+
+    A token sees the prefix, frame 0, its own frame up to itself, and the token at its own patch in the frame before. Holes are
+    filled from the tail and prefix and frame 0 never leave, so these two stay where they were first written: slots
+    ``[0, prefix + tokens_per_frame)`` of every layer and head. A frame's token before it may be in another slot of each head.
+
+    The pattern is of a call whose first frame is ``frame`` (1 or later) of ``grid`` (rows, columns) tokens. Raises CacheError
+    if frame 0 has left its place.
+    """
+    rows, columns = grid
+    shared = prefix + rows * columns
+    previous = np.full((cache.layers, cache.kv_heads, rows * columns), -1, np.int64)
+    for layer in range(cache.layers):
+        vision = cache.kind(layer) == Kind.VISION
+        first = (vision & (cache.frame(layer) == 0))[:, prefix:shared]
+        if frame < 1 or first.size != previous[layer].size or not first.all():
+            raise CacheError(f"layer {layer}: ST-SpAttn needs frame 0 in rows {prefix} to {shared}, and it is not there")
+        if frame == 1:
+            continue  # the frame before is frame 0, which every token sees
+        head, slot = np.nonzero(vision & (cache.frame(layer) == frame - 1))
+        place = cache.row(layer)[head, slot].astype(np.int64) * columns + cache.col(layer)[head, slot]
+        previous[layer, head, place] = slot
+    return FramePattern(shared, previous)

@@ -1,7 +1,7 @@
 """Questions about a window of time: their rows attend to the memory's rows of that time alone.
 
-A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen, text with the frames that it
-stands around, summaries, which are of no time, never.
+A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen; text is seen with its frames;
+summaries, which belong to no time, never.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheFull, UserError
 from edgevlm.runtime.cache import Kind, KVCache
-from edgevlm.runtime.engine import Decoder, Float32, Int32, LayerDecoder, StepResult, arrays_of
+from edgevlm.runtime.engine import Int32, arrays_of
 from edgevlm.runtime.evidence import FrameTimes, SeenRows
 
 Bool = NDArray[np.bool_]
@@ -29,7 +29,7 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """The first and the last frame of the window; the first is behind the last where there is none.
+        """The first and the last frame of the window; the first is after the last where there is none.
 
         now: the stream's time. Until then the newest frame is what there was to be seen.
         """
@@ -53,7 +53,7 @@ class NothingHeld(UserError):
 def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
     """Rows of a layer that a question about frames ``first`` to ``last`` attends to, ``[kv_heads, n]``.
 
-    Frames behind ``newest`` are pictures that it shows.
+    Frames after ``newest`` are pictures that it shows.
     """
     kind, frame = cache.kind(layer), cache.frame(layer)
     shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
@@ -73,66 +73,39 @@ class NarrowedMemory:
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
         """shown: ``[kv_heads, n_l]`` of each layer. frames: the first and last of the window, for :meth:`seen`."""
         self._cache, self._frames = cache, frames
-        self.lengths = np.stack([mask.sum(1, dtype=np.int32) for mask in shown])  # [layers, kv_heads]
+        self._lengths = np.stack([mask.sum(1, dtype=np.int32) for mask in shown])  # [layers, kv_heads]
+        self.even = bool((self._lengths == self._lengths[:, :1]).all())  # so that a decoder of the full graph can do it
         self._free_rows = int((cache.capacities - cache.lengths).min())
         self._appended = 0
         self._slots: list[list[NDArray[np.int64]]] = []  # of each layer and head, where the rows at the front were
         self._saved: list[tuple[NDArray, NDArray[np.int64], NDArray]] = []
         try:
-            self._move(shown)
+            for buffer, mask, counts in zip(cache.buffers(), shown, self._lengths.tolist(), strict=True):
+                memory = arrays_of(buffer)
+                self._slots.append([self._move(memory, *each) for each in enumerate(zip(mask, counts, strict=True))])
         except BaseException:
             self.restore()
             raise
 
-    def _move(self, shown: Sequence[Bool]) -> None:
-        for buffer, mask, counts in zip(self._cache.buffers(), shown, self.lengths.tolist(), strict=True):
-            memory, slots = arrays_of(buffer), []
-            for head, count in enumerate(counts):
-                held = mask[head]
-                holes, behind = np.flatnonzero(~held[:count]), count + np.flatnonzero(held[count:])
-                over = np.concatenate([holes, np.arange(count, min(count + self._free_rows, len(held)))])
-                for rows in (part[head] for part in memory):
-                    self._saved.append((rows, over, rows[over]))
-                    rows[holes] = rows[behind]
-                slot = np.arange(count)
-                slot[holes] = behind
-                slots.append(slot)
-            self._slots.append(slots)
+    def _move(self, memory: tuple[NDArray, NDArray], head: int, shown: tuple[Bool, int]) -> NDArray[np.int64]:
+        """Move a head's rows to the front; returns where they were."""
+        held, count = shown
+        holes, after = np.flatnonzero(~held[:count]), count + np.flatnonzero(held[count:])
+        over = np.concatenate([holes, np.arange(count, min(count + self._free_rows, len(held)))])
+        for rows in (part[head] for part in memory):
+            self._saved.append((rows, over, rows[over]))
+            rows[holes] = rows[after]
+        slots = np.arange(count)
+        slots[holes] = after
+        return slots
 
-    @property
-    def even(self) -> bool:
-        """Whether the heads of each layer see as many rows, so that a decoder of the full graph can do it."""
-        return bool((self.lengths == self.lengths[:, :1]).all())
-
-    def step(
-        self,
-        decoder: Decoder | None,
-        layers: LayerDecoder | None,
-        embeds: Float32,
-        cos: Float32,
-        sin: Float32,
-        logit_rows: Sequence[int],
-        probes: Sequence[int],
-    ) -> StepResult:
-        """Append S rows behind those seen, as :meth:`Decoder.step` takes them; through ``layers`` where there is no decoder.
-
-        probes: the layers whose queries ``layers`` gives. Raises CacheFull where the whole cache had no room for them.
-        """
-        if self._appended + len(embeds) > self._free_rows:
-            raise CacheFull(f"{self._appended} rows of text and {len(embeds)} more do not fit in {self._free_rows}")
-        past: Int32 = self.lengths + np.int32(self._appended)
-        self._appended += len(embeds)
-        if decoder is not None:
-            return decoder.step(embeds, cos, sin, past[:, 0], logit_rows)
-        assert layers is not None
-        found: dict[int, Float32] = {}
-        query: Float32 | None = layers.begin(embeds, cos, sin, logit_rows)
-        for layer, of_layer in enumerate(past):
-            assert query is not None  # but for the last layer's, there is a next
-            if layer in probes:
-                found[layer] = query.copy()
-            query = layers.attend(layer, of_layer)
-        return StepResult(layers.logits(), found)
+    def extend(self, rows: int) -> Int32:
+        """Return where ``rows`` more rows go, ``[layers, kv_heads]``. Raises CacheFull if the whole cache has no room."""
+        if self._appended + rows > self._free_rows:
+            raise CacheFull(f"{self._appended} rows of text and {rows} more do not fit in {self._free_rows}")
+        self._appended += rows
+        past: Int32 = self._lengths + np.int32(self._appended - rows)
+        return past
 
     def seen(self, layer: int, head: int) -> SeenRows:
         """The frames' rows that a KV head sees, their runs cut to the window: copies."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
         progress(f"looking for evidence in layer {layer}")
         every = EvidenceHeads(layer, tuple(range(spec.heads)))
         for asked in _ask(model, every, cases[: max(1, streams // 2)], "full", tokens):
-            for head, attention in enumerate(asked.attention.by_head()):
+            for head, attention in enumerate(by_head(asked.attention)):
                 score = asked.score(attention, grid)
                 hits[layer, head].append(score.hit1 + score.overlap)
     merit = {place: float(np.mean(of)) for place, of in hits.items()}
@@ -63,6 +64,15 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
                 held.append(asked.score(asked.attention, grid).held)
                 features.append(asked.attention.features)
     return with_rule(heads, np.array(features), np.array(held))
+
+
+def by_head(attention: QuestionAttention) -> Iterator[QuestionAttention]:
+    """The attention of each head by itself."""
+    for score, length, known in attention.scores:
+        for head in range(len(score)):
+            one = copy(attention)
+            one.scores = [(score[[head]], length[[head]], known)]
+            yield one
 
 
 def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) -> EvidenceHeads:

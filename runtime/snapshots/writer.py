@@ -98,10 +98,6 @@ def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Con
     try:
         stream.restore(about["stream"], arrays)
         chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
-        frame = stream.model.bundle.vision.tokens_per_frame, stream.model.bundle.decoder.row_width
-        for name in ("chunk.features", "present.features"):
-            if name in arrays and arrays[name].shape[-2:] != frame:
-                raise ValueError(f"{name} is {list(arrays[name].shape)} and a frame {list(frame)}")
         progress.restore(about["session"])
         turns = about["session"]["conversations"]
         conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}

@@ -36,11 +36,12 @@ def watch(model: Model, pixels: np.ndarray, fps: float, chunk: int) -> Stream:
     """A stream that has seen ``pixels [F, 3, H, W]`` in chunks and keeps all of them."""
     prefix = model.encode(Chat(model.bundle.chat).prefix)
     stream = Stream(model, create_policy("full"), 1200, prefix, 64, "lazy", chunk)
-    waiting = Chunk(model.engine, model.bundle.vision, stream.chunk)
+    waiting = Chunk(model.engine, model.bundle, stream.chunk)
     for index, frame in enumerate(pixels):
         waiting.add(frame, index / fps)
-        if not waiting.missing or index == len(pixels) - 1:
-            stream.append_frames(waiting.encode(), 0, waiting.seconds())
+        if waiting.taken == waiting.limit or index == len(pixels) - 1:
+            features, seconds, _ = waiting.encode()
+            stream.append_frames(features, 0, seconds)
             waiting.clear()
     return stream
 

@@ -57,7 +57,7 @@ def test_guidance_attention_is_what_transformers_computes(model):
     with Session.open(model, policy="hermes", budget=12 * per_frame, chunk=3, text_budget=TEXT_BUDGET) as session:
         stream = session._stream
         append = stream.append
-        stream.append = lambda rows, *rest: given.append(rows.embeds) or append(rows, *rest)
+        stream.append = lambda rows, *rest: given.append(rows) or append(rows, *rest)
         for image in frames(9, model):
             session.watch(image)
         guidance, cache = stream._guide(), stream.cache

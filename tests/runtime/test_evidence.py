@@ -100,8 +100,6 @@ def test_weights_are_the_softmax_of_the_scores() -> None:
     np.testing.assert_allclose(weight, expected, rtol=1e-5)
     sure = [np.log(0.5) + 7, np.log(0.5), 1.5 * np.log(2)]
     np.testing.assert_allclose(look.features, [*features, *sure], rtol=1e-5)
-    alone = [head.weights()[2] for head in look.by_head()]
-    np.testing.assert_allclose(np.mean(alone, 0), expected, rtol=1e-5)
     nothing = [SeenRows(*(part[:0] for part in groups[0][1][0]))]
     assert QuestionAttention([(groups[0][0], nothing)], EvidenceHeads(0, (0,)), (1, 2), 1, FrameTimes(), logits).blind
 

@@ -157,7 +157,7 @@ def test_keys_are_those_of_transformers_at_the_new_positions(model, checkpoint, 
 
         def recorded(rows, *arguments):
             first = stream._seq
-            embeds.update((first + index, row[: model.bundle.decoder.hidden].copy()) for index, row in enumerate(rows.embeds))
+            embeds.update((first + index, row[: model.bundle.decoder.hidden].copy()) for index, row in enumerate(rows))
             return append(rows, *arguments)
 
         stream.append = recorded

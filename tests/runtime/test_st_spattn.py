@@ -12,10 +12,10 @@ from reference_decoder import START, Shadow
 from edgevlm.errors import CacheError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind, KVCache, Rows
-from edgevlm.runtime.framing import frame_pattern
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Needs, Policy
 from edgevlm.runtime.session import Session, TextBudget
+from edgevlm.runtime.stream import frame_pattern
 
 QUESTION = "what color was the square?"
 
