@@ -33,20 +33,13 @@ def streamingbench(root: Path) -> None:
     make_clip(root / "videos/sample_2_sqa.mp4", 5)
 
     def asked(time, **more):
-        fields = {
-            "task_type": "Object Perception",
-            "question": "What is it?",
-            "options": ["A. red", "B. blue", "C. no", "D. two"],
-        }
+        options = ["A. red", "B. blue", "C. no", "D. two"]
+        fields = {"task_type": "Object Perception", "question": "What is it?", "options": options}
         return {**fields, "time_stamp": time, "answer": "A", "required_ability": "working memory", **more}
 
     def record(video, questions):
-        return {
-            "time": "[0:00:00 - 0:01:00]",
-            "questions": questions,
-            "video_categories": "x",
-            "video_path": f"./videos/{video}",
-        }
+        about = {"time": "[0:00:00 - 0:01:00]", "video_categories": "x", "video_path": f"./videos/{video}"}
+        return {**about, "questions": questions}
 
     real = [asked("00:00:03"), asked("00:00:09", task_type="Counting", answer="B", options=["one", "two", "three", "four"])]
     write(root / "questions_real.json", [record("sample_1.mp4", real)])
@@ -91,33 +84,4 @@ def ovobench(root: Path) -> None:
     )  # fmt: skip
 
 
-def rvs(root: Path) -> None:
-    make_clip(root / "ego/videos/e.mp4", 5)
-    make_clip(root / "movie/videos/m.mp4", 4)
-    for half, name, video in (("ego", "ego4d_oe.json", "e"), ("movie", "movienet_oe.json", "m")):
-        conversations = [
-            {"question": f"What color was the square at {end}?", "answer": "It was red.", "start_time": 0, "end_time": end}
-            for end in (1.5, 3.0)
-        ]
-        path = f"data/rvs/{half}/videos/{video}.mp4"
-        write(root / half / name, [{"video_id": video, "video_path": path, "conversations": conversations}])
-
-
-def coin(root: Path) -> None:
-    make_clip(root / "videos/7/uid1.mp4", 8)
-    annotation = [
-        {"segment": [1.0, 3.0], "label": "put on the hair extensions", "id": "1"},
-        {"segment": [3.0, 5.0], "label": "spread the mixed slurry", "id": "2"},
-        {"segment": [5.0, 7.0], "label": "blow dry", "id": "3"},
-    ]
-    record = {"recipe_type": 7, "class": "UseHairExtensions", "subset": "testing", "start": 1.0, "end": 7.0, "duration": 8.0}
-    learned = {
-        **record,
-        "class": "MakeCVDisc",
-        "subset": "training",
-        "annotation": [{"segment": [0, 1], "label": "Burn the disc"}],
-    }
-    write(root / "COIN.json", {"database": {"uid1": {**record, "annotation": annotation}, "uid2": learned}})
-
-
-MAKERS = {"streamingbench": streamingbench, "ovobench": ovobench, "rvs": rvs, "coin": coin}
+MAKERS = {"streamingbench": streamingbench, "ovobench": ovobench}

@@ -17,7 +17,7 @@ TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against")
-PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
+PUBLISHED_ONLY = ("data", "fps")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
 \b
@@ -28,7 +28,7 @@ Suites of the demo world, and their usual budgets:
   text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
-sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.
+sees what came before its time.
 
 Benchmarks of whole videos go through lmms-eval: lmms-eval --model edgevlm --tasks {",".join(LMMS_EVAL.values())}
 """
@@ -65,10 +65,6 @@ def accuracy(
     against: Annotated[str | None, option("NAME", "Report differences to this policy.", "infinipot-v", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
     fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED, min=1e-5, max=1000)] = 1.0,
-    judge_url: Annotated[
-        str | None, option("URL", "Judge open answers at this OpenAI-compatible endpoint.", panel=PUBLISHED)
-    ] = None,
-    judge_model: Annotated[str | None, option("NAME", "Judge with this model.", panel=PUBLISHED)] = None,
 ) -> None:
     """Ask every policy the same questions at equal bytes."""
     for name in DEMO_ONLY if suite in SUITES else PUBLISHED_ONLY:

@@ -1,7 +1,7 @@
 """Published benchmarks, by name. docs/internals/published-benchmarks.md says where to get their data."""
 
 GUIDE = "docs/internals/published-benchmarks.md"
-SUITES = ("streamingbench", "ovobench", "rvs", "coin")
+SUITES = ("streamingbench", "ovobench")
 LMMS_EVAL = {  # benchmarks of whole videos, and their tasks in lmms-eval
     "videomme": "videomme",
     "mlvu": "mlvu_dev",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from edgevlm.bench.suites.records import LETTERS, Clip, Count, Dataset, Options, Poll, Seconds, SuiteQuestion, Text, reader
+from edgevlm.bench.suites.records import LETTERS, Count, Dataset, Options, Poll, Seconds, SuiteQuestion, Text, reader
 from edgevlm.bench.suites.scoring import Line, Scores, mean
-from edgevlm.errors import UserError
 
 # fields that are read of a record, name to type
 streaming_choice = reader(video_path=Text, question=Text, options=Options, answer=Text, task_type=Text, time_stamp=Seconds)
@@ -24,12 +22,6 @@ ovo_forward = {
     "SSR": reader(step=Text, type=Literal[0, 1]),
     "CRR": reader(question=Text, type=Literal[0, 1]),
 }
-rvs_question = reader(video_path=Text, question=Text, answer=Text, end_time=Seconds)
-coin_video = reader(
-    subset=Literal["testing", "training"], annotation=list[Any], start=Seconds, end=Seconds, recipe_type=(Count | None, None),
-    **{"class": Text},
-)  # fmt: skip
-coin_step = reader(segment=Clip, label=Text)
 
 
 def listed(options: tuple[str, ...]) -> str:
@@ -171,93 +163,6 @@ def ovo_columns(scores: Scores) -> Iterator[Line]:
     yield mean("Overall, mean of categories", categories)
 
 
-# RVS-Ego and RVS-Movie (Flash-VStream, arXiv:2406.08085), in ReKV's files: open questions in the middle of a stream
-RVS_FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
-
-
-def read_rvs(data: Dataset) -> Iterator[SuiteQuestion]:
-    for file in data.files(*(f"{folder}{name}" for name in RVS_FILES for folder in ("", "ego/", "movie/", "rvs/*/"))):
-        folder, _, name = file.rpartition("/")
-        make = partial(_rvs_question, data, RVS_FILES[name], f"{folder}/videos" if folder else "videos")
-        yield from data.questions(file, data.read(file), make, "conversations")
-
-
-def _rvs_question(data: Dataset, half: str, folder: str, value: Any, name: str) -> Iterator[SuiteQuestion]:
-    asked = rvs_question(value)
-    yield SuiteQuestion(
-        id=name, video=data.video(asked["video_path"], folder), text=asked["question"], prompt=asked["question"],
-        answer=asked["answer"], scoring="judge", subtask=half, category=half, time_s=asked["end_time"], tokens=256,
-    )  # fmt: skip
-
-
-def rvs_columns(scores: Scores) -> Iterator[Line]:
-    """Return for each half the fraction judged right, and the mean rating from 0 to 5."""
-    for half in RVS_FILES.values():
-        if scores.among(half):
-            yield scores.accuracy(f"{half}, accuracy", half)
-            yield scores.rating(f"{half}, judge's rating", half)
-
-
-# COIN (Tang et al., 2019), with the five tasks of VideoLLM-online (arXiv:2406.11816): steps of instructional videos
-AHEAD = 5  # steps asked for at most
-BRIEFLY = "Format your answer concisely. No extra text output."
-NUMBERED = "Format your answer concisely, listing each action on a new line with a number prefix. No extra text output."
-COIN_TASKS = ("step", "next", "task", "procedure", "procedure+")
-
-
-def read_coin(data: Dataset) -> Iterator[SuiteQuestion]:
-    file = data.files("COIN.json", "coin.json")[0]
-    whole = data.read(file)
-    if not isinstance(whole, dict) or not isinstance(whole.get("database"), dict):
-        raise UserError(f"{data.root / file}: has no object 'database'; download it again")
-    labels, tasks = set[str](), set[str]()  # of training too: the nearest label to an answer is taken of them
-    for value in whole["database"].values():
-        try:
-            _, task, steps = _coin_record(value)
-        except ValueError:  # noted where its questions are made
-            continue
-        labels |= {label for _, label in steps}
-        tasks.add(task)
-    make = partial(_coin_questions, data, tuple(sorted(labels)), tuple(sorted(tasks)))
-    yield from data.questions(file, list(whole["database"].items()), make)
-
-
-def _coin_record(value: Any) -> tuple[dict[str, Any], str, list[tuple[tuple[float, float], str]]]:
-    """A video's fields, its task (``MakeCoffee`` is ``make coffee``), and its steps, a clip and a label each."""
-    record = coin_video(value)
-    task = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", record["class"]).lower()
-    steps = [coin_step(step) for step in record["annotation"]]
-    return record, task, [(step["segment"], step["label"].lower()) for step in steps]
-
-
-def _coin_questions(
-    data: Dataset, labels: tuple[str, ...], tasks: tuple[str, ...], named: tuple[str, Any], name: str
-) -> Iterator[SuiteQuestion]:
-    uid, (record, task, steps) = named[0], _coin_record(named[1])
-    if record["subset"] == "training":
-        return
-    whole = coin_step({"segment": (record["start"], record["end"]), "label": task})["segment"]
-    recipe = record["recipe_type"]
-    video = data.video(uid, "videos" if recipe is None else f"videos/{recipe}")
-
-    def ask(kind: str, at: str, clip: tuple[float, float], text: str, answer: str, options: tuple[str, ...]) -> SuiteQuestion:
-        many = "\n" in answer
-        return SuiteQuestion(
-            id=f"{name}:{uid}:{kind}{at}", video=video, text=text, prompt=text, answer=answer,
-            scoring="steps" if many else "nearest", subtask=kind, options=options, clip=clip, tokens=128 if many else 32,
-        )  # fmt: skip
-
-    yield ask("task", "", whole, f"What is the overall activity in the video? {BRIEFLY}", task, tasks)
-    for index, (clip, label) in enumerate(steps):
-        yield ask("step", f"/{index}", clip, f"What is the action in the video? {BRIEFLY}", label, labels)
-        if coming := [following for _, following in steps[index + 1 : index + 1 + AHEAD]]:
-            yield ask("next", f"/{index}", clip, f"What is the next action for the video? {BRIEFLY}", coming[0], labels)
-            count = f"next {len(coming)} actions" if len(coming) > 1 else "next action"
-            for kind, before in (("procedure", "What"), ("procedure+", f"To {task}, what")):
-                text = f"{before} is the {count} for the video? {NUMBERED if len(coming) > 1 else BRIEFLY}"
-                yield ask(kind, f"/{index}", clip, text, "\n".join(coming), labels)
-
-
 class Suite(NamedTuple):
     """A published benchmark. read: the questions of a data folder; columns: the lines of its table, from what was answered."""
 
@@ -268,6 +173,4 @@ class Suite(NamedTuple):
 FORMATS = {
     "streamingbench": Suite(read_streamingbench, streaming_columns),
     "ovobench": Suite(read_ovobench, ovo_columns),
-    "rvs": Suite(read_rvs, rvs_columns),
-    "coin": Suite(read_coin, lambda scores: scores.subtasks(COIN_TASKS)),
 }

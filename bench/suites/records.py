@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError, create_model
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, create_model
 
 from edgevlm.bench.output import printable
 from edgevlm.bench.suites import GUIDE
@@ -37,22 +37,15 @@ def _options_of(value: Any) -> list[Any]:
     return [re.sub(rf"^\(?{letter}[.):]\s*", "", text) or text if isinstance(text, str) else text for letter, text in lettered]
 
 
-def _rising(clip: tuple[float, float]) -> tuple[float, float]:
-    if not clip[0] < clip[1]:
-        raise ValueError(f"ends at {clip[1]:g} s and begins at {clip[0]:g} s")
-    return clip
-
-
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=20_000)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, BeforeValidator(seconds_of)]
-Clip = Annotated[tuple[Seconds, Seconds], AfterValidator(_rising)]
 Options = Annotated[tuple[Text, ...], BeforeValidator(_options_of)]
 
 
 def reader(**fields: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that takes these fields, each a type or (type, default), from a record, or raises ValueError."""
-    kinds: dict[str, Any] = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
+    """Return a function that takes these fields, name to type, from a record; it raises ValueError for invalid ones."""
+    kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     model = create_model("Record", **kinds)
     return lambda value: model.model_validate(value).__dict__
 
@@ -71,9 +64,8 @@ class SuiteQuestion:
     """One question about one video.
 
     id: file and place, unique in the suite. video: path of a file inside the data folder. prompt: what the model is asked,
-    whole. options: the choices' texts, without letters, or labels to match the answer to. time_s: when in the video to ask;
-    None: at its end. clip: (start, end), the part of the video that is shown.
-    scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`. tokens: the longest answer.
+    whole. options: the choices' texts, without letters. time_s: when in the video to ask first. tokens: the longest answer.
+    scoring: a name of :data:`edgevlm.bench.suites.scoring.SCORINGS`.
     """
 
     id: str
@@ -83,17 +75,11 @@ class SuiteQuestion:
     answer: str
     scoring: str
     subtask: str
-    category: str = ""
+    category: str
+    time_s: float
     options: tuple[str, ...] = ()
-    time_s: float | None = None
-    clip: tuple[float, float] | None = None
     poll: Poll | None = None
     tokens: int = 16
-
-    @property
-    def due_s(self) -> float | None:
-        """When it is asked first, seconds of the video; None: at the video's end."""
-        return self.time_s if self.time_s is not None or self.clip is None else self.clip[1]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,9 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.bench.output import Table
 from edgevlm.bench.suites import GUIDE
 from edgevlm.bench.suites.formats import FORMATS
-from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.records import Dataset, SuiteQuestion
-from edgevlm.bench.suites.scoring import Line, Record, Scores, marks_of
-from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
+from edgevlm.bench.suites.scoring import Line, Record, Scores
+from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker
 from edgevlm.calib.accuracy.pools import in_processes
 from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, parse_variants, reason_of, split
 from edgevlm.calib.accuracy.worker import model_identity
@@ -31,9 +30,6 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import parse_budget
 
-Key = tuple[Any, ...]  # of a journal's record
-
-VERDICT = "verdict"  # the kind of record that a judge's verdict is
 PROMPT_PARTS = 4  # a prompt may take one part in so many of a model's positions
 NAMED = 5  # of the records left out, on the report for people
 LEFT_OUT = {  # of the last line, with the words before a record's fields
@@ -60,17 +56,12 @@ class SuiteJob:
 
 
 def run_suite(
-    suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, judge_url: str | None,
-    judge_model: str | None, as_json: bool, out: Path | None, resume: bool, workers: int, **_: Any,
+    suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, as_json: bool, out: Path | None,
+    resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
     """Run to the end and print the report. Raises UserError."""
     if data is None or not data.is_dir():
         raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
-    if bool(judge_url) != bool(judge_model):
-        raise UserError("a judge takes both --judge-url URL and --judge-model NAME; give both or neither")
-    judge = Judge(judge_url, judge_model) if judge_url and judge_model else None
-    if judge is not None and out is None:
-        to_stderr("note: without --out the judge's verdicts are kept nowhere")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
     if "all" not in named and any(variant.is_oracle for variant in variants):
         raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
@@ -81,21 +72,17 @@ def run_suite(
     with progress("loading the model") as step:
         folder = resolve_model(model, step, to_stderr)
         job = SuiteJob(suite, data, folder, variants, budgets, FULL in named, fps, out, resume, workers)
-        lines = list(run_published(job, judge, step))
+        lines = list(run_published(job, step))
     print_report(lines, as_json)
 
 
-def key_of(record: Mapping[str, Any]) -> Key:
-    """What a line of the journal is known by: an answer, or a judge's verdict on one."""
-    return record["kind"], record["policy"], record["budget"], record["record"], record.get("judge")
+def key_of(record: Record) -> tuple[str, str, str]:
+    """The policy, budget and question of a journal's record."""
+    return record["policy"], record["budget"], record["record"]
 
 
-def answer_key(run: VariantRun, question: SuiteQuestion) -> Key:
-    return ANSWER, run.label, run.budget, question.id, None
-
-
-def run_published(job: SuiteJob, judge: Judge | None, step: Report) -> Iterator[Line]:
-    """Answer the questions missing from the journal, judge them, and yield columns, skipped policies and omitted records.
+def run_published(job: SuiteJob, step: Report) -> Iterator[Line]:
+    """Answer the questions missing from the journal; yield columns, skipped policies and omitted records.
 
     Raises UserError.
     """
@@ -122,9 +109,7 @@ def run_published(job: SuiteJob, judge: Judge | None, step: Report) -> Iterator[
         if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
         _answer(job.workers, worker, runs, asked, journal, step)
-        records = {run: [{**journal.records[answer_key(run, q)], "options": q.options} for q in asked] for run in runs}
-        if judge is not None:
-            _judge(judge, records, journal, step)
+    records = {run: [journal.records[run.label, run.budget, question.id] for question in asked] for run in runs}
     yield from report(job, records, skipped)
     yield {"bench": "accuracy", "suite": job.suite, "questions": len(questions), **counts(data, records)}
 
@@ -161,7 +146,8 @@ def _answer(
         videos.setdefault(question.video, []).append(question)
     tasks = []
     for video, of in videos.items():
-        lacking = [run for run in runs if not all(is_answered(journal.records.get(answer_key(run, one))) for one in of)]
+        keys = {run: [(run.label, run.budget, question.id) for question in of] for run in runs}
+        lacking = [run for run in runs if not all(is_answered(journal.records.get(key)) for key in keys[run])]
         if lacking:
             tasks.append(VideoTask(video, tuple(of), tuple(lacking)))
     for number, records in enumerate(in_processes(workers, worker, partial(VideoWorker, worker.settings), tasks)):
@@ -174,18 +160,6 @@ def _answer(
 def is_answered(record: Record | None) -> bool:
     """Whether an answer need not be had again; one that a damaged video prevented is tried again."""
     return record is not None and not record["damaged"]
-
-
-def _judge(judge: Judge, records: dict[VariantRun, list[Record]], journal: JsonLines, step: Report) -> None:
-    """Add ``verdict`` and ``rating`` to each open answer, from the journal or by asking the judge."""
-    todo = [each for of in records.values() for each in of if each["scoring"] == "judge" and not each["error"]]
-    for number, record in enumerate(todo):
-        step("verdicts", number, len(todo))
-        line = {"kind": VERDICT, **{name: record[name] for name in ("policy", "budget", "record")}, "judge": judge.model}
-        if (known := journal.records.get(key_of(line))) is None:
-            known = line | asdict(judge.verdict(record["question"], record["answer"], record["response"]))
-            journal.add(known)
-        record |= {"verdict": known["right"], "rating": known["rating"]}
 
 
 def report(job: SuiteJob, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
@@ -207,7 +181,6 @@ def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
     errors = [record for of in records.values() for record in of if record["error"]]
     return {
         "asked": len(first), "videos": len({record["video"] for record in first}),
-        "unscored": sum(marks_of(record) is None and not record["error"] for record in first),
         "malformed": data.findings, "missing_videos": list(data.missing),
         "unanswered": [{name: each[name] for name in ("record", "policy", "budget", "video", "error")} for each in errors],
     }  # fmt: skip
@@ -220,8 +193,6 @@ def print_report(lines: Sequence[Line], as_json: bool) -> None:
         if as_json or "asked" not in line:
             table.print(line)
             continue
-        if line["unscored"]:
-            table.say(f"not scored: {line['unscored']} answers of each policy; a judge scores them (--judge-url)")
         for name, words in LEFT_OUT.items():
             if of := line[name]:
                 each = [one if isinstance(one, str) else " ".join(map(str, one.values())) for one in of]

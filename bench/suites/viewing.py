@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import cast
 import numpy as np
 
 from edgevlm.apps.sources.recordings import VideoSource
-from edgevlm.bench.suites.records import LETTERS, Poll, SuiteQuestion
-from edgevlm.bench.suites.scoring import Record, marks_of
+from edgevlm.bench.suites.records import Poll, SuiteQuestion
+from edgevlm.bench.suites.scoring import Record, is_right
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.variants import SkippedRun, Variant, VariantRun, equal_byte_runs, reason_of
 from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, open_variant, policy_of
@@ -28,53 +28,42 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
-ANSWER = "answer"  # the kind of record that an answer is
 EVERY_S = 1.0  # between two polls
+ASKED = ("video", "category", "subtask", "prompt", "options", "answer", "scoring", "time_s")  # of a question, in its record
 
 
 class Viewer:
-    """A policy at a budget that watches one clip in a session. Times are the video's, the session's begin with the clip."""
+    """A policy at a budget that watches a video in a session."""
 
-    def __init__(
-        self, worker: VideoWorker, run: VariantRun, questions: Sequence[SuiteQuestion], clip: tuple[float, float] | None
-    ) -> None:
+    def __init__(self, worker: VideoWorker, run: VariantRun, questions: Sequence[SuiteQuestion]) -> None:
         self.records: list[Record] = []
-        self.over = False
-        self._worker, self._run, self._questions = worker, run, questions
-        self._opened: tuple[Session, Policy] | None = None
-        self._start, self._end = clip or (0.0, math.inf)
-        self._due = sorted((math.inf if q.due_s is None else q.due_s, place) for place, q in enumerate(questions))
+        self._run, self._questions = run, questions
+        self.session, self._policy = worker.open_session(run)
+        self._due = sorted((question.time_s, place) for place, question in enumerate(questions))
         self._peak, self._frames, self._seen_s = PeakBytes(), 0, math.nan
         self._polled: dict[int, list[int]] = {}  # of a question: frames watched at each time that it was polled
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to ask."""
+        return not self._due
+
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
-        """Take a frame of the video, if it is of this clip: first what is due before it is asked."""
-        if self.over or time_s < self._start:
-            return
-        if time_s > self._end:
-            self.finish(self._end)
-            return
+        """Take a frame of the video: first what is due before it is asked."""
         self._ask_until(time_s)
-        if not self._due:
-            self.close()
+        if self.over:
             return
-        session = self._session
         try:
-            session.watch(pixels(), time_s - self._start)
+            self.session.watch(pixels(), time_s)
         except UserError as error:
             self.fail(reason_of(error))
             return
         self._frames, self._seen_s = self._frames + 1, time_s
-        if self._frames % session.chunk == 0:
-            self._measure()
+        if self._frames % self.session.chunk == 0:
+            self._peak.measure(self.session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
-        """The clip or the video ends: what was due later is asked now; a poll whose moment has not come is not answered."""
-        if self.over:
-            return
-        if self._opened is None and self._start >= end_s:
-            self.fail(f"its clip begins at {self._start:g} s and the video ends at {end_s:g} s")
-            return
+        """The video ends: what was due later is asked now; a poll whose moment has not come is not answered."""
         self._ask_until(math.nextafter(end_s, math.inf))
         while self._due:
             _, place = self._due.pop(0)
@@ -82,29 +71,12 @@ class Viewer:
                 self._ask(place)
             else:
                 self._add(place, "")
-        self.close()
 
     def fail(self, reason: str, **facts: object) -> None:
         """Record that what is left cannot be answered. facts: ``damaged``, because the video cannot be read."""
         left, self._due = self._due, []
         for _, place in left:
             self._add(place, "", error=reason, **facts)
-        self.close()
-
-    def close(self) -> None:
-        """Close the session; the records stay."""
-        if self._opened is not None and not self.over:
-            self._opened[0].close()
-        self.over = True
-
-    @property
-    def _session(self) -> Session:
-        self._opened = self._opened or self._worker.open_session(self._run)
-        return self._opened[0]
-
-    def _measure(self) -> None:
-        if self._opened is not None:
-            self._peak.measure(self._opened[0].cache, self._opened[1])
 
     def _ask_until(self, time_s: float) -> None:
         """Ask what is due before ``time_s``: it has seen every frame up to its own time and none after."""
@@ -141,10 +113,9 @@ class Viewer:
         """The answer; None, and a record that says why, where there is none. A full memory answers nothing any more."""
         checked = False
         try:
-            self._session.check(prompt)
+            self.session.check(prompt)
             checked = True
-            most = min(self._questions[place].tokens, self._session.text_budget.answer)
-            answer = self._session.ask(prompt, max_tokens=most)
+            answer = self.session.ask(prompt, max_tokens=min(self._questions[place].tokens, self.session.text_budget.answer))
             answer.wait()
         except UserError as error:
             self._add(place, "", error=reason_of(error))
@@ -154,22 +125,18 @@ class Viewer:
         return answer
 
     def _add(self, place: int, response: str, **facts: object) -> None:
-        """Keep an answer as the journal does. Times in seconds of the video; options: None for long lists."""
-        self._measure()
+        """Keep an answer as the journal does. Times in seconds of the video."""
+        self._peak.measure(self.session.cache, self._policy)
         question = self._questions[place]
+        asked = {name: getattr(question, name) for name in ASKED}
         record: Record = {
-            "kind": ANSWER, "policy": self._run.label, "budget": self._run.budget, "record": question.id,
-            "video": question.video, "category": question.category, "subtask": question.subtask, "question": question.text,
-            "prompt": question.prompt, "options": question.options, "answer": question.answer, "scoring": question.scoring,
-            "time_s": question.due_s, "clip": question.clip, "due_s": question.poll.due_s if question.poll else None,
-            "triggered_s": None, "polls": len(self._polled.get(place, ())), "frames": self._frames,
+            "policy": self._run.label, "budget": self._run.budget, "record": question.id, **asked, "question": question.text,
+            "due_s": question.poll.due_s if question.poll else None, "triggered_s": None,
+            "polls": len(self._polled.get(place, ())), "frames": self._frames,
             "seen_until_s": None if math.isnan(self._seen_s) else round(self._seen_s, 3), "tokens": self._run.tokens,
             "bytes": self._peak.bytes, "error": None, "damaged": False, "response": response, **facts,
         }  # fmt: skip
-        record["marks"] = marks_of(record)
-        if len(question.options) > len(LETTERS):
-            record["options"] = None
-        self.records.append(record)
+        self.records.append({**record, "right": is_right(record)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,28 +171,26 @@ class VideoWorker:
 
     def perform(self, task: VideoTask) -> list[Record]:
         """The answers to a video's questions. Raises UserError when the memory has no room for a session."""
-        clips: dict[tuple[float, float] | None, list[SuiteQuestion]] = {}
-        for question in task.questions:
-            clips.setdefault(question.clip, []).append(question)
-        viewers = [Viewer(self, run, asked, clip) for clip, asked in clips.items() for run in task.runs]
-        try:
-            with closing(VideoSource(self.settings.data / task.video, self.settings.fps)) as source:
-                for frame in source:
-                    pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))
+        viewers: list[Viewer] = []
+        with ExitStack() as stack:
+            stack.callback(self.features.clear)
+            for run in task.runs:
+                viewers.append(Viewer(self, run, task.questions))
+                stack.enter_context(viewers[-1].session)
+            try:
+                with closing(VideoSource(self.settings.data / task.video, self.settings.fps)) as source:
+                    for frame in source:
+                        pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))
+                        for viewer in viewers:
+                            viewer.step(pixels, frame.time_s)
+                        self.features.clear()
+                        if all(viewer.over for viewer in viewers):
+                            break
                     for viewer in viewers:
-                        viewer.step(pixels, frame.time_s)
-                    self.features.clear()
-                    if all(viewer.over for viewer in viewers):
-                        break
+                        viewer.finish(source.end_s)
+            except SourceError as error:
                 for viewer in viewers:
-                    viewer.finish(source.end_s)
-        except SourceError as error:
-            for viewer in viewers:
-                viewer.fail(str(error), damaged=True)
-        finally:
-            for viewer in viewers:
-                viewer.close()
-            self.features.clear()
+                    viewer.fail(str(error), damaged=True)
         return [record for viewer in viewers for record in viewer.records]
 
     def open_session(self, run: VariantRun) -> tuple[Session, Policy]:

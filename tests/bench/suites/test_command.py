@@ -1,7 +1,6 @@
 """Every suite from end to end, as it is typed."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 
 import pytest
-from judge_server import SECRET, YES, endpoint, said
 from published import MAKERS, make_clip, ovobench_choice, write
 from typer.testing import CliRunner
 
@@ -41,21 +39,17 @@ def lines_of(done):
 
 def allowed(record):
     """The last second that an answer may have seen: of its question, or of the last poll."""
-    if record["due_s"] is not None:
-        return record["triggered_s"] or record["due_s"] + 4
-    return math.inf if record["time_s"] is None else record["time_s"]
+    return record["time_s"] if record["due_s"] is None else record["triggered_s"] or record["due_s"] + 4
 
 
 REAL = ["Object Perception", "Counting", "Real-time visual"]
-EACH = [", mean of tasks", ", accuracy", ", judge's rating"]
+MEANS = ", mean of tasks"
 COLUMNS = {
     "streamingbench": [*REAL, "Sequential Question Answering", "Proactive Output", "Contextual", "Overall"],
     "ovobench": [
-        "OCR", f"Real-time{EACH[0]}", "EPM", f"Backward{EACH[0]}", "REC", "SSR", "CRR", f"Forward{EACH[0]}",
+        "OCR", f"Real-time{MEANS}", "EPM", f"Backward{MEANS}", "REC", "SSR", "CRR", f"Forward{MEANS}",
         "Overall, mean of categories",
     ],
-    "rvs": [f"RVS-{half}{what}" for half in ("Ego", "Movie") for what in EACH[1:]],
-    "coin": ["step", "next", "task", "procedure", "procedure+"],
 }  # fmt: skip
 
 
@@ -68,11 +62,11 @@ def test_a_suite_from_end_to_end(tmp_path, suite):
     assert [row["column"] for row in rows] == COLUMNS[suite]
     assert {(row["policy"], row["budget"], row["tokens"]) for row in rows} == {("infinipot-v", "128", 128)}
     saved = [json.loads(line) for line in out.read_text().splitlines()]
-    answers = [record for record in saved[1:] if record["kind"] == "answer"]
+    answers = saved[1:]
     assert len(answers) == counts["asked"] > 0
     assert counts["unanswered"] == []
     assert all(record["seen_until_s"] <= allowed(record) for record in answers)
-    right = [mark for record in answers for mark in record["marks"] or ()]
+    right = [record["right"] for record in answers]
     shares = {row["column"]: row["accuracy"] for row in rows if "accuracy" in row}
     if suite == "streamingbench":
         assert shares["Overall"] == pytest.approx(sum(right) / len(right), abs=1e-4)
@@ -131,44 +125,12 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
         invoke("ovobench", data, "--out", str(out), "--fps", "1", "--resume")
 
 
-def test_open_answers_are_judged_once_and_the_key_is_nowhere(tmp_path):
-    data, out = tmp_path / "data", tmp_path / "out.jsonl"
-    MAKERS["rvs"](data)
-    unscored = lines_of(invoke("rvs", data, "--json", "--out", str(out)))[-1]
-    assert unscored["unscored"] == 4
-    no = (200, said('{"pred": "no", "score": 1}'), {})
-    with endpoint(YES, no, YES, YES) as (url, requests):
-        judge = ("--judge-url", url, "--judge-model", "grader", "--out", str(out), "--resume")
-        done = run("rvs", data, "--json", *judge, EDGEVLM_JUDGE_KEY=SECRET)
-        again = invoke("rvs", data, *judge, EDGEVLM_JUDGE_KEY=SECRET)
-    rows = {row["column"]: row for row in lines_of(done) if "column" in row}
-    assert (rows["RVS-Ego, accuracy"]["accuracy"], rows["RVS-Ego, judge's rating"]["rating"]) == (0.5, 2.5)
-    assert (rows["RVS-Movie, accuracy"]["accuracy"], rows["RVS-Movie, judge's rating"]["rating"]) == (1.0, 4.0)
-    assert len(requests) == 4, "verdicts are kept"
-    assert "2.5" in again.stdout
-    everything = done.stdout + done.stderr + again.stdout + again.stderr + out.read_text()
-    assert SECRET not in everything
-
-
-def test_a_judge_that_fails_loses_nothing(tmp_path):
-    data, out = tmp_path / "data", tmp_path / "out.jsonl"
-    MAKERS["rvs"](data)
-    with endpoint(YES, (401, SECRET, {})) as (url, _):
-        failed = run("rvs", data, "--judge-url", url, "--judge-model", "grader", "--out", str(out), EDGEVLM_JUDGE_KEY=SECRET)
-    assert failed.returncode == 2
-    assert "set EDGEVLM_JUDGE_KEY" in failed.stderr.splitlines()[-1]
-    assert SECRET not in failed.stderr
-    kinds = [json.loads(line)["kind"] for line in out.read_text().splitlines()[1:]]
-    assert kinds == ["answer"] * 4 + ["verdict"]
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--policy", "oracle"], "is known of the demo world alone"),
         (["--budget", "0"], "give vision tokens per layer"),
         (["--budget", "900k"], "no policy can run"),
-        (["--judge-url", "http://x/v1"], "give both or neither"),
         (["--frames", "9"], "--frames: is not for --suite ovobench"),
         (["--data", "/nowhere"], "give the folder that its data"),
     ],

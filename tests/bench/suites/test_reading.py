@@ -32,14 +32,13 @@ EXPECTED = {
                        ("square", "proactive", 2)],
     "ovobench": [("B", "letter-within", 3.5), ("B", "letter-within", 3.5), ("No", "yes-no", 2), ("Yes", "yes-no", 5),
                  ("Yes", "yes-no", 1), ("No", "yes-no", 2), ("1", "digits", 2.5), ("2", "digits", 4.5)],
-    "rvs": [("It was red.", "judge", 1.5), ("It was red.", "judge", 3.0)] * 2,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_questions_of_a_published_file(folders, name):
     data, questions = read(name, folders / name)
-    found = [(question.answer, question.scoring, question.due_s) for question in questions]
+    found = [(question.answer, question.scoring, question.time_s) for question in questions]
     assert sorted(found, key=str) == sorted(EXPECTED[name], key=str)
     assert data.findings == []
     assert not data.missing
@@ -47,29 +46,6 @@ def test_questions_of_a_published_file(folders, name):
     for question in questions:
         assert question.text in question.prompt
         assert all(option in question.prompt for option in question.options)
-
-
-def test_coin_asks_five_tasks_of_its_test_half(folders):
-    data, questions = read("coin", folders / "coin")
-    assert data.findings == []
-    assert [(question.subtask, question.answer, question.clip) for question in questions] == [
-        ("task", "use hair extensions", (1.0, 7.0)),
-        ("step", "put on the hair extensions", (1.0, 3.0)),
-        ("next", "spread the mixed slurry", (1.0, 3.0)),
-        ("procedure", "spread the mixed slurry\nblow dry", (1.0, 3.0)),
-        ("procedure+", "spread the mixed slurry\nblow dry", (1.0, 3.0)),
-        ("step", "spread the mixed slurry", (3.0, 5.0)),
-        ("next", "blow dry", (3.0, 5.0)),
-        ("procedure", "blow dry", (3.0, 5.0)),
-        ("procedure+", "blow dry", (3.0, 5.0)),
-        ("step", "blow dry", (5.0, 7.0)),
-    ]
-    assert questions[0].options == ("make cv disc", "use hair extensions")
-    assert "burn the disc" in questions[1].options
-    assert questions[4].prompt.startswith("To use hair extensions, what is the next 2 actions")
-
-
-NAN, HUGE = float("nan"), 1e300
 
 
 @pytest.mark.parametrize(
