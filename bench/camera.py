@@ -17,7 +17,7 @@ from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.timing import parts_ms, percentiles
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
@@ -35,8 +35,6 @@ def camera(
     fps: float = 2.0,
     realtime: bool = True,
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each stage there was, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
 
@@ -52,7 +50,7 @@ def camera(
         source.prepare = FramePreparation(session.prepare)
         while len(measured) < frames + WARM_UP and (frame := source.read()) is not None:
             measured.append(_watch_and_ask(session, frame))
-            progress(f"{source.name}: frame {len(measured)} of {frames + WARM_UP}")
+            show(f"{source.name}: frame {len(measured)} of {frames + WARM_UP}")
         if len(measured) <= WARM_UP:
             raise UserError(f"{source.name}: {len(measured)} frames are too few; give a longer clip, or a larger --fps")
     for stage in STAGES:

@@ -7,20 +7,17 @@ on the same cache, which is filled up again in between. The first round is cold 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from edgevlm.bench.noise import GROUP, CacheShape, FilledCache
-from edgevlm.bench.output import prefixed
 from edgevlm.bench.timing import spread, timed
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KV_TYPES
@@ -39,8 +36,6 @@ def compression(
     threads: int = 1,
     rounds: int = 3,
     device: str = "cpu",
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
 
@@ -56,7 +51,7 @@ def compression(
         from edgevlm.bench.compression_cuda import measure as measure_parts
 
         for kind in kinds:
-            progress(f"{kind}: {rounds} rounds")
+            show(f"{kind}: {rounds} rounds")
             yield from measure_parts(shape, kind, rounds)
         return
     names = evicting() if list(policy) == ["all"] else policy
@@ -64,19 +59,17 @@ def compression(
         if name == AUTO or isinstance(create_policy(name), Retrieval):
             raise UserError(f"--policy {name}: does not compress by itself; name an eviction policy")
     for name, kind in product(names, kinds):
-        yield measure(name, shape, kind, threads, rounds, prefixed(progress, f"{name}, {kind}"))
+        yield measure(name, shape, kind, threads, rounds)
 
 
-def measure(
-    text: str, shape: CacheShape, dtype: str, threads: int, rounds: int, progress: Notify = lambda what: None
-) -> dict[str, Any]:
+def measure(text: str, shape: CacheShape, dtype: str, threads: int, rounds: int) -> dict[str, Any]:
     """Time one policy, ``name`` or ``name:setting=value,...``, on a cache of ``shape``."""
     policy, memory, before, times = create_policy(text), FilledCache(shape, dtype), kernels.threads(), list[Any]()
     policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
     kernels.set_threads(threads)
     try:
         for number in range(rounds + 1):
-            progress(f"round {number} of {rounds}")
+            show(f"{text}, {dtype}: round {number} of {rounds}")
             appended = _queries(policy, memory, memory.fill())
             guidance = _guidance(policy, memory)
             read = timed(partial(_native.read, memory.cache))
@@ -107,12 +100,11 @@ def _queries(policy: Policy, memory: FilledCache, rows: Rows | None) -> Appended
     if rows is None:
         return None
     heads = memory.shape.kv_heads * GROUP
-    queries = {layer: memory.noise(heads, len(rows)) for layer in policy.needs.probe_layers}
-    return Appended(rows.seq, rows.position, queries)
+    return Appended(rows.seq, rows.position, {layer: memory.noise(heads, len(rows)) for layer in policy.needs.probe_layers})
 
 
 def _guidance(policy: Policy, memory: FilledCache) -> Guidance:
     rows = tuple(GUIDANCE_ROWS for _ in policy.needs.guidance or ())
-    layers, kv_heads = policy.needs.guidance_layers, memory.shape.kv_heads
-    queries: Mapping[int, np.ndarray] = {layer: memory.noise(kv_heads * GROUP, sum(rows)) for layer in layers}
-    return Guidance(queries, {layer: memory.noise(kv_heads, sum(rows)) for layer in layers}, rows)
+    layers, heads = policy.needs.guidance_layers, memory.shape.kv_heads
+    queries, keys = ({layer: memory.noise(count, sum(rows)) for layer in layers} for count in (heads * GROUP, heads))
+    return Guidance(queries, keys, rows)

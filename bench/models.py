@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.model import Model
 
@@ -18,7 +18,7 @@ TOKENS_PER_FRAME = 196
 
 
 @contextmanager
-def open_model(name: str, threads: int, progress: Notify) -> Iterator[Model]:
+def open_model(name: str, threads: int) -> Iterator[Model]:
     """Load ``demo``, a bundle's directory, or SEEDED with a stand-in for a tower, written into a temporary directory."""
     if name != SEEDED:
         with closing(Model.load(name, threads=threads)) as model:
@@ -26,7 +26,7 @@ def open_model(name: str, threads: int, progress: Notify) -> Iterator[Model]:
         return
     with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-        progress(f"{SEEDED}: writing random weights")
+        show(f"{SEEDED}: writing random weights")
         bundle = seeded.decoder_bundle(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME)
         engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
         with closing(Model(bundle, engine, seeded.word_tokenizer(), bundle.closing_rows())) as model:
@@ -34,7 +34,7 @@ def open_model(name: str, threads: int, progress: Notify) -> Iterator[Model]:
 
 
 @contextmanager
-def open_checkpoint(name: str, layers: int | None, progress: Notify) -> Iterator[tuple[Path, Path]]:
+def open_checkpoint(name: str, layers: int | None) -> Iterator[tuple[Path, Path]]:
     """Yield a LLaVA-OneVision checkpoint's directory and a temporary one for its bundles.
 
     SEEDED is written first, with ``layers`` of tower and decoder (all unless given). Raises UserError for another family.
@@ -43,7 +43,7 @@ def open_checkpoint(name: str, layers: int | None, progress: Notify) -> Iterator
         place = Path(temporary)
         if name == SEEDED:
             seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-            yield seeded.write_checkpoint(place / SEEDED, seeded.llava_onevision_config(layers), progress=progress), place
+            yield seeded.write_checkpoint(place / SEEDED, seeded.llava_onevision_config(layers)), place
             return
         from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 

@@ -15,22 +15,17 @@ FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
 GROUP = 8  # query heads of each KV head, where a policy asks for queries
 
 
-def noise_scales(layers: int, kv_heads: int, head_dim: int) -> KVScales:
-    """Scales that hold normal numbers."""
-    return KVScales.holding(np.full((layers, kv_heads, head_dim // 2), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
-
-
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
     """Keys ``[kv_heads, n, head_dim]`` as a buffer stores them."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
 def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str, kind: type[KVCache] = KVCache) -> KVCache:
-    """A cache of ``rows`` rows a layer, in int8 with scales that hold noise."""
-    pairs = head_dim // 2
-    scales = noise_scales(layers, kv_heads, head_dim) if dtype == "int8" else None
-    inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
-    return kind(layers, kv_heads, head_dim, rows, inv_freq=inv_freq, dtype=dtype, scales=scales)
+    """A cache of ``rows`` rows a layer, in int8 with scales that hold normal numbers."""
+    pairs, scales = head_dim // 2, None
+    if dtype == "int8":
+        scales = KVScales.holding(np.full((layers, kv_heads, pairs), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
+    return kind(layers, kv_heads, head_dim, rows, inv_freq=1 / 1e6 ** (np.arange(pairs) / pairs), dtype=dtype, scales=scales)
 
 
 def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str) -> KVCache:

@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from edgevlm.bench.schemas import SPREADS, bench_line
-from edgevlm.progress import Notify
 
 Line = dict[str, Any]
 
@@ -85,8 +84,3 @@ class Table:
     def _row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
         texts = (f"{printable(text):<{width}}" for text, width in zip(cells, widths, strict=True))
         typer.echo("  ".join(texts).rstrip())
-
-
-def prefixed(progress: Notify, place: str) -> Notify:
-    """A progress whose words follow ``place``."""
-    return lambda what: progress(f"{place}: {what}")

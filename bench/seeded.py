@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
@@ -21,7 +20,7 @@ from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.options import ExportOptions
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
 from edgevlm.runtime.kv import KVType
 
@@ -102,10 +101,8 @@ def open_text_model(name: str, layers: int | None = None) -> TextModel:
             text["model_type"] = str(text.get("model_type")).removesuffix("_text")
         text = with_defaults(text)
         tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
-        backbone, _, _ = str(text["model_type"]).partition("_")
-        shape = text_backbone(text["model_type"]).shape(text, tied)
-    shape = replace(shape, layers=min(layers or shape.layers, shape.layers))
-    return TextModel(Path(name).name, backbone, shape, tensors)
+        backbone, shape = text["model_type"].partition("_")[0], text_backbone(text["model_type"]).shape(text, tied)
+    return TextModel(Path(name).name, backbone, replace(shape, layers=min(layers or shape.layers, shape.layers)), tensors)
 
 
 def decoder_bundle(
@@ -158,26 +155,14 @@ def word_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-# Whole checkpoints, as transformers' ``save_pretrained`` writes them: to export, and to measure beside transformers.
-MARKS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>",
-    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
-)  # fmt: skip
+# a whole checkpoint, as transformers' ``save_pretrained`` writes it: to export, and to measure beside transformers
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] + '\n' }}{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'video' %}{{ 'VIDEO\n' }}"
+    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'video' %}{{ '<video>\n' }}"
     "{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
-
-
-def _text(shape: DecoderShape, layers: int | None, vocab: int, rope: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab, "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
-        "num_hidden_layers": layers or shape.layers, "num_attention_heads": shape.heads, "rms_norm_eps": shape.norm_eps,
-        "num_key_value_heads": shape.kv_heads, "max_position_embeddings": shape.model_limit, "tie_word_embeddings": shape.tied,
-        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default", **rope},
-    }  # fmt: skip
 
 
 def llava_onevision_config(layers: int | None = None) -> Any:
@@ -191,32 +176,22 @@ def llava_onevision_config(layers: int | None = None) -> Any:
         hidden_size=1152, intermediate_size=4304, num_hidden_layers=layers or 26, num_attention_heads=16, image_size=384,
         patch_size=14, vision_use_head=False,
     )  # fmt: skip
-    text = transformers.Qwen2Config(**_text(SHAPES["seeded-0.5b"][1], layers, 152_000, {}))
+    shape = SHAPES["seeded-0.5b"][1]
+    text = transformers.Qwen2Config(
+        vocab_size=152_000, hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_attention_heads=shape.heads,
+        num_hidden_layers=layers or shape.layers, num_key_value_heads=shape.kv_heads, rms_norm_eps=shape.norm_eps,
+        max_position_embeddings=shape.model_limit, tie_word_embeddings=shape.tied,
+        rope_parameters={"rope_theta": shape.rope_theta, "rope_type": "default"},
+    )  # fmt: skip
     given: dict[str, Any] = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "tie_word_embeddings": True}
     return transformers.LlavaOnevisionConfig(vision_config=vision, text_config=text, **given)
 
 
-def qwen2_5_vl_config(layers: int | None = None) -> Any:
-    """Return Qwen2.5-VL-3B's configuration. layers: of tower and decoder each, theirs unless given."""
-    import transformers
-
-    shape = SHAPES["seeded-3b"][1]
-    vision = {
-        "depth": layers or 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": shape.hidden,
-        "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
-    }  # fmt: skip
-    text = _text(shape, layers, shape.vocab, {"mrope_section": [16, 24, 24]})
-    return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
-
-
-CONFIGS = {"llava-onevision-0.5b": llava_onevision_config, "qwen2.5-vl-3b": qwen2_5_vl_config}
-
-
-def write_checkpoint(folder: Path, config: Any | None = None, progress: Notify = lambda what: None) -> Path:
-    """Save a checkpoint of ``config``, by default LLaVA-OneVision-0.5B's (1.8 GB), in bfloat16; returns the directory.
+def write_checkpoint(folder: Path, config: Any | None = None) -> Path:
+    """Save a LLaVA-OneVision checkpoint of ``config``, by default the 0.5B's (1.8 GB), in bfloat16; returns the directory.
 
     Weights are as transformers initialises them, the same for the same torch. Its tokenizer has a token for each byte
-    and the marks of ChatML. ``python -m edgevlm.bench.seeded qwen2.5-vl-3b DIR`` writes one of CONFIGS.
+    and the marks of ChatML.
     """
     import torch
     import transformers
@@ -229,30 +204,16 @@ def write_checkpoint(folder: Path, config: Any | None = None, progress: Notify =
     tokenizer.add_special_tokens([*MARKS])
     frames: dict[str, Any] = {
         "do_resize": True, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-        "resample": 3, "rescale_factor": 1 / 255,
+        "resample": 3, "rescale_factor": 1 / 255, "size": dict.fromkeys(("height", "width"), config.vision_config.image_size),
     }  # fmt: skip
-    if config.model_type == "qwen2_5_vl":
-        video, mark = "<|vision_start|><|video_pad|><|vision_end|>", "<|{}_pad|>"
-        config.vision_start_token_id, config.vision_end_token_id = map(tokenizer.token_to_id, MARKS[5:7])
-        frames |= {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-        frames["size"] = {"shortest_edge": 56**2, "longest_edge": 3584**2}
-    else:
-        video, mark = "<video>", "<{}>"
-        frames["size"] = dict.fromkeys(("height", "width"), config.vision_config.image_size)
-    config.image_token_id, config.video_token_id = (tokenizer.token_to_id(mark.format(name)) for name in ("image", "video"))
+    config.image_token_id, config.video_token_id = map(tokenizer.token_to_id, ("<image>", "<video>"))
     config.text_config.eos_token_id = tokenizer.token_to_id("<|im_end|>")
-    progress("writing a checkpoint of random weights")
+    show("writing a checkpoint of random weights")
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    chat = {"chat_template": TEMPLATE.replace("VIDEO", video), "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    chat = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **chat}))
     (folder / "processor_config.json").write_text(json.dumps({"video_processor": frames, "video_token": "<video>"}))
     return folder
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in CONFIGS:
-        sys.exit(f"usage: python -m edgevlm.bench.seeded {'|'.join(CONFIGS)} DIR")
-    write_checkpoint(Path(sys.argv[2]), CONFIGS[sys.argv[1]]())

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from edgevlm.apps.sources.demo import DemoSource
 from edgevlm.bench.timing import spread
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 
 WATCHED = 16  # frames before frames are counted
 FASTEST = 1000.0  # frames a second of the camera's clock, so that none is left out
@@ -49,8 +50,6 @@ def cameras(
     rounds: int = 5,
     seconds: float = 4.0,
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each number of cameras in one process and in one each: frames a second in all, and memory.
 
@@ -63,7 +62,7 @@ def cameras(
         with TemporaryDirectory(prefix="edgevlm-bench-") as folder, ExitStack() as stack:
             ways: dict[int, list[Served]] = {}
             for processes in dict.fromkeys((1, count)):
-                progress(f"{count} cameras: starting {processes} processes")
+                show(f"{count} cameras: starting {processes} processes")
                 ways[processes] = []
                 for number in range(processes):
                     server = Served(model, count // processes, threads, Path(folder) / f"{processes}-{number}")
@@ -72,10 +71,9 @@ def cameras(
                     _until(lambda: min(server.frames()) >= WATCHED)  # noqa: B023
                     server.process.send_signal(signal.SIGSTOP)
             rates: dict[int, list[float]] = {processes: [] for processes in ways}
-            for number in range(rounds):
-                progress(f"{count} cameras: round {number + 1} of {rounds}")
-                for processes, servers in ways.items():
-                    rates[processes].append(_rate(servers, seconds))
+            for number, (processes, servers) in product(range(rounds), ways.items()):
+                show(f"{count} cameras: round {number + 1} of {rounds}")
+                rates[processes].append(_rate(servers, seconds))
             for processes, servers in ways.items():
                 memory = [psutil.Process(server.process.pid).memory_full_info() for server in servers]
                 line: dict[str, Any] = {
@@ -127,15 +125,18 @@ class Served:
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
     """Frames a second of all cameras, over ``seconds`` and until there is one, while other servers are stopped."""
+
+    def total() -> int:
+        return sum(sum(server.frames()) for server in servers)
+
     for server in servers:
         server.process.send_signal(signal.SIGCONT)
     time.sleep(SETTLES_S)
     try:
-        before, began = [sum(server.frames()) for server in servers], time.monotonic()
+        before, began = total(), time.monotonic()
         time.sleep(seconds)
-        _until(lambda: sum(sum(server.frames()) for server in servers) > sum(before))
-        gained = sum(sum(server.frames()) for server in servers) - sum(before)
-        return gained / (time.monotonic() - began)
+        _until(lambda: total() > before)
+        return (total() - before) / (time.monotonic() - began)
     finally:
         for server in servers:
             server.process.send_signal(signal.SIGSTOP)

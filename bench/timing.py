@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.session import Session
 
 Key = TypeVar("Key")
@@ -56,11 +56,11 @@ def watching(session: Session, frames: Sequence[Any]) -> Job:
     return Job(watch, len(frames))
 
 
-def take_turns(jobs: Mapping[Key, Job], rounds: int, progress: Notify = lambda what: None) -> dict[Key, list[Took]]:
+def take_turns(jobs: Mapping[Key, Job], rounds: int) -> dict[Key, list[Took]]:
     """Run every job once a round; a first round warms up and is not counted."""
     took: dict[Key, list[Took]] = {key: [] for key in jobs}
     for done in range(rounds + 1):
-        progress(f"round {done} of {rounds}" if done else "warming up")
+        show(f"round {done} of {rounds}" if done else "warming up")
         for key, job in jobs.items():
             took[key].append(time_job(job))
     return {key: times[1:] for key, times in took.items()}

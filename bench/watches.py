@@ -17,8 +17,7 @@ from edgevlm.bench.timing import timed, watching
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 from edgevlm.calib.intervals import fraction_right
-from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -94,24 +93,19 @@ def quality(
     policy: Sequence[str] = ("auto", WINDOW, STILL),
     append: Sequence[str] = ("auto", "all"),
     threads: int | None = None,
-    *,
-    progress: Notify = lambda words: None,
 ) -> Iterator[Line]:
     """A line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
 
     At each frame WATCHES watches ask whether an object is there. ``still`` is no policy but the newest frame, as if each
     were asked about by itself. Raises UserError.
     """
-    try:
-        words = seed_words(seed)
-    except ValueError:
-        raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
+    words = seed_words(seed)
     scores: dict[tuple[str, str, str], list[Score]] = {}
     memories = [(name, way) for name in policy for way in (["all"] if name in (WINDOW, STILL) else append)]
     with closing(Model.load("demo", threads=threads)) as model:
         happened = stream = 0
         while happened < events:
-            progress(f"stream {stream + 1}, {happened} of {events} events")
+            show(f"stream {stream + 1}, {happened} of {events} events")
             own = [*words, STREAM + stream]
             pictures, present = shown(own, FRAMES)
             watched, truth = chosen(present, WATCHES, np.random.default_rng(own))

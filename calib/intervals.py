@@ -39,13 +39,8 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
     effective = min(value * (1 - value) / variance, asked) if variance > 0 and 0 < value < 1 else float(units)
     spread = Z * np.sqrt(value * (1 - value) / effective + Z**2 / (4 * effective**2))
     middle, scale = value + Z**2 / (2 * effective), 1 + Z**2 / effective
-    return Estimate(
-        value,
-        min(max(0.0, float((middle - spread) / scale)), value),
-        max(min(1.0, float((middle + spread) / scale)), value),
-        units,
-        int(asked),
-    )
+    low, high = max(0.0, float((middle - spread) / scale)), min(1.0, float((middle + spread) / scale))
+    return Estimate(value, min(low, value), max(high, value), units, int(asked))
 
 
 def mean(clusters: Sequence[Values]) -> Estimate:

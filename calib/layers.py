@@ -157,18 +157,13 @@ def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
     return borders[0], borders[1], borders[2]
 
 
-def ranks(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Ranks 1..n of ``[n]`` values; ties share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
-
-
 def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
-    """Spearman's rank correlation of two lists ``[n]``; 0 where one of them is constant."""
-    x, y = ranks(a), ranks(b)
-    if x.std() == 0 or y.std() == 0:
-        return 0.0
-    return float(np.corrcoef(x, y)[0, 1])
+    """Spearman's rank correlation of two lists ``[n]``, ties at their mean rank; 0 where one of them is constant."""
+    ranks = []
+    for values in (a, b):
+        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
+    return 0.0 if min(map(np.std, ranks)) == 0 else float(np.corrcoef(*ranks)[0, 1])
 
 
 def layer_rank_correlation(
@@ -180,15 +175,12 @@ def layer_rank_correlation(
     """
     layers, (heads, n) = len(mass), mass[0].shape
     norms = [of_layer[:, :n] for of_layer in norms]
-    return [
-        [
-            float(np.mean([spearman(mass[c][h] * norms[layer][h], mass[layer][h] * norms[layer][h]) for h in range(heads)]))
-            if layer > c
-            else None
-            for layer in range(layers)
-        ]
-        for c in range(max(1, min(CANDIDATES, layers - 1)))
-    ]
+
+    def correlation(c: int, layer: int) -> float:
+        return _mean(spearman(mass[c][h] * norms[layer][h], mass[layer][h] * norms[layer][h]) for h in range(heads))
+
+    candidates = range(max(1, min(CANDIDATES, layers - 1)))
+    return [[correlation(c, layer) if layer > c else None for layer in range(layers)] for c in candidates]
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:

@@ -103,13 +103,8 @@ class ClipTracer:
         return ClipTrace(
             frames=stream.frames,
             norms=[value_norms(cache.value(layer)[:, vision], cache.value_scale(layer)) for layer in layers],
-            mass=[
-                attention_mass(
-                    policy.queries[layer], policy.seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer)
-                )[:, older]
-                for layer in layers
-            ],
-            attention=self._attention(stream, clip.questions),
+            mass=[_mass(cache, layer, policy.queries[layer], policy.seq)[:, older] for layer in layers],
+            attention=self._attention(stream, clip.questions, vision),
         )
 
     def _watch(self, clip: Clip, policy: TracedFull) -> Stream:
@@ -126,19 +121,21 @@ class ClipTracer:
             stream.append_frames(engine.encode(preprocess(frame)[None]))
         return stream
 
-    def _attention(self, stream: Stream, questions: Sequence[str]) -> list[Float64]:
-        cache, engine, closing = stream.cache, self.model.engine, self.model.closing
+    def _attention(self, stream: Stream, questions: Sequence[str], vision: NDArray[np.int64]) -> list[Float64]:
+        cache, closing = stream.cache, self.model.closing
         held = int(cache.lengths[0])
-        vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)
         total = [np.zeros(len(vision)) for _ in range(cache.layers)]
         for question in questions:
-            embeds = np.concatenate([closing, engine.embed(np.asarray(self._asked(question), np.int64))])
+            embeds = np.concatenate([closing, self.model.engine.embed(np.asarray(self._asked(question), np.int64))])
             with stream.question():
                 probes = stream.probe_text(embeds)
                 asked = cache.seq(0)[0, held + len(closing) :].copy()
                 for layer, queries in probes.items():
                     rows = queries[:, len(closing) :]
-                    held_keys, scale = cache.key(layer), cache.key_scale(layer)
-                    mass = attention_mass(rows, asked, held_keys, cache.seq(layer), scale=scale)[:, vision]
+                    mass = _mass(cache, layer, rows, asked)[:, vision]
                     total[layer] += mass.sum(0, dtype=np.float64) / (len(rows) * len(asked) * len(questions))
         return total
+
+
+def _mass(cache: KVCache, layer: int, queries: Float32, seq: NDArray[np.int64]) -> Float32:
+    return attention_mass(queries, seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer))

@@ -40,6 +40,12 @@ class Step:
 _shown: Step | None = None  # rich draws one display at a time
 
 
+def show(what: str) -> None:
+    """Change the line that :func:`progress` shows, if it shows one."""
+    if _shown is not None:
+        _shown(what)
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Step]:
     """Show ``what`` on stderr, if it is a terminal, while the block runs; the line is gone afterwards.

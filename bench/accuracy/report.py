@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from edgevlm.calib.intervals import Estimate, difference, fraction_right
 
 NOW, BACKWARD = "now", "backward"
 GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
+RECORDED = ("compress_ms", "compressions", "appended", "encoded")  # of each record; older ones lack the last two
+SCORED = ("hit1", "hit3", "overlap")
 UNSEEN = "unseen"  # what a long stream never showed
 
 Line = dict[str, Any]
@@ -82,15 +83,11 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
         "evidence_held": _mean([result["held"] for result in picked]),
         "evidence_any": _mean([result["any"] for result in picked]),
         "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
-        **{name: _mean([record[name] for record in records]) for name in ("compress_ms", "compressions")},
-        **{name: _mean([record.get(name, 1.0) for record in records]) for name in ("appended", "encoded")},
+        **{name: _mean([record.get(name, 1.0) for record in records]) for name in RECORDED},
         "tower_bytes": max(record.get("tower_bytes", 0) for record in records),
         "bytes": max(record["bytes"] for record in records),
         "moved": _mean([result.get("moved", 0) for result in picked]),
-        **{
-            name: _mean([score[name] * (score["said_held"] is not False) for score in found])
-            for name in ("hit1", "hit3", "overlap")
-        },
+        **{name: _mean([score[name] * (score["said_held"] is not False) for score in found]) for name in SCORED},
         "said_gone": _mean(gone),
         "gone": len(gone),
     }
@@ -102,23 +99,24 @@ def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
     Age is the quarter of the stream that last showed the answer, or on long streams how many frames ago that was; what a long
     stream never showed is a group of its own, not a part of backward.
     """
-    now = {kind for kind in entered if is_about_now(kind)}
-    before, ages = set(entered) - now, list[Any](GAP_NAMES if is_long else (1, 2, 3, 4))
+    before = {kind for kind in entered if not is_about_now(kind)}
 
-    def picks(kinds: set[str], is_aged: bool, age: Any, result: Line) -> bool:
-        found = gap_name(result["gap"]) if is_long else result["quarter"]
-        is_shown = not (is_long and is_aged) or result["gap"] is not None
-        return result["kind"] in kinds and is_shown and age in (None, found)
+    def of(kinds: set[str], age: Any = None, is_shown: bool = False) -> Pick:
+        def pick(result: Line) -> bool:
+            found = gap_name(result["gap"]) if is_long else result["quarter"]
+            return result["kind"] in kinds and age in (None, found) and not (is_shown and is_long and result["gap"] is None)
+
+        return pick
 
     def aged(name: str, kinds: set[str]) -> dict[str, Pick]:
-        named: dict[str, Any] = {name: None} | {f"{name}/{age if is_long else f'q{age}'}": age for age in ages}
-        return {each: partial(picks, kinds, True, age) for each, age in named.items()}
+        ages = {f"/{gap}": gap for gap in GAP_NAMES} if is_long else {f"/q{quarter}": quarter for quarter in (1, 2, 3, 4)}
+        return {f"{name}{suffix}": of(kinds, age, True) for suffix, age in {"": None, **ages}.items()}
 
-    groups: dict[str, Pick] = {NOW: partial(picks, now, False, None), **aged(BACKWARD, before)}
+    groups: dict[str, Pick] = {NOW: of(set(entered) - before), **aged(BACKWARD, before)}
     if is_long:
         groups[UNSEEN] = lambda result: result["kind"] in before and result["gap"] is None
     for kind in entered:
-        groups |= aged(kind, {kind}) if kind in before else {kind: partial(picks, {kind}, False, None)}
+        groups |= aged(kind, {kind}) if kind in before else {kind: of({kind})}
     return groups
 
 

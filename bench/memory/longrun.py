@@ -21,7 +21,7 @@ from edgevlm.bench.timing import percentiles
 from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.world import COLORS, SHAPES, STAYS, LongWorld, Visit
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.helper_process import Helper
 from edgevlm.runtime.model import Model
@@ -48,8 +48,6 @@ def longrun(
     seed: int = 0,
     host_bytes: int = 256_000_000,
     file_bytes: int = 8_000_000_000,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
 
@@ -61,21 +59,15 @@ def longrun(
     for name, way, look in product(policy, append, encode):
         create_policy(name), parse_append(way), parse_encode(look)
     for name, way, look in product(policy, append, encode):
-        first: float | None = None
         work = {"policy": name, "budget": budget or 512, "marks": marks, "seed": seed, "append": way, "encode": look}
+        first: float | None = None
         with Helper() as helper:
-            given = {**work, "host_bytes": host_bytes, "file_bytes": file_bytes}
-            for line in helper.lines("edgevlm.bench.memory.longrun:measured", given):
+            for line in helper.lines(f"{__name__}:measure", **work, host_bytes=host_bytes, file_bytes=file_bytes):
                 if "frames_done" in line:
-                    progress(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
+                    show(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
                 else:
                     first = first or line["ttft_ms_p50"]
                     yield line | {"ttft_ratio": round(line["ttft_ms_p50"] / first, 3)}
-
-
-def measured(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Measure in a process of its own; the work as the arguments of :func:`measure`."""
-    return measure(**work)
 
 
 def measure(
@@ -86,11 +78,11 @@ def measure(
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
     if isinstance(made, Retrieval):
         limits |= {"store_bytes": file_bytes, "host_bytes": host_bytes}
+    done = 0
     with (
         closing(Model.load("demo", threads=1)) as model,
         Session.open(model, policy=made, text_budget=TEXT_BUDGET, **limits) as session,
     ):
-        done = 0
         for mark in marks:
             started, cpu, first = time.perf_counter(), time.process_time(), done
             while done < mark:
@@ -100,16 +92,14 @@ def measure(
                     yield {"frames_done": done}
             session.flush()
             seconds, cpu, stats, store = time.perf_counter() - started, time.process_time() - cpu, session.stats, session.store
-            fps, cpu_ms = round((done - first) / seconds, 1), round(1e3 * cpu / (done - first), 3)
-            answers = _ask(session, questions(world, visits[mark], rng))
             line = {
                 "bench": "longrun", "policy": policy, "budget": budget, "append": append, "encode": encode,
                 "appended": round(stats.memory.appended, 4), "encoded": round(stats.encoded, 4), "seed": seed, "frames": mark,
-                "fps": fps, "cpu_ms_per_frame": cpu_ms,
+                "fps": round((done - first) / seconds, 1), "cpu_ms_per_frame": round(1e3 * cpu / (done - first), 3),
                 "device_bytes": session.cache.nbytes + made.state_bytes + stats.present_bytes, "tower_bytes": stats.tower_bytes,
                 "host_bytes": store.host_bytes if store else 0, "file_bytes": store.file_bytes if store else 0,
-                "rss_bytes": psutil.Process().memory_info().rss, "peak_rss_bytes": peak_rss(), **answers,
-                "reindexings": stats.memory.reindexings,
+                **_ask(session, questions(world, visits[mark], rng)), "rss_bytes": psutil.Process().memory_info().rss,
+                "peak_rss_bytes": peak_rss(), "reindexings": stats.memory.reindexings,
             }  # fmt: skip
             if isinstance(made, Retrieval):
                 line |= {"merged": made.merged, "lost": made.store.stats.lost, "truncated_rows": made.working.truncated}

@@ -17,7 +17,7 @@ from edgevlm.bench.models import open_model
 from edgevlm.bench.timing import spread, time_job, timed, watching
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
@@ -33,14 +33,12 @@ def snapshot(
     budget: int | None = None,
     rounds: int = 7,
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model (``demo``, SEEDED or a bundle's directory) and policy."""
     threads = threads or default_threads()
     for name, text in product(model, policy):
-        with open_model(name, threads, progress) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:
-            progress(f"{name}, {text}")
+        with open_model(name, threads) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+            show(f"{name}, {text}")
             context = {"bench": "snapshot", "model": name, "policy": text, "threads": threads}
             yield context | measure(loaded, text, budget, rounds, Path(folder))
 

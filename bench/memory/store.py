@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.bench.timing import spread, timed
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
@@ -25,9 +25,7 @@ CLUSTERS, ASKED = 20_000, 64
 ROWS, HEADS, HEAD_DIM = 32, 2, 64  # of a cluster, in fp16
 
 
-def store(
-    rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED, *, progress: Notify = lambda what: None
-) -> Iterator[dict[str, Any]]:
+def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
     """One line: medians over rounds of fetching ``asked`` of ``clusters``.
 
     ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: of a fetch that was expected as long before as a cold
@@ -39,10 +37,10 @@ def store(
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         size = 2 * clusters * (one.nbytes + 128) + 1_000_000
         tiers = Store(Path(place) / "store.bin", settings=StoreSettings(size, HOST_BYTES))
-        progress(f"putting {clusters:,} clusters")
+        show(f"putting {clusters:,} clusters")
         put_ms = timed(lambda: [tiers.put(one) for _ in range(clusters)]) / clusters
         tiers.sync()
-        progress(f"fetching {asked} clusters in {rounds} rounds")
+        show(f"fetching {asked} clusters in {rounds} rounds")
         turns = [_turn(tiers, rng, clusters, asked) for _ in range(rounds + 1)][1:]
         tiers.close()
     over = (turn["wait_ms"] / turn["unexpected_ms"] for turn in turns)

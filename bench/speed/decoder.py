@@ -15,7 +15,7 @@ from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.precisions import load_precision
-from edgevlm.progress import Notify, to_stderr
+from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.kv import DTYPES
 
 TOKENS_PER_FRAME = {"demo": 16}  # of others 196
@@ -62,8 +62,6 @@ def decode(
     layers: int | None = None,
     threads: int = 1,
     rounds: int = 15,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[Place]:
     """Time one token: looked up, decoded after ``held`` rows, its logits computed.
 
@@ -73,7 +71,7 @@ def decode(
     for name in model:
         text, works = open_text_model(name, layers), [Append(rows) for rows in held]
         place = {"bench": "decode", "model": name, "threads": threads} | ({} if layers is None else {"layers": layers})
-        yield from _compared(text, against, precisions, works, rounds, progress, kv, place)
+        yield from _compared(text, against, precisions, works, rounds, kv, place)
 
 
 def prefill(
@@ -86,20 +84,18 @@ def prefill(
     kv: Sequence[str] = ("fp32",),
     threads: int = 1,
     rounds: int = 3,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[Place]:
     """Time a frame's prefill in calls of ``frames`` frames after ``held`` tokens, without logits; lines as :func:`decode`."""
     for name in model:
         p, text = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), open_text_model(name)
         works = [Append(rows, count * p, count) for rows in held for count in frames]
         place = {"bench": "prefill", "model": name, "tokens_per_frame": p, "threads": threads}
-        yield from _compared(text, against, precisions, works, rounds, progress, kv, place)
+        yield from _compared(text, against, precisions, works, rounds, kv, place)
 
 
 def _compared(
     text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
-    progress: Notify, kv: Sequence[str], place: Place,
+    kv: Sequence[str], place: Place,
 ) -> Iterator[Place]:  # fmt: skip
     """A line for each timing, then the ratios."""
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
@@ -113,7 +109,7 @@ def _compared(
         raise UserError(f"--held {over[0]}: {text.name} holds 1 to {limit}")
     timings = list[Timing]()
     for precision in precisions:
-        for timing in measure(text, against, precision, works, place["threads"], rounds, progress, kv):
+        for timing in measure(text, against, precision, works, place["threads"], rounds, kv):
             timings.append(timing)
             line = timing.about(place) | figures("token" if is_decode else "frame", timing.took)
             read = {"read_mb": read_mb(text.shape, precision, timing.kv, timing.work.held)} if is_decode else {}
@@ -134,7 +130,7 @@ def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
 
 def measure(
     model: TextModel, against: Sequence[str], precision: str, works: Sequence[Append], threads: int, rounds: int,
-    progress: Notify, kinds: Sequence[str] = ("fp32",),
+    kinds: Sequence[str] = ("fp32",),
 ) -> Iterator[Timing]:  # fmt: skip
     """Time ours and each of ``against`` that is installed and has ``precision``, with each of ``kinds`` of KV cache it has.
 
@@ -148,14 +144,14 @@ def measure(
                 to_stderr(f"{name} is left out: {why}")
                 continue
             for kv in (kind for kind in kinds if kind in RUNTIMES[name].kv):
-                progress(f"{name}: loading {model.name}, {precision} weights, {kv} KV cache")
+                show(f"{name}: loading {model.name}, {precision} weights, {kv} KV cache")
                 runtimes[name, kv] = RUNTIMES[name].start(model, precision, threads, capacity, kv)
                 stack.callback(runtimes[name, kv].close)
         for work in sorted(works, key=lambda work: (work.held, work.rows)):
             for (name, kv), runtime in runtimes.items():
-                progress(f"{name}: filling {work.held:,} rows of {kv}")
+                show(f"{name}: filling {work.held:,} rows of {kv}")
                 runtime.hold(work.held)
-            progress(f"{model.name}, {precision}: timing {work.rows} rows after {work.held:,}")
+            show(f"{model.name}, {precision}: timing {work.rows} rows after {work.held:,}")
             ids, scores = [0] * work.rows, work.rows == 1
             jobs = {key: Job(partial(one.append, ids, scores), work.frames, one.forget) for key, one in runtimes.items()}
             took = take_turns(jobs, rounds)

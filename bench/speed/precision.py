@@ -15,7 +15,7 @@ from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.errors import UserError
 from edgevlm.packages import needs
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.budget import allocate
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.engine import Float32
@@ -68,8 +68,6 @@ def weights(
     precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4", "int4-zp", "int4+gptq"),
     tokens: int = 2000,
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Export a checkpoint in float32 and in each precision, and compare them on ``tokens`` tokens of Python's help topics.
 
@@ -96,7 +94,7 @@ def weights(
         raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder, samples = Path(place), None
-        progress("exporting in fp32")
+        show("exporting in fp32")
         fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
         plain = Forced(fp32)
@@ -108,14 +106,14 @@ def weights(
         for name in precisions:
             path = folder / "fp32"
             if name != "fp32":
-                progress(f"exporting in {name}")
+                show(f"exporting in {name}")
                 stored, rounding, _ = name.partition("+")
                 if rounding and samples is None:
                     samples = sample_activations(fp32.bundle)
                 given: dict[str, Any] = {"precision": stored, "samples": samples if rounding else None, "force": True}
                 path = export_checkpoint(checkpoint, folder / "other", **given)
             other = Model.load(path, threads=threads)
-            progress(f"comparing {name}")
+            show(f"comparing {name}")
             yield {
                 "bench": "precision",
                 "model": config.name,

@@ -19,7 +19,7 @@ from edgevlm.bench.seeded import llava_onevision_config, write_checkpoint
 from edgevlm.bench.stream.torch_baseline import load
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.export import export_checkpoint
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.model import Model
 
@@ -34,8 +34,6 @@ def vision(
     layers: int | None = None,
     threads: int = 1,
     rounds: int = 3,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time the tower and its projector by precision and ``frames`` in a call; then ratios, then the error of int8's features.
 
@@ -54,10 +52,10 @@ def vision(
     place = {"bench": "vision", "tower": TOWER, "layers": config.vision_config.num_hidden_layers, "threads": threads}
     with ExitStack() as stack, torch.inference_mode():
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
-        checkpoint = write_checkpoint(folder / "checkpoint", config, progress)
+        checkpoint = write_checkpoint(folder / "checkpoint", config)
         encoders: dict[tuple[str, str], Callable[[Float32], Any]] = {}
         for precision in precisions:
-            progress(f"exporting in {precision}")
+            show(f"exporting in {precision}")
             bundle = export_checkpoint(checkpoint, folder / precision, precision="fp32", vision_precision=precision)
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
@@ -65,7 +63,7 @@ def vision(
         features = load(checkpoint, "sdpa").model.get_video_features
         encoders[OTHER, "fp32"] = lambda pixels: features(torch.from_numpy(pixels)[None], return_dict=True)
         for batch in frames:
-            progress(f"timing {batch} frames a call")
+            show(f"timing {batch} frames a call")
             pixels, about = noise(batch, side), {**place, "batch": batch}
             working = {key: _grown(partial(encode, pixels)) for key, encode in encoders.items()}
             took = take_turns({key: Job(partial(encode, pixels), batch) for key, encode in encoders.items()}, rounds)

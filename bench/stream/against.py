@@ -21,7 +21,7 @@ from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
@@ -66,8 +66,6 @@ def against(
     chunk: int = 4,
     precisions: Sequence[str] = ("fp32", "int8", "int4"),
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Lines of each precision and of transformers in float32, then how many times theirs our frames and tokens a second are.
 
@@ -80,23 +78,23 @@ def against(
         raise UserError(f"--frames {frames}: give three chunks of {chunk} or more; the first is not counted")
     torch.set_num_threads(threads)
     with ExitStack() as stack:
-        folder, temporary = stack.enter_context(open_checkpoint(model, None, progress))
+        folder, temporary = stack.enter_context(open_checkpoint(model, None))
         sessions = {}
         for precision in precisions:
             vision = VISION.get(precision, "int8")
-            progress(f"{OURS}: {precision} weights, {vision} tower")
+            show(f"{OURS}: {precision} weights, {vision} tower")
             if model == SEEDED:
                 bundle = export_checkpoint(folder, temporary / precision, precision=precision, vision_precision=vision)
             else:
-                bundle = cached_bundle(folder, progress, progress, precision=precision, vision_precision=vision)
+                bundle = cached_bundle(folder, show, show, precision=precision, vision_precision=vision)
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
             session = Session.open(loaded, policy=POLICY, budget=tokens, chunk=chunk, append=ALL)
             sessions[precision] = stack.enter_context(session)
-        progress(f"{OTHER}: loading {folder.name}")
+        show(f"{OTHER}: loading {folder.name}")
         first = next(iter(sessions.values()))
-        sides = _turns(sessions, baseline_of(load(folder, "sdpa"), first), count, chunk, progress)
+        sides = _turns(sessions, baseline_of(load(folder, "sdpa"), first), count, chunk)
         place = {
             "bench": "stream-against", "model": ConfigOnly(folder).name, "policy": POLICY, "budget": first.budget,
             "chunk": chunk, "frames": count * chunk, "threads": threads,
@@ -122,16 +120,14 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 
-def _turns(
-    sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int, progress: Notify
-) -> dict[tuple[str, str], Side]:
+def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> dict[tuple[str, str], Side]:
     """All watch a chunk, then all are asked, chunk by chunk; by runtime and precision."""
     ours = {(OURS, precision): (session, Side()) for precision, session in sessions.items()}
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))
     ids, most = first._memory.conversations.prompt(None, QUESTION), min(ANSWER_TOKENS, first.text_budget.answer)
     for number in range(chunks):
-        progress(f"chunk {number + 1} of {chunks}")
+        show(f"chunk {number + 1} of {chunks}")
         pixels = [first.prepare(world.step()) for _ in range(size)]
         tensor = torch.from_numpy(np.stack([frame.values for frame in pixels]))
         for session, side in ours.values():

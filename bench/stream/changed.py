@@ -17,7 +17,7 @@ from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.timing import Took, figures, parts_ms, ratio, time_job, watching
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import parse_append, parse_encode
@@ -63,8 +63,6 @@ def changed(
     precisions: Sequence[str] = ("int8",),
     layers: int | None = None,
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
 
@@ -81,7 +79,7 @@ def changed(
     for way, look in ways:
         parse_append(way), parse_encode(look)
     for name, precision in product(model, precisions):
-        with bundle_of(name, precision, layers, progress) as folder, closing(Model.load(folder, threads=threads)) as loaded:
+        with bundle_of(name, precision, layers) as folder, closing(Model.load(folder, threads=threads)) as loaded:
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
             for text, clip in product(policy, clips):
                 with ExitStack() as stack:
@@ -89,11 +87,11 @@ def changed(
                     for way, look in ways:
                         session = Session.open(loaded, policy=text, budget=tokens, chunk=chunk, append=way, encode=look)
                         sides.append(TimedStream(stack.enter_context(session)))
-                        progress(f"{clip}: filling {tokens:,} tokens")
+                        show(f"{clip}: filling {tokens:,} tokens")
                         fill(sides[-1].session, chunk)
                     images = open_clip(clip)
                     for number in range(count):
-                        progress(f"{clip}: chunk {number + 1} of {count}")
+                        show(f"{clip}: chunk {number + 1} of {count}")
                         of_chunk = list(islice(images, chunk))
                         for side in sides[:: 1 if number % 2 else -1]:
                             side.chunk(of_chunk)
@@ -129,16 +127,16 @@ def fill(session: Session, chunk: int) -> None:
 
 
 @contextmanager
-def bundle_of(name: str, precision: str, layers: int | None, progress: Notify) -> Iterator[str | Path]:
+def bundle_of(name: str, precision: str, layers: int | None) -> Iterator[str | Path]:
     """Yield a bundle's directory, or ``demo``; SEEDED is written and exported into a temporary directory."""
     if name != SEEDED:
         if layers is not None:
             raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")
         yield name
         return
-    with open_checkpoint(name, layers, progress) as (folder, temporary):
+    with open_checkpoint(name, layers) as (folder, temporary):
         from edgevlm.export import export_checkpoint
 
-        progress(f"exporting {SEEDED}: {precision}")
+        show(f"exporting {SEEDED}: {precision}")
         tower = "int8" if precision.startswith("int") else "fp32"
         yield export_checkpoint(folder, temporary / precision, precision=precision, vision_precision=tower)

@@ -20,7 +20,7 @@ from edgevlm.calib.demo.world import World
 from edgevlm.engines.power import Energy, Meter, find_meter
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify, to_stderr
+from edgevlm.progress import show, to_stderr
 from edgevlm.runtime.helper_process import Helper, HelperEnded
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -60,8 +60,6 @@ def growth(
     chunk: Sequence[int] = (8,),
     questions: int = 5,
     threads: int | None = None,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """A line for each model, policy, chunk and number of frames.
 
@@ -77,10 +75,10 @@ def growth(
     for name, text, size in product(model, policy, chunk):
         work = GrowthWork(name, text, budget, size, tuple(sorted(frames)), questions, threads)
         left = list(work.marks)
-        progress(f"{name}, {text}, chunks of {size}: up to {left[-1]} frames")
+        show(f"{name}, {text}, chunks of {size}: up to {left[-1]} frames")
         try:
             with Helper() as helper:
-                for line in helper.lines("edgevlm.bench.stream.growth:measured", asdict(work)):
+                for line in helper.lines(f"{__name__}:measured", **asdict(work)):
                     left.remove(line["frames"])
                     yield line
         except HelperEnded as error:
@@ -90,7 +88,7 @@ def growth(
                 yield work.place(mark) | {"oom": True, "stopped": "the system killed it: its memory is short"}
 
 
-def measured(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def measured(**work: Any) -> Iterator[dict[str, Any]]:
     """Measure in a process of its own; the work as its fields."""
     return measure(GrowthWork(**work))
 
@@ -98,7 +96,7 @@ def measured(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
     """A line a mark. Raises UserError for an invalid model or policy."""
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(work.model, work.threads or default_threads(), lambda what: None))
+        model = stack.enter_context(open_model(work.model, work.threads or default_threads()))
         session, marks, refused = _opened(model, work)
         if session is not None:
             stack.enter_context(session)
@@ -126,7 +124,7 @@ def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, 
 def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     world, seen, cold_ms, (meter, _) = World(0), 0, 0.0, find_meter()
     for mark in marks:
-        first, compress_ms, chunks = seen, session.stats.memory.compress_ms, list[tuple[int, float]]()
+        first, compress_ms, chunks = seen, session.stats.memory.compress_ms, list[tuple[int, float]]()  # frames and seconds
         energy = Energy(meter) if meter else None
         with energy or ExitStack():
             while seen < mark:

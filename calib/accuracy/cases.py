@@ -10,34 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.world import COLORS, SHAPES, LongWorld, World, plan_visits
+from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
 
-DEVELOPMENT = 2_000_000
-"""First word of the worlds' seeds in development, ``[DEVELOPMENT, seed, stream]``; training's begin with small numbers."""
-
-TEST_SEEDS = (3_000_000, 7)
-"""First words of the worlds' seeds of ``--seed test``. For reports only: nothing may be chosen or tuned on them."""
-
-Words = tuple[int, int]
-
-Drawn = tuple[demo.Question, str]  # and its right answer
-
+DEVELOPMENT = 2_000_000  # first word of seeds in development, ``[DEVELOPMENT, seed, stream]``; training's are small numbers
+TEST_SEEDS = (3_000_000, 7)  # first words of the seeds of ``--seed test``: nothing may be chosen or tuned on them
 LONGSTREAM = "longstream"
+Words = tuple[int, int]
+Drawn = tuple[demo.Question, str]  # and its right answer
 
 OF_A_VISIT = ("past_color", "past_where", "past_seen")
 OF_THE_FIRST = ("first_color", "first_shape")
 OF_NOW = ("now_count", "now_color", "now_where")
 
-SUITES: dict[str, Callable[[list[int]], World]] = {
-    "streamqa": World,
-    "streamqa-hard": partial(World, hard=True),
-}
+SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-hard": partial(World, hard=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +73,12 @@ class Case:
 
 
 def seed_words(text: str) -> Words:
-    """The first words of the worlds' seeds for ``test`` or a number. Raises ValueError."""
+    """The first words of the worlds' seeds for ``test`` or a number. Raises UserError."""
     if text == "test":
         return TEST_SEEDS
-    seed = int(text)
-    if seed < 0:
-        raise ValueError(text)
-    return DEVELOPMENT, seed
+    if not text.isdecimal():
+        raise UserError(f"--seed {text}: give a number from 0 up, or test for the seeds kept for reports")
+    return DEVELOPMENT, int(text)
 
 
 def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa") -> Case:
@@ -110,16 +102,14 @@ def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list
 def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
     """Questions about each visit, about pairs that were never shown, about the first object, and about now."""
     drawn: list[Drawn] = []
-    for visit in world.visits:
-        for kind in OF_A_VISIT:
-            phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
-            color = visit.color if demo.KINDS[kind].has(demo.COLOR) else None
-            question = demo.ask(kind, phrasing, color, visit.shape)
-            answer = demo.truth(question, world.history)
-            assert answer is not None, "nothing else has its shape"
-            drawn.append((question, answer))
+    for visit, kind in product(world.visits, OF_A_VISIT):
+        phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
+        question = demo.ask(kind, phrasing, visit.color if demo.KINDS[kind].has(demo.COLOR) else None, visit.shape)
+        answer = demo.truth(question, world.history)
+        assert answer is not None, "nothing else has its shape"
+        drawn.append((question, answer))
+    pairs = [pair for pair in product(range(len(COLORS)), range(len(SHAPES))) if pair not in world.history.shown]
     for _ in world.visits:
-        pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in world.history.shown]
         color, shape = pairs[int(rng.integers(len(pairs)))]
         drawn.append((demo.ask("past_seen", int(rng.integers(len(demo.KINDS["past_seen"].phrasings))), color, shape), "no"))
     return [*drawn, *_drawn((*OF_THE_FIRST, *OF_NOW), world, rng)]
@@ -164,22 +154,19 @@ def score_evidence(
     found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
 ) -> EvidenceScore:
     """held: bool ``[layers, kv_heads, tokens of the stream]``; the newest frame is always seen."""
-    tokens = case.owners.shape[1]
+    tokens, overlap = case.owners.shape[1], 0.0
     there = question.is_about_now or bool(held[:, :, question.evidence].any())
     frames = question.evidence // tokens
-
-    def shows(moment: Moment) -> bool:
-        return bool(((moment.frame <= frames) & (frames <= moment.last_frame)).any())
-
-    shown = [shows(moment) for moment in found.moments]
-    overlap = _overlap(found.moments[0], question.evidence, tokens, grid) if found.moments else 0.0
-    return EvidenceScore(shown[:1] == [True], any(shown), overlap, there, found.held)
+    shown = [question.evidence[(moment.frame <= frames) & (frames <= moment.last_frame)] for moment in found.moments]
+    if shown:
+        overlap = _overlap(found.moments[0], shown[0] % tokens, tokens, grid)
+    hits = [len(tokens_of) > 0 for tokens_of in shown]
+    return EvidenceScore(hits[:1] == [True], any(hits), overlap, there, found.held)
 
 
-def _overlap(moment: Moment, evidence: NDArray[np.int64], tokens: int, grid: tuple[int, int]) -> float:
-    frames = evidence // tokens
+def _overlap(moment: Moment, patches: NDArray[np.int64], tokens: int, grid: tuple[int, int]) -> float:
     true = np.zeros(tokens, bool)
-    true[evidence[(moment.frame <= frames) & (frames <= moment.last_frame)] % tokens] = True
+    true[patches] = True
     left, top, right, bottom = np.array(moment.box) * [grid[1], grid[0], grid[1], grid[0]]
     rows, columns = np.divmod(np.arange(tokens), grid[1])
     boxed = (left - 0.5 < columns) & (columns < right - 0.5) & (top - 0.5 < rows) & (rows < bottom - 0.5)

@@ -67,17 +67,14 @@ def compare(
             rows = product(expand(variants, settings.suite), append, encode)
             found += worker.runs([row.under(*ways) for row, *ways in rows], budget)
         runs = [run for run in found if isinstance(run, VariantRun)]
-        skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
         todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
-        progress("streams", len(tasks) - len(todo), len(tasks))
-        records_done = in_processes(workers, worker, partial(Worker, settings), todo)
-        for number, record in enumerate(records_done, 1):
+        for number, record in enumerate(in_processes(workers, worker, partial(Worker, settings), todo), 1):
             journal.add(record)
             progress("streams", len(tasks) - len(todo) + number, len(tasks))
-        of = journal.records
-        records = {run: [of[run.label, run.budget, stream] for stream in range(streams)] for run in runs}
-    return Comparison(settings, runs, skipped, records)
+    of = journal.records
+    records = {run: [of[run.label, run.budget, stream] for stream in range(streams)] for run in runs}
+    return Comparison(settings, runs, [skip for skip in found if isinstance(skip, SkippedRun)], records)
 
 
 def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:

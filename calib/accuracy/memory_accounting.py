@@ -70,11 +70,21 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
     return low
 
 
-class NullDecoder:
-    """Appends rows as they are in the arena, in one call or layer by layer; logits and queries are zeros."""
+class NullEngine:
+    """An engine and its own decoder that compute nothing: rows are appended as they are in the arena, results are zeros."""
 
-    def __init__(self, spec: DecoderSpec, probes: Sequence[int] = ()) -> None:
-        self._spec, self._probes, self._rows, self._asked = spec, probes, 0, 0
+    kv_device: KVDevice = "host"
+
+    def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
+        self._engine, self._spec, self._rows, self._asked = engine, spec, 0, 0
+        self._probes: Sequence[int] = ()
+
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> NullEngine:
+        self._probes = probes
+        return self
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullEngine:
+        return self
 
     def step(
         self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,),
@@ -93,21 +103,6 @@ class NullDecoder:
 
     def logits(self) -> Float32:
         return np.zeros((self._asked, self._spec.vocab), np.float32)
-
-
-class NullEngine:
-    """An engine whose decoders compute nothing."""
-
-    kv_device: KVDevice = "host"
-
-    def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
-        self._engine, self._spec = engine, spec
-
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> NullDecoder:
-        return NullDecoder(self._spec, probes)
-
-    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullDecoder:
-        return NullDecoder(self._spec)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,10 +18,7 @@ from edgevlm.calib.accuracy.cases import Case
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.policies.base import Policy
 
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 Order = Literal["newest", "spread"]
-
 
 # by name, which tokens of an object come first, and how many newest frames stay whole before any
 ORACLES: dict[str, tuple[Order, int]] = {"newest": ("newest", 0), "spread": ("spread", 0), "spread+frame": ("spread", 1)}
@@ -33,7 +31,7 @@ class Oracle(Policy):
     priority: float32 ``[tokens of the stream]``, fixed, so that no later choice misses a dropped token.
     """
 
-    priority: Float32
+    priority: NDArray[np.float32]
     recent: int
 
     name: ClassVar[str] = "oracle"
@@ -44,7 +42,7 @@ class Oracle(Policy):
         """One frame, so that no more than necessary is evicted."""
         return self.shape.tokens_per_frame
 
-    def score(self, cache: KVCache, layer: int) -> Float32:
+    def score(self, cache: KVCache, layer: int) -> NDArray[np.float32]:
         seq, frame = cache.seq(layer), cache.frame(layer)
         score = self.priority[np.maximum(seq - self.shape.prefix, 0)]
         score[(cache.kind(layer) != Kind.PREFIX) & (frame > frame.max() - self.recent)] = np.inf
@@ -57,39 +55,34 @@ def make_oracle(name: str, case: Case) -> Oracle:
     return Oracle(ranking(case, order), recent)
 
 
-def ranking(case: Case, order: Order) -> Float32:
+def ranking(case: Case, order: Order) -> NDArray[np.float32]:
     """Priority of each token, all different: the questions' evidence in rounds, most asked first; then other objects likewise;
     then the background, newest first.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
-    others = [np.flatnonzero(flat == number) for number in np.unique(flat[flat >= 0])]
-    ranked = [
-        *in_rounds([np.array(tokens) for tokens, _ in asked.most_common()], order),
-        *in_rounds(others, order),
-        *range(flat.size - 1, -1, -1),
-    ]
+    others = [np.flatnonzero(flat == number).tolist() for number in np.unique(flat[flat >= 0])]
+    evidence = [list(tokens) for tokens, _ in asked.most_common()]
+    ranked = [*_in_rounds(evidence, order), *_in_rounds(others, order), *range(flat.size - 1, -1, -1)]
     places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token's first place
     return -np.array([places[token] for token in range(flat.size)], np.float32)
 
 
-def in_rounds(groups: list[Int64], order: Order) -> list[int]:
+def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
     """One token of each group in turn, then the next of each. groups: rising tokens."""
-    queues = [ordered(tokens, order) for tokens in groups]
-    return [queue[turn] for turn in range(max(map(len, queues), default=0)) for queue in queues if turn < len(queue)]
+    rounds = zip_longest(*(tokens[::-1] if order == "newest" else _spread(tokens) for tokens in groups))
+    return [token for turn in rounds for token in turn if token is not None]
 
 
-def ordered(tokens: Int64, order: Order) -> list[int]:
-    """``newest`` first, or ``spread``: the last, the first, then always the middle of a widest gap."""
-    line = tokens.tolist()
-    if order == "newest" or len(line) < 3:
-        return line[::-1]
-    taken, gaps = [line[-1], line[0]], [(0, len(line) - 1)]
-    while len(taken) < len(line):
+def _spread(tokens: list[int]) -> list[int]:
+    """The last, the first, then always the middle of a widest gap."""
+    if len(tokens) < 3:
+        return tokens[::-1]
+    taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]
+    while gaps:
         low, high = gaps.pop(0)
-        if high - low < 2:
-            continue
-        middle = (low + high) // 2
-        taken.append(line[middle])
-        gaps = sorted([*gaps, (low, middle), (middle, high)], key=lambda gap: gap[0] - gap[1])
+        if high - low > 1:
+            middle = (low + high) // 2
+            taken.append(tokens[middle])
+            gaps = sorted([*gaps, (low, middle), (middle, high)], key=lambda gap: gap[0] - gap[1])
     return taken

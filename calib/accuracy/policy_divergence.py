@@ -65,31 +65,22 @@ class DivergenceMeter:
     def longest(self) -> int:
         """The most frames that full KV can hold, by the model's positions and half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
-        memory = psutil.virtual_memory().available // 2 // (self._bytes_per_token * self.per_frame)
+        memory = psutil.virtual_memory().available // 2 // (bytes_per_token(self.model.bundle) * self.per_frame)
         return min(positions, memory)
-
-    def allowed(self, tokens: int) -> int:
-        """Bytes of a sliding window of ``tokens``, which every policy gets. Raises UserError for an impossible budget."""
-        return self._peak_bytes(PLAIN.policy, 0, tokens)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """The largest |M| at which a policy takes no more bytes than a sliding window of ``tokens``. Raises UserError."""
-        measured = partial(self._peak_bytes, policy, frames)
-        return equal_byte_budget(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, measured)
+        allowed, measured = self._peak_bytes(PLAIN.policy, 0, tokens), partial(self._peak_bytes, policy, frames)
+        return equal_byte_budget(tokens, allowed, bytes_per_token(self.model.bundle), self.per_frame, measured)
 
     def _peak_bytes(self, policy: str, frames: int, tokens: int) -> int:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
-    @property
-    def _bytes_per_token(self) -> int:
-        return bytes_per_token(self.model.bundle)
-
     def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
         """Watch the first ``frames`` of a clip under full KV; ask at its moments after more than ``beyond`` tokens."""
-        preprocess, engine = Preprocessor(self.model.bundle.vision), self.model.engine
-        pixels = [preprocess(frame) for frame in islice(clip.frames, frames)]
+        pixels = list(map(Preprocessor(self.model.bundle.vision), islice(clip.frames, frames)))
         chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
-        features = np.concatenate([engine.encode(chunk) for chunk in chunks])
+        features = np.concatenate(list(map(self.model.engine.encode, chunks)))
         stream, asked = self._open(Full(), features.shape[0] * self.per_frame), {}
         for done in self._watch(stream, features):
             if done in moments(len(features)) and done * self.per_frame > beyond:
@@ -121,7 +112,7 @@ class DivergenceMeter:
             "appended": round(stats.appended, 4), "kl": kl, "top1": top1,
         }  # fmt: skip
 
-    def measure_append(self, reference: FullKVReference, append: AppendChanged, frames: int, budget: int) -> Record:
+    def measure_append(self, append: AppendChanged, frames: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
         """Measure full KV over what changed in ``frames`` frames, with no more rows than whole frames take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
@@ -182,12 +173,7 @@ def moments(frames: int) -> set[int]:
 
 def divergence(full: Float32, ours: Float32) -> Float64:
     """KL(full || ours) of the distributions of logits ``[n, vocabulary]``, in nats, ``[n]``."""
-    p, q = _log_softmax(full), _log_softmax(ours)
+    shifted = [logits.astype(np.float64) - logits.max(1, keepdims=True) for logits in (full, ours)]
+    p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in shifted)
     nats: Float64 = (np.exp(p) * (p - q)).sum(1)
     return np.maximum(nats, 0.0)
-
-
-def _log_softmax(logits: Float32) -> Float64:
-    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
-    log_p: Float64 = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return log_p

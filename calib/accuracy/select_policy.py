@@ -6,13 +6,13 @@ What is appended and encoded is what saves most and surely loses little, both un
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,7 +38,6 @@ BOUND = 0.05  # the largest loss, of next tokens that are not full KV's
 SAVING = 0.1  # of tokens or patches at least: less is not worth the rows of the present
 LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
 
-
 Trial = TypeVar("Trial", AppendTrial, EncodeTrial)
 
 
@@ -63,32 +62,20 @@ class ComparisonInput:
     notify: Notify
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCandidate:
+class MeasuredCandidate(NamedTuple):
     """A candidate, and its values cluster by cluster; more is better."""
 
     candidate: Candidate
     values: Sequence[Values]
 
 
-@dataclass(slots=True)
-class BudgetComparison:
-    """All candidates at one budget; skipped: policies that cannot run at it, and why."""
+class Compared(NamedTuple):
+    """Candidates and skipped policies, with the reason, by budget; then what to append and to encode."""
 
-    measured: list[MeasuredCandidate] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, policy: str, records: Sequence[Record]) -> None:
-        """Add a policy, of its records, one a clip. Clusters are (clip, moment)."""
-        nats = [moment for record in records for moment in record["kl"]]
-        top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
-        found = mean(nats)
-        candidate = Candidate(
-            policy=policy, tokens=records[0]["tokens"], value=round(found.value, 6), ci_low=round(found.low, 6),
-            ci_high=round(found.high, 6), compress_ms=round(fmean(record["compress_ms"] for record in records), 3),
-            bytes=max(record["bytes"] for record in records), top1=round(top1, 6),
-        )  # fmt: skip
-        self.measured.append(MeasuredCandidate(candidate, [[-value for value in moment] for moment in nats]))
+    measured: dict[int, list[MeasuredCandidate]]
+    skipped: dict[int, list[tuple[str, str]]]
+    append: AppendChoice
+    encode: EncodeChoice | None
 
 
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
@@ -109,20 +96,20 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
     return Choices(
         edgevlm=__version__, date=datetime.now(timezone.utc).isoformat(timespec="seconds"), measure="kl",
         watched=tuple(clip.name for clip in given.clips), frames=frames, known=tuple(evicting()),
-        budgets=tuple(_choices(found[0], given.notify)), append=found[1], encode=found[2],
+        budgets=tuple(_choices(found, given.notify)), append=found.append, encode=found.encode,
     )  # fmt: skip
 
 
-def _choices(comparisons: dict[int, BudgetComparison], notify: Notify) -> Iterator[Choice]:
+def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
     """Yield a choice at each budget that a policy can run at, rising. Raises UserError where there is none."""
-    for budget, comparison in sorted(comparisons.items()):
-        if comparison.measured:
-            candidates = tuple(of.candidate for of in comparison.measured)
-            yield Choice(budget, select_policy(comparison.measured), candidates, tuple(comparison.skipped))
+    for budget, measured in sorted(found.measured.items()):
+        skipped = found.skipped[budget]
+        if measured:
+            yield Choice(budget, select_policy(measured), tuple(of.candidate for of in measured), tuple(skipped))
             continue
-        reasons = "; ".join(f"{policy}: {why}" for policy, why in comparison.skipped)
+        reasons = "; ".join(f"{policy}: {why}" for policy, why in skipped)
         message = f"budget {budget}: none of the policies can run at it ({reasons})"
-        if not any(other.measured for other in comparisons.values()):
+        if not any(found.measured.values()):
             raise UserError(f"{message}; give a larger --budget")
         notify(message)
 
@@ -143,8 +130,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 def usual_budget(model: Model) -> int:
     """|M| of a session without a budget of its own."""
     text, prefix = TextBudget.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
-    most = model.bundle.limit - len(prefix) - text.rows(model)
-    return default_budget(model, create_policy(PLAIN.policy), most)
+    return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
 
 def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> list[int]:
@@ -166,33 +152,23 @@ def budgets_of(request: ComparisonRequest, model: Model, clip_tokens: int) -> li
 def compare_by_divergence(
     meter: DivergenceMeter, clips: Sequence[Clip], frames: int, policies: Sequence[str], budgets: Sequence[int],
     journal: Path, progress: Notify,
-) -> tuple[dict[int, BudgetComparison], AppendChoice, EncodeChoice | None]:  # fmt: skip
+) -> Compared:  # fmt: skip
     """Stream the first ``frames`` of every clip under full KV, each policy at each budget, each tau and each way to encode.
 
     budgets: rising. Records in ``journal`` are not measured again. Clusters are (clip, moment). Raises UserError.
     """
-    comparisons, least = {budget: BudgetComparison() for budget in budgets}, budgets[0]
     jobs: dict[tuple[str, int], Callable[[FullKVReference, Clip], Record]] = {}  # by label and budget
-
-    def measure_policy(policy: str, tokens: int, budget: int, reference: FullKVReference, clip: Clip) -> Record:
-        return meter.measure(reference, create_policy(policy), tokens, budget)
-
-    def measure_append(tau: float, reference: FullKVReference, clip: Clip) -> Record:
-        return meter.measure_append(reference, AppendChanged(tau), frames, least)
-
-    for budget in budgets:
-        for policy in policies:
-            progress(f"comparing policies: equal bytes: {policy} at {budget} tokens")
-            try:
-                jobs[policy, budget] = partial(measure_policy, policy, meter.fitted(policy, budget, frames), budget)
-            except UserError as error:
-                comparisons[budget].skipped.append((policy, reason_of(error)))
-    runs = list(jobs)
-    appends = [(append_label(tau), least) for tau in TAUS]
-    jobs |= {key: partial(measure_append, tau) for key, tau in zip(appends, TAUS, strict=True)}
-    ways = SETTINGS if meter.model.bundle.vision.changed is not None else ()
-    encodes = [(encode_label(way), least) for way in ways]
-    jobs |= {key: partial(meter.measure_encode, way, least) for key, way in zip(encodes, ways, strict=True)}
+    least, skipped = budgets[0], {budget: list[tuple[str, str]]() for budget in budgets}
+    for budget, policy in product(budgets, policies):
+        progress(f"comparing policies: equal bytes: {policy} at {budget} tokens")
+        try:
+            jobs[policy, budget] = partial(_measure_policy, meter, policy, meter.fitted(policy, budget, frames), budget)
+        except UserError as error:
+            skipped[budget].append((policy, reason_of(error)))
+    runs, ways = list(jobs), SETTINGS if meter.model.bundle.vision.changed is not None else ()
+    appends = {(f"{FULL}@{way}", least): partial(meter.measure_append, way, frames, least) for way in map(AppendChanged, TAUS)}
+    encodes = {(f"{FULL}@encode:{way}", least): partial(meter.measure_encode, way, least) for way in ways}
+    jobs |= appends | encodes
     with JsonLines(journal, {"journal": "edgevlm calibrate"}, key_of) as saved:
         for number, clip in enumerate(clips):
             todo = [key for key in jobs if (key[0], str(key[1]), number) not in saved.records]
@@ -204,25 +180,29 @@ def compare_by_divergence(
                 progress(f"comparing policies: {clip.name}: {label} at {budget} tokens ({done} of {len(todo)})")
                 record = jobs[label, budget](reference, clip)
                 saved.add({"policy": label, "budget": str(budget), "stream": number, **record})
-
-        def of_clips(key: tuple[str, int]) -> list[Record]:
-            return [saved.records[key[0], str(key[1]), number] for number in range(len(clips))]
-
-        for policy, budget in runs:
-            comparisons[budget].add(policy, of_clips((policy, budget)))
-        append = select_append(list(map(of_clips, appends)))
-        encode = select_encode(list(map(of_clips, encodes))) if encodes else None
-    return comparisons, append, encode
+    of = {key: [saved.records[key[0], str(key[1]), number] for number in range(len(clips))] for key in jobs}
+    measured = {budget: [_candidate(key[0], of[key]) for key in runs if key[1] == budget] for budget in budgets}
+    append = select_append([of[key] for key in appends])
+    return Compared(measured, skipped, append, select_encode([of[key] for key in encodes]) if encodes else None)
 
 
-def append_label(tau: float) -> str:
-    """The variant of full KV under ``--append changed``."""
-    return f"{FULL}@{AppendChanged(tau)}"
+def _measure_policy(
+    meter: DivergenceMeter, policy: str, tokens: int, budget: int, reference: FullKVReference, clip: Clip
+) -> Record:
+    return meter.measure(reference, create_policy(policy), tokens, budget)
 
 
-def encode_label(setting: EncodeChanged) -> str:
-    """The variant of full KV under ``--encode changed``."""
-    return f"{FULL}@encode:{setting}"
+def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
+    """A policy, of its records, one a clip. Clusters are (clip, moment)."""
+    nats = [moment for record in records for moment in record["kl"]]
+    top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
+    found = mean(nats)
+    candidate = Candidate(
+        policy=policy, tokens=records[0]["tokens"], value=round(found.value, 6), ci_low=round(found.low, 6),
+        ci_high=round(found.high, 6), compress_ms=round(fmean(record["compress_ms"] for record in records), 3),
+        bytes=max(record["bytes"] for record in records), top1=round(top1, 6),
+    )  # fmt: skip
+    return MeasuredCandidate(candidate, [[-value for value in moment] for moment in nats])
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
@@ -233,45 +213,45 @@ def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], take
     fit = [
         (getattr(trial, taken), trial)
         for trial, lost in zip(trials, losses, strict=True)
-        if getattr(trial, taken) <= 1 - SAVING and surely_within(lost, BOUND)
+        if getattr(trial, taken) <= 1 - SAVING and _surely_within(lost)
     ]
     return min(fit, key=lambda pair: pair[0])[1] if fit else None
 
 
-def surely_within(losses: Sequence[Values], bound: float) -> bool:
-    """Whether the mean loss stays within ``bound`` by Student's t; one loss is added, so that a few answers prove nothing."""
+def _surely_within(losses: Sequence[Values]) -> bool:
+    """Whether the mean loss stays within BOUND by Student's t; one loss is added, so that a few answers prove nothing."""
     found = mean([[1.0, *losses[0]], *losses[1:]])
-    return found.value + half_width(found) <= bound
+    return found.value + half_width(found) <= BOUND
 
 
 def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
     """records: of each of TAUS, one a clip."""
-    losses, trials = [lost_tokens(of_tau) for of_tau in records], []
-    for tau, of_tau, lost in zip(TAUS, records, losses, strict=True):
-        trials.append(AppendTrial(tau, _mean_of("appended", of_tau), *_estimate(lost)))
-    best = best_trial(trials, losses, "appended")
+    trials = [AppendTrial(tau, *_estimates("appended", of)) for tau, of in zip(TAUS, records, strict=True)]
+    best = best_trial(trials, list(map(_lost_tokens, records)), "appended")
     return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
 
 
 def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
     """records: of each of SETTINGS, one a clip."""
-    losses, trials = [lost_tokens(of_setting) for of_setting in records], []
-    for setting, of_setting, lost in zip(SETTINGS, records, losses, strict=True):
-        cosine = min(record["low_cosine"] for record in of_setting)
-        trials.append(EncodeTrial(str(setting), _mean_of("encoded", of_setting), *_estimate(lost), cosine))
-    best = best_trial(trials, losses, "encoded")
+    trials = [
+        EncodeTrial(str(way), *_estimates("encoded", of), min(record["low_cosine"] for record in of))
+        for way, of in zip(SETTINGS, records, strict=True)
+    ]
+    best = best_trial(trials, list(map(_lost_tokens, records)), "encoded")
     return EncodeChoice(best.setting if best else None, BOUND, tuple(trials))
 
 
-def _mean_of(name: str, records: Sequence[Record]) -> float:
-    return round(fmean(record[name] for record in records), 4)
+def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
+    """The mean of ``taken``, and the loss with its interval."""
+    found = mean(_lost_tokens(records))
+    return (
+        round(fmean(record[taken] for record in records), 4),
+        round(found.value, 6),
+        round(found.low, 6),
+        round(found.high, 6),
+    )
 
 
-def _estimate(losses: Sequence[Values]) -> tuple[float, float, float]:
-    found = mean(losses)
-    return round(found.value, 6), round(found.low, 6), round(found.high, 6)
-
-
-def lost_tokens(records: Sequence[Record]) -> list[list[float]]:
+def _lost_tokens(records: Sequence[Record]) -> list[list[float]]:
     """For each next token 1 where it is not full KV's, a list a moment."""
     return [[1.0 - same for same in moment] for record in records for moment in record["top1"]]

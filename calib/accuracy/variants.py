@@ -20,7 +20,7 @@ FULL = "full"
 ORACLE = "oracle"
 
 _WAY = rf"(?:{CHANGED}[^@]*|{AUTO})"
-_PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?")
+_PARTS = re.compile(rf"(.*?)(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +33,38 @@ class Variant:
     label: str
 
     @property
+    def _parts(self) -> tuple[str, ...]:
+        found = _PARTS.fullmatch(self.label)
+        return tuple(found.groups("")) if found else (self.label, "", "", "")
+
+    @property
     def is_oracle(self) -> bool:
         return self.label == ORACLE or self.label.startswith(f"{ORACLE}/")
 
     @property
     def policy(self) -> str:
-        return self._part(1)
+        return self._parts[0]
 
     @property
     def reindexing(self) -> Reindexing:
-        return "eager" if self._part(2) else "lazy"
+        return "eager" if self._parts[1] else "lazy"
 
     @property
     def append(self) -> str:
-        return self._part(3) or ALL
+        return self._parts[2] or ALL
 
     @property
     def encode(self) -> str:
-        return self._part(4) or ALL
+        return self._parts[3] or ALL
 
     @property
     def on_full_frames(self) -> Variant:
-        return Variant(self._part(1) + self._part(2))
+        return Variant("".join(self._parts[:2]))
 
     @property
     def changes(self) -> str:
         """The suffixes for what is encoded and appended; empty for whole frames."""
         return self.label.removeprefix(self.on_full_frames.label)
-
-    def _part(self, number: int) -> str:
-        found = _PARTS.fullmatch(self.label)
-        return (found[number] if found else self.label if number == 1 else None) or ""
 
     def under(self, append: str, encode: str = ALL) -> Variant:
         """The same policy with ``all``, ``changed[:...]`` or ``auto`` appended and encoded. Raises UserError."""
@@ -126,12 +127,12 @@ def equal_byte_runs(
         yield from (SkippedRun(name, budget, reason_of(error)) for name in names)
         return
     for variant in variants:
+        if variant in unlimited:
+            yield VariantRun(variant.label, budget, tokens)
+            continue
         try:
-            if variant in unlimited:
-                yield VariantRun(variant.label, budget, tokens)
-            else:
-                most = equal_byte_budget(tokens, allowed, per_token, least, partial(peak_bytes, variant))
-                yield VariantRun(variant.label, budget, most, allowed)
+            most = equal_byte_budget(tokens, allowed, per_token, least, partial(peak_bytes, variant))
+            yield VariantRun(variant.label, budget, most, allowed)
         except UserError as error:
             yield SkippedRun(variant.label, budget, reason_of(error))
 
@@ -151,10 +152,10 @@ def parse_variants(texts: list[str]) -> list[Variant]:
     for name in (name for text in texts for name in split(text)):
         if name == "all":
             labels += [ORACLE, *(policy for policy, kind in POLICIES.items() if kind.bounded)]
-            continue
-        if name not in (AUTO, ORACLE, FULL) and not create_policy(Variant(name).policy).bounded:
+        elif name in (AUTO, ORACLE, FULL) or create_policy(Variant(name).policy).bounded:
+            labels.append(name)
+        else:
             raise UserError(f"--policy {name}: holds whole streams and has no budget to be compared at; leave it out")
-        labels.append(name)
     return [Variant(label) for label in dict.fromkeys(labels) if label != FULL]
 
 

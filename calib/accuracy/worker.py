@@ -99,8 +99,7 @@ class Worker:
         self.model = replace(model, engine=cast(Engine, self._features))
         self.identity, self.per_frame = model_identity(model), model.bundle.vision.tokens_per_frame
         self._stream, self._case = -1, self._make(0, settings.frames if self._text else 1)
-        patches = self._case.owners.shape[1]
-        if self.per_frame != patches:
+        if self.per_frame != (patches := self._case.owners.shape[1]):
             raise UserError(
                 f"{settings.suite} shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
                 "give --model demo, or a bundle trained on the demo world"
@@ -131,8 +130,7 @@ class Worker:
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
         """Yield each variant at the budget at which it takes no more bytes than a sliding window, or why it cannot run."""
-        tokens = budget.tokens(self.settings.frames * self.per_frame)
-        per_token = bytes_per_token(self.model.bundle)
+        tokens, per_token = budget.tokens(self.settings.frames * self.per_frame), bytes_per_token(self.model.bundle)
         oracles = [variant for variant in variants if variant.is_oracle]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
@@ -153,8 +151,7 @@ class Worker:
         """The most bytes that cache and policy take in one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
-            prefix = self.model.encode(Chat(self.model.bundle.chat).prefix)
-            rows = self._text_budget.rows(self.model)
+            prefix, rows = self.model.encode(Chat(self.model.bundle.chat).prefix), self._text_budget.rows(self.model)
             return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
         frames = case.frames[: 0 if variant == PLAIN else MEASURED if self._long else None]
         with open_variant(self.model, policy, tokens, variant, TEXT_BUDGET) as session:

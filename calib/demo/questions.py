@@ -7,6 +7,7 @@ holds). It has a truth only when exactly one answer is right: after two squares 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +45,7 @@ class Question:
     shape: int | None = None  # index into SHAPES
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionKind:
+class QuestionKind(NamedTuple):
     """A kind of question: how it may be phrased."""
 
     phrasings: tuple[str, ...]

@@ -105,7 +105,7 @@ def test_a_decoder_that_computes_nothing_tells_the_bytes(model, longer, name):
     tokens = judge.fitted(name, budget, 60)
     real = judge.measure(reference, create_policy(name), tokens, budget)["bytes"]
     assert real == peak_bytes(model, create_policy(name), tokens, judge._prefix, judge._text_rows, 60, CHUNK)
-    assert real <= judge.allowed(budget)
+    assert real <= judge._peak_bytes("sliding-window", 0, budget)
 
 
 class Killed(BaseException):
@@ -125,13 +125,11 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
 
     def compare(journal):
         judge = DivergenceMeter(model, QUESTIONS)
-        comparisons, append, encode = compare_by_divergence(
-            judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None
-        )
+        found = compare_by_divergence(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
         return {
-            budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in comparison.measured]
-            for budget, comparison in comparisons.items()
-        } | {"append": append, "encode": encode}
+            budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in measured]
+            for budget, measured in found.measured.items()
+        } | {"append": found.append, "encode": found.encode}
 
     whole = compare("whole.jsonl")
     monkeypatch.setattr(DivergenceMeter, "measure", counted)

@@ -1,11 +1,11 @@
-"""The rule by which a policy is chosen, on planted values."""
+"""The rules by which a policy and a tau are chosen, on planted values."""
 
 import numpy as np
 import pytest
 
-from edgevlm.calib.accuracy.select_policy import MeasuredCandidate, select_policy
+from edgevlm.calib.accuracy.select_policy import TAUS, MeasuredCandidate, best_trial, select_append, select_policy
 from edgevlm.calib.intervals import mean, mean_difference
-from edgevlm.runtime.calibration import Candidate
+from edgevlm.runtime.calibration import AppendTrial, Candidate
 from edgevlm.runtime.opening import FALLBACK
 
 CLUSTERS, EACH = 40, 6
@@ -23,9 +23,7 @@ def planted(lead, noise, seed):
 
 
 def test_a_policy_that_is_clearly_best_wins_however_slow():
-    field = [measured("fast", planted(0, 0.1, 1), 1), measured("best", planted(0.5, 0.1, 2), 99)]
-    assert select_policy(field) == "best"
-    assert select_policy(field[::-1]) == "best"
+    assert select_policy([measured("fast", planted(0, 0.1, 1), 1), measured("best", planted(0.5, 0.1, 2), 99)]) == "best"
 
 
 def test_among_those_that_cannot_be_told_from_the_best_the_fastest_wins():
@@ -60,3 +58,36 @@ def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():
     assert (paired.value, paired.low, paired.high) == (0.5, 0.5, 0.5)
     with pytest.raises(ValueError, match="same questions"):
         mean_difference(clusters, clusters[:2])
+
+
+def trial(tau, appended, lost, clusters=40):
+    """A trial that loses a fraction of the answers, spread evenly."""
+    losses = np.zeros((clusters, 25))
+    losses.flat[: round(lost * losses.size)] = 1
+    return AppendTrial(tau, appended, lost, lost, lost), losses.reshape(25, -1).T.tolist()
+
+
+@pytest.mark.parametrize(
+    ("trials", "chosen"),
+    [
+        ([trial(0.999, 0.4, 0), trial(0.99, 0.3, 0), trial(0.97, 0.2, 0.5)], 0.99),
+        ([trial(0.999, 0.4, 0.5), trial(0.99, 0.3, 0.6)], None),
+        ([trial(0.999, 0.95, 0)], None),  # saves nothing
+        ([trial(0.999, 0.4, 0.048)], None),  # within the bound, but not surely
+        ([trial(0.999, 0.4, 0, clusters=1)], None),
+        ([trial(0.999, 0.4, 0, clusters=2)], None),
+    ],
+)
+def test_the_largest_saving_that_surely_loses_little(trials, chosen):
+    best = best_trial(*zip(*trials, strict=True), "appended")
+    assert (best and best.tau) == chosen
+
+
+def test_agreement_loses_the_tokens_that_differ():
+    def record(same, appended):
+        return {"appended": appended, "top1": [[True] * 40, [True] * 39 + [same]] * 4}
+
+    found = select_append([[record(True, 0.5)], [record(True, 0.4)], [record(False, 0.3)], [record(False, 0.2)]])
+    assert found.tau == 0.95
+    assert [of.loss for of in found.trials] == [0, 0, 0.0125, 0.0125]
+    assert select_append([[{"appended": 0.2, "top1": [[False] * 40] * 8}]] * len(TAUS)).tau is None

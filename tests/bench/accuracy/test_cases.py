@@ -4,6 +4,7 @@ import pytest
 
 from edgevlm.calib.accuracy.cases import DEVELOPMENT, TEST_SEEDS, make_case, seed_words
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
+from edgevlm.errors import UserError
 
 FRAMES = 48
 
@@ -49,5 +50,5 @@ def test_seeds_for_reports_are_never_those_of_development():
     assert {seed_words(str(seed))[0] for seed in (0, 7, 3_000_000)} == {DEVELOPMENT}
     assert TEST_SEEDS[0] != DEVELOPMENT
     for text in ("-1", "x", ""):
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(UserError, match="give a number from 0 up"):
             seed_words(text)

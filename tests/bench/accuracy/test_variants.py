@@ -21,10 +21,8 @@ def test_what_is_encoded_and_appended_is_part_of_the_label():
         variant = Variant("uniform").under(append, encode)
         assert (variant.policy, variant.append, variant.encode) == ("uniform", append, encode)
     assert variant == variant.on_full_frames == Variant("uniform")
-    assert labels("uniform@encode:changed:interval=8,threshold=5,h2o") == [
-        "uniform@encode:changed:interval=8,threshold=5",
-        "h2o",
-    ]
+    encoded = "uniform@encode:changed:interval=8,threshold=5"
+    assert labels(f"{encoded},h2o") == [encoded, "h2o"]
     for ways in (("chnaged", "all"), ("all", "chnaged"), ("all", "changed:every=3")):
         with pytest.raises(UserError, match=r"did you mean 'changed'|give changed:interval=64"):
             Variant("uniform").under(*ways)

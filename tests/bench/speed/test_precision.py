@@ -10,24 +10,11 @@ from edgevlm.cli import app
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def lines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision") / "checkpoint"
-    return checkpoints.make_checkpoint(folder, layers=2, heads=4, kv_heads=2, side=2, vision_layers=1, scale=4.0)
-
-
-@pytest.fixture(scope="module")
-def lines(checkpoint):
-    command = [
-        "bench",
-        "speed",
-        "precision",
-        "--model",
-        str(checkpoint),
-        "--precisions",
-        "fp32,fp16,int8,int4,int4+gptq",
-        "--tokens",
-    ]
-    done = CliRunner().invoke(app, [*command, "140", "--threads", "1", "--json"], catch_exceptions=False)
+    checkpoint = checkpoints.make_checkpoint(folder, layers=2, heads=4, kv_heads=2, side=2, vision_layers=1, scale=4.0)
+    command = f"bench speed precision --model {checkpoint} --precisions fp32,fp16,int8,int4,int4+gptq --tokens 140 --threads 1"
+    done = CliRunner().invoke(app, [*command.split(), "--json"], catch_exceptions=False)
     return {line["precision"]: line for line in map(json.loads, done.stdout.splitlines())}
 
 

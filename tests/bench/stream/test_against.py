@@ -15,7 +15,6 @@ from edgevlm.bench.stream.against import OTHER, OURS, POLICY, baseline_of
 from edgevlm.bench.stream.growth import QUESTION
 from edgevlm.bench.stream.torch_baseline import chosen, load
 from edgevlm.cli import app
-from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import StreamShape
@@ -103,25 +102,6 @@ def tiny_config():
         vision_use_head=False,
     )  # fmt: skip
     return config
-
-
-def test_a_seeded_qwen_checkpoint_streams(tmp_path):
-    config = seeded.qwen2_5_vl_config()
-    text, vision = config.text_config, config.vision_config
-    text.bos_token_id = None
-    assert (text.num_hidden_layers, text.hidden_size, text.vocab_size, vision.depth, vision.out_hidden_size) == (
-        36, 2048, 151936, 32, 2048,
-    )  # fmt: skip
-    text.update(
-        {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 300}
-    )
-    vision.update({"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": 256})
-    bundle = export_checkpoint(seeded.write_checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", camera=(56, 84))
-    with Session.open(bundle, budget=64) as session:
-        session.watch(np.zeros((56, 84, 3), np.uint8))
-        answer = session.ask(QUESTION, max_tokens=3)
-        str(answer)
-    assert answer.finish_reason is not None
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,6 @@ def test_a_process_that_the_system_kills_is_out_of_memory(monkeypatch):
     def killed(work):
         raise HelperEnded(-9)
 
-    monkeypatch.setattr(Helper, "lines", lambda helper, function, work: killed(work))
+    monkeypatch.setattr(Helper, "lines", lambda helper, function, **work: killed(work))
     lines = list(growth(policy=["full"], frames=[4, 8]))
     assert [(line["frames"], line["oom"]) for line in lines] == [(4, True), (8, True)]
