@@ -1,25 +1,20 @@
-"""Read what an ONNX file says of its graph without the ``onnx`` package, whose import costs a run 10 MB and 0.1 s.
-
-A protobuf message is a sequence of fields, each a key (number << 3 | kind) and, in the kinds that ONNX has, a varint, 4 or 8
-bytes, or a length and as many bytes.
-"""
+"""What engines and planning read of an ONNX file: shapes, operators and external weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
-GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12  # ModelProto.graph; the rest of GraphProto
-OP_TYPE = 4  # NodeProto.op_type
-DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
-FLOAT, FLOAT16 = 1, 10  # TensorProto.DataType
-TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # of a ValueInfoProto, inwards
+from edgevlm.packages import needs
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+FLOAT16 = 10  # TensorProto.DataType
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalTensor:
+class ExternalTensor(NamedTuple):
     """Weights of a graph in a file beside it. kind: ONNX's number of their type."""
 
     name: str
@@ -31,26 +26,26 @@ class ExternalTensor:
 
 def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
     """Return the shape of each initializer by name. Raises ValueError for what is not an ONNX file."""
-    return {_name(tensor): tuple(_numbers(tensor, DIMS)) for tensor in _inside(model, GRAPH, INITIALIZER)}
+    return {tensor.name: tuple(tensor.dims) for tensor in _read(model).graph.initializer}
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
     """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError likewise."""
+    graph = _read(model).graph
     return {
-        _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
-        for part in (INPUT, OUTPUT)
-        for value in _inside(model, GRAPH, part)
+        value.name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.output)
     }
 
 
 def external_tensors(model: bytes) -> list[ExternalTensor]:
     """Return the weights of a graph that are in files. Raises ValueError likewise."""
     found = []
-    for tensor in _inside(model, GRAPH, INITIALIZER):
-        about = {_text(entry, 1): _text(entry, 2) for entry in _inside(tensor, EXTERNAL)}
+    for tensor in _read(model).graph.initializer:
+        about = {entry.key: entry.value for entry in tensor.external_data}
         if "location" in about:
             offset, length = (int(about.get(key, 0)) for key in ("offset", "length"))
-            found.append(ExternalTensor(_name(tensor), sum(_numbers(tensor, DATA_TYPE)), about["location"], offset, length))
+            found.append(ExternalTensor(tensor.name, tensor.data_type, about["location"], offset, length))
     return found
 
 
@@ -69,17 +64,12 @@ def external_types(model: bytes) -> set[int]:
 
 def operators(model: bytes) -> set[str]:
     """Return the names of the operators of a graph's nodes. Raises ValueError likewise."""
-    return {_text(node, OP_TYPE) for node in _inside(model, GRAPH, NODE)}
+    return {node.op_type for node in _read(model).graph.node}
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
-    """Replace the named dimensions of inputs, outputs and other values by numbers, with the ``onnx`` package."""
-    import onnx
-
-    try:
-        proto = onnx.load_model_from_string(model)
-    except Exception as error:  # protobuf's own
-        raise ValueError(f"is not an ONNX file ({error})") from None
+    """Replace the named dimensions of inputs, outputs and other values by numbers."""
+    proto = _read(model)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in sizes:
@@ -87,59 +77,10 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
     return bytes(proto.SerializeToString()) if sizes else model
 
 
-def _inside(raw: bytes, *path: int) -> Iterator[bytes]:
-    for number, value in _fields(raw):
-        if number == path[0]:
-            if isinstance(value, int):
-                raise ValueError(f"is not an ONNX file (field {number} holds a number)")
-            yield from _inside(value, *path[1:]) if path[1:] else [value]
-
-
-def _name(tensor: bytes) -> str:
-    return _text(tensor, NAME)
-
-
-def _text(raw: bytes, number: int) -> str:
+def _read(model: bytes) -> ModelProto:
+    with needs("reading ONNX files", "cpu"):
+        import onnx
     try:
-        return b"".join(_inside(raw, number)).decode()
-    except UnicodeDecodeError:
-        raise ValueError("is not an ONNX file (a name is not text)") from None
-
-
-def _numbers(raw: bytes, number: int) -> Iterator[int]:
-    for found, value in _fields(raw):
-        if found == number and isinstance(value, int):
-            yield value
-        elif found == number and isinstance(value, bytes):
-            at = 0
-            while at < len(value):
-                one, at = _varint(value, at)
-                yield one
-
-
-def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at = 0
-    while at < len(raw):
-        key, at = _varint(raw, at)
-        kind = key & 7
-        if kind == VARINT:
-            value, at = _varint(raw, at)
-            yield key >> 3, value
-        elif kind in (EIGHT, FOUR, BYTES):
-            length, at = _varint(raw, at) if kind == BYTES else ((8 if kind == EIGHT else 4), at)
-            if at + length > len(raw):
-                raise ValueError("is not an ONNX file (it ends within a field)")
-            yield key >> 3, raw[at : at + length]
-            at += length
-        else:
-            raise ValueError(f"is not an ONNX file (a field of kind {kind})")
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(raw) and shift <= 63:
-        value |= (raw[at] & 0x7F) << shift
-        if raw[at] < 0x80:
-            return value, at + 1
-        at, shift = at + 1, shift + 7
-    raise ValueError("is not an ONNX file (it ends within a number)")
+        return onnx.load_model_from_string(model)
+    except Exception as error:  # protobuf's own
+        raise ValueError(f"is not an ONNX file ({error})") from None

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -36,10 +36,10 @@ READS = (1, 2, 3, 4)
 FADING = ("20/19.5", "1.0/0.9")  # of LLaVA, in HERMES's App. D
 _QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest said so
 MANIFEST = "bundle.json"
+AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
 _FADING = re.compile(r"\d+(\.\d*)?/\d+(\.\d*)?")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLANK = b"0" * 64
 _BLOCK = 1 << 22
 _LARGEST = 1 << 25  # bytes of a manifest
@@ -64,7 +64,7 @@ class FileRecord:
     """What a listed file must be."""
 
     bytes: Annotated[int, Ge(0), Le(1 << 50)]
-    sha256: str
+    sha256: Annotated[str, MinLen(64), MaxLen(64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class PixelBudget:
     frames: Count = 1
 
     def __post_init__(self) -> None:
-        numbers = [getattr(self, each.name) for each in fields(self)]
+        numbers = (self.factor, self.frames, self.fewest, self.most)
         if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers) or self.fewest > self.most:
             raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
 
@@ -327,10 +327,7 @@ class Bundle:
 
     def calibration(self) -> Calibration | None:
         """What ``edgevlm calibrate`` measured of this model, None before that. Raises BundleError if it cannot be used."""
-        measured = self._measured(CALIBRATION, Calibration)
-        if measured is not None and len(measured.cv) != self.decoder.layers:
-            raise self._measure_again(CALIBRATION, f"is of {len(measured.cv)} layers, the model has {self.decoder.layers}")
-        return measured
+        return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
         """The policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError likewise."""
@@ -338,24 +335,19 @@ class Bundle:
 
     def evidence_heads(self) -> EvidenceHeads:
         """Where evidence of an answer is found: as calibrated, else a usual place. Raises BundleError likewise."""
-        layers, heads = self.decoder.layers, self.decoder.heads
-        found = self._measured(EVIDENCE, EvidenceHeads) or EvidenceHeads.uncalibrated(layers, heads)
-        try:
-            found.check(layers, heads)
-        except ValueError as error:
-            raise self._measure_again(EVIDENCE, error) from None
-        return found
+        uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads)
+        return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 
     def _measured(self, name: str, kind: type[Measured]) -> Measured | None:
         if name not in self.files:
             return None
+        path = self.file(name)
         try:
-            return kind.from_json(self.file(name).read_bytes())
+            found = kind.from_json(path.read_bytes())
+            found.check(self.decoder.layers, self.decoder.heads)
+            return found
         except (OSError, ValueError) as error:
-            raise self._measure_again(name, error) from None
-
-    def _measure_again(self, name: str, why: object) -> BundleError:
-        return BundleError(f"{self.file(name)}: {why}; measure it again (edgevlm calibrate {self.path})")
+            raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
@@ -393,7 +385,7 @@ def check_target(out_dir: str | Path, force: bool) -> None:
 
 
 def _bad(path: Path, what: str) -> BundleError:
-    return BundleError(f"{path}: {what}; export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)")
+    return BundleError(f"{path}: {what}; {AGAIN}")
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -419,23 +411,19 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     from pydantic_core import from_json
 
     try:
-        manifest = from_json(raw, allow_inf_nan=False)
-        version = manifest["format"]
-    except (ValueError, KeyError, TypeError):
+        manifest = dict(from_json(raw, allow_inf_nan=False))
+        version, decoder = manifest["format"], manifest["decoder"]
+        if type(version) is not int or version not in READS:
+            newer = "upgrade edgevlm" if type(version) is int and version > FORMAT else AGAIN
+            known = ", ".join(map(str, READS))
+            raise BundleError(f"{path}: is of bundle format {str(version)[:40]} and this edgevlm reads format {known}; {newer}")
+        if version < 4:
+            decoder["graphs"] = {_graph_name(name): file for name, file in decoder["graphs"].items()}
+        if str(manifest.get("family")).startswith("qwen"):
+            decoder.setdefault("fading", _QWEN_FADING)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise _bad(path, "does not describe a bundle") from None
-    known = ", ".join(map(str, READS))
-    if type(version) is int and version > FORMAT:
-        raise BundleError(
-            f"{path}: is of bundle format {str(version)[:40]} and this edgevlm reads format {known}; upgrade edgevlm"
-        )
-    if type(version) is not int or version not in READS:
-        raise _bad(path, f"is of bundle format {json.dumps(version)[:40]} and this edgevlm reads format {known}")
-    decoder = manifest.get("decoder")
-    if version < 4 and isinstance(decoder, dict) and isinstance(decoder.get("graphs"), dict):
-        decoder["graphs"] = {_graph_name(name): file for name, file in decoder["graphs"].items()}
-    if isinstance(decoder, dict) and str(manifest.get("family")).startswith("qwen"):
-        decoder.setdefault("fading", _QWEN_FADING)
-    return dict(manifest)
+    return manifest
 
 
 def _graph_name(name: str) -> str:
@@ -460,29 +448,19 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
         bundle = _schema().validate_json(to_json({**manifest, "path": str(folder)}), strict=True)
     except ValidationError as error:
         raise _bad(where, f"does not describe a model ({first_problem(error)})") from None
-    for name, record in bundle.files.items():
+    for name in bundle.files:
         if not _PLAIN_NAME.fullmatch(name):
             raise _bad(where, f"names {name[:80]!r}, which may lie outside the bundle folder")
-        if not _DIGEST.fullmatch(record.sha256):
-            raise _bad(where, f"does not describe a model (no SHA-256 of {name})")
-    _check_names(bundle)
+    changed, decoder, vision = bundle.vision.changed, bundle.decoder, bundle.vision
+    named = [*decoder.graphs.values(), decoder.embedding, decoder.embedding_scales, vision.graph, bundle.chat.tokenizer]
+    for name in filter(None, [*named, vision.closing, changed.graph if changed else None]):
+        bundle.file(name)
+    for what, word, known in (("keeps {} keys", decoder.kv, KV_TYPES), ("is of profile {!r}", bundle.profile, PROFILES)):
+        if word not in known:
+            raise BundleError(f"{folder}: {what.format(word[:40])} and this edgevlm knows {', '.join(known)}; upgrade edgevlm")
     if problem := _contradiction(bundle):
         raise _bad(where, f"does not describe a model ({problem})")
     return bundle
-
-
-def _check_names(bundle: Bundle) -> None:
-    """Raise BundleError for files that are not listed, and for words that this version does not know."""
-    changed, decoder = bundle.vision.changed, bundle.decoder
-    named = [*decoder.graphs.values(), decoder.embedding, decoder.embedding_scales, bundle.vision.graph, bundle.chat.tokenizer]
-    for name in [*named, bundle.vision.closing, changed.graph if changed else None]:
-        if name is not None:
-            bundle.file(name)
-    words = [(f"keeps {decoder.kv[:40]} keys", decoder.kv in KV_TYPES, KV_TYPES)]
-    words += [(f"is of profile {bundle.profile[:40]!r}", bundle.profile in PROFILES, PROFILES)]
-    for what, is_known, known in words:
-        if not is_known:
-            raise BundleError(f"{bundle.path}: {what} and this edgevlm knows {', '.join(known)}; upgrade edgevlm")
 
 
 def _contradiction(bundle: Bundle) -> str:
@@ -517,18 +495,12 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
         path = folder / name
         if path.is_symlink():
             raise _bad(folder / MANIFEST, f"names {name!r}, which may lie outside the bundle folder")
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise _bad(path, "is missing") from None
-        if not path.is_file():
-            raise _bad(path, "is not a file")
-        if size != record.bytes:
+        if (found := look(path)) != "file":
+            raise _bad(path, "is missing" if found == "nothing" else "is not a file")
+        if (size := path.stat().st_size) != record.bytes:
             raise _bad(path, f"is {'truncated' if size < record.bytes else 'too long'} ({size} bytes, not {record.bytes})")
-        if verify == "full":
-            try:
-                matches = hash_file(path).sha256 == record.sha256
-            except OSError as error:
-                raise _bad(path, f"cannot be read ({error.strerror})") from None
-            if not matches:
+        try:
+            if verify == "full" and hash_file(path) != record:
                 raise _bad(path, "is damaged (its SHA-256 does not match)")
+        except OSError as error:
+            raise _bad(path, f"cannot be read ({error.strerror})") from None

@@ -54,7 +54,8 @@ class JsonFile:
 
         newest, what = cls._file
         try:
-            if (version := from_json(raw)["format"]) not in range(1, newest + 1):
+            version = from_json(raw)["format"]
+            if version not in range(1, newest + 1):
                 raise ValueError(f"is of format {version!r:.40} and this edgevlm reads up to format {newest}")
             read: Self = _schema(cls).validate_json(raw, strict=True)  # type: ignore[arg-type]
             return read
@@ -62,6 +63,9 @@ class JsonFile:
             raise ValueError(f"does not describe {what} ({first_problem(error)})") from None
         except (KeyError, TypeError):
             raise ValueError(f"does not describe {what}") from None
+
+    def check(self, layers: int, heads: int) -> None:
+        """Raise ValueError if it is not of a model with ``layers`` layers of ``heads`` query heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,10 @@ class Calibration(JsonFile):
             raise ValueError("thresholds that do not rise")
         if not 0 <= self.middle_from <= self.deep_from <= layers or self.clie not in range(len(self.agreement)):
             raise ValueError("layer classes or a clie that are none")
+
+    def check(self, layers: int, heads: int) -> None:
+        if len(self.cv) != layers:
+            raise ValueError(f"is of {len(self.cv)} layers, the model has {layers}")
 
     @property
     def described(self) -> str:
@@ -156,10 +164,6 @@ class AppendChoice:
     bound: Bound
     trials: tuple[AppendTrial, ...]
 
-    @property
-    def best(self) -> AppendTrial | None:
-        return next((trial for trial in self.trials if trial.tau == self.tau), None)
-
 
 @dataclass(frozen=True, slots=True)
 class EncodeTrial:
@@ -182,10 +186,6 @@ class EncodeChoice:
     setting: Annotated[str | None, "What --encode auto uses; null is all."]
     bound: Bound
     trials: tuple[EncodeTrial, ...]
-
-    @property
-    def best(self) -> EncodeTrial | None:
-        return next((trial for trial in self.trials if trial.setting == self.setting), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Choices(JsonFile):
     def __post_init__(self) -> None:
         if self.append and self.append.tau is not None and not 0 < self.append.tau <= 1:
             raise ValueError(f"a tau of {self.append.tau}, which is no cosine above 0")
-        if self.encode and self.encode.setting is not None and self.encode.best is None:
+        if self.encode and self.encode.setting not in (None, *(trial.setting for trial in self.encode.trials)):
             raise ValueError(f"a way to encode, {self.encode.setting!r}, that was not tried")
         tokens = [0, *(choice.budget for choice in self.budgets)]
         if len(tokens) == 1 or any(a >= b for a, b in pairwise(tokens)):
@@ -244,7 +244,6 @@ class EvidenceHeads(JsonFile):
         return cls(2 * layers // 3, tuple(range(heads)))
 
     def check(self, layers: int, heads: int) -> None:
-        """Raise ValueError where they are not those of a model with ``layers`` layers of ``heads`` query heads."""
         if not (self.layer < layers and self.heads and max(self.heads) < heads):
             raise ValueError(f"names a layer or heads that the model's {layers} layers of {heads} heads do not have")
         if len(self.weights) not in (0, 3 * len(self.heads) + 3):

@@ -142,13 +142,12 @@ def atomic_directory(
     check(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work, lock = _left_behind(target, key, notify) or _new(target, key)
+        work, lock = _work_folder(target, key, notify)
     except OSError as error:
         raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
     folder, kept = work / _FOLDER, False
     try:
         yield folder
-        os.chmod(folder, 0o777 & ~_umask())
         for path in (*folder.iterdir(), folder):
             flush(path)
         check(target)
@@ -178,14 +177,9 @@ def put_back(target: Path) -> None:
     if os.path.lexists(target):
         return
     for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):
-        with suppress(OSError):
-            lock = os.open(old.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not os.path.lexists(target):
-                    os.rename(old, target)
-            finally:
-                os.close(lock)
+        with suppress(OSError), _locked(old.parent, fcntl.LOCK_EX):
+            if not os.path.lexists(target):
+                os.rename(old, target)
 
 
 def journal_of(folder: Path) -> Path:
@@ -197,47 +191,38 @@ def _prefix(target: Path) -> str:
     return f".{target.name}.edgevlm-"
 
 
-def _new(target: Path, key: str | None) -> tuple[Path, int]:
-    """Make a work folder; returns it and the handle that holds its lock."""
-    work = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
-    lock = os.open(work, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    (work / _FOLDER).mkdir()
-    if key is not None:
-        (work / _KEY).write_text(key)
-    return work, lock
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, how)
+        yield handle
+    finally:
+        os.close(handle)
 
 
-def _left_behind(target: Path, key: str | None, notify: Notify) -> tuple[Path, int] | None:
-    """Return an unlocked work folder with this key, and its lock; remove the others."""
+def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
+    """Return the work folder that a stopped call with this key left, or a new one, and its lock; remove the others."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
-        with suppress(OSError):
-            lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if found is None and _is_of(work, key):
-                    found, lock = (work, lock), -1
-                    continue
-                if (work / _FOLDER).is_dir() and _has_begun(work):
-                    notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
-                shutil.rmtree(work, ignore_errors=True)
-            finally:
-                if lock >= 0:
-                    os.close(lock)
-    if found is not None and _has_begun(found[0]):
-        notify("going on with what an export that was stopped has finished")
+        with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
+            folder, begun = work / _FOLDER, any(path.name not in (_FOLDER, _KEY) for path in work.iterdir())
+            if found is None and folder.is_dir() and (work / _KEY).exists() and (work / _KEY).read_text() == key:
+                found = work, os.dup(lock)
+                if begun:
+                    notify("going on with what an export that was stopped has finished")
+                continue
+            if begun and folder.is_dir():
+                notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
+            shutil.rmtree(work, ignore_errors=True)
+    if found is None:
+        work = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+        with _locked(work, fcntl.LOCK_EX) as lock:
+            (work / _FOLDER).mkdir()
+            if key is not None:
+                (work / _KEY).write_text(key)
+            found = work, os.dup(lock)
     return found
-
-
-def _is_of(work: Path, key: str | None) -> bool:
-    with suppress(OSError):
-        return key is not None and (work / _FOLDER).is_dir() and (work / _KEY).read_text() == key
-    return False
-
-
-def _has_begun(work: Path) -> bool:
-    return any(path.name not in (_FOLDER, _KEY) for path in work.iterdir())
 
 
 def _replace(folder: Path, target: Path) -> None:
@@ -251,12 +236,6 @@ def _replace(folder: Path, target: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 # JSON lines
@@ -294,14 +273,12 @@ class JsonLines:
             self._file = open(path, "ab")  # noqa: SIM115
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._continue(path, header, resume)
-        except BlockingIOError:
+        except (OSError, UserError) as error:
             self.close()
-            raise UserError(f"{path}: another process is writing there; wait for it, or name another file") from None
-        except OSError as error:
-            self.close()
-            raise UserError(f"{path}: cannot be written ({error.strerror}); name another file") from None
-        except UserError:
-            self.close()
+            if isinstance(error, BlockingIOError):
+                raise UserError(f"{path}: another process is writing there; wait for it, or name another file") from None
+            if isinstance(error, OSError):
+                raise UserError(f"{path}: cannot be written ({error.strerror}); name another file") from None
             raise
 
     def _continue(self, path: Path, header: dict[str, Any] | None, resume: bool) -> None:
@@ -315,8 +292,12 @@ class JsonLines:
             return
         try:
             lines = _parse(raw[:whole])
-            if header is not None:
-                _check_header(path, header, lines.pop(0))
+            if header is not None and (found := lines.pop(0)) != header:
+                if not isinstance(found, dict) or found.get("journal") != header.get("journal"):
+                    raise LookupError("its first line")
+                other = [name for name in {**header, **found} if found.get(name) != header.get(name)]
+                differences = ", ".join(f"{name} {found.get(name)} there, {header.get(name)} now" for name in other)
+                raise UserError(f"{path}: was made with other settings ({differences}); name another file")
             if self._key is not None:
                 self.records = {self._key(record): record for record in lines}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -376,16 +357,6 @@ def _parse(raw: bytes, *, finite: bool = False) -> list[Any]:
             if number <= raw.count(b"\n"):
                 raise ValueError(f"line {number}: is not JSON") from None
     return found
-
-
-def _check_header(path: Path, wanted: dict[str, Any], found: Any) -> None:
-    """Raises LookupError for a file of another kind, and UserError for other settings."""
-    if not isinstance(found, dict) or found.get("journal") != wanted.get("journal"):
-        raise LookupError("its first line")
-    other = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
-    if other:
-        differences = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)
-        raise UserError(f"{path}: was made with other settings ({differences}); name another file")
 
 
 def _finite(text: str) -> float:

@@ -8,7 +8,6 @@ import select
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib import import_module
 from typing import Any
@@ -42,9 +41,8 @@ class Helper:
     ) -> None:
         self._settings: dict[str, Any] = {"memory": memory, "cpu_s": cpu_s, "imports": list(imports)}
         self._wait_s = wait_s
-        self._lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
-        _helpers.add(self)
+        self._pid = 0
+        self._leave_to_parent()
 
     def __enter__(self) -> Helper:
         return self
@@ -72,8 +70,15 @@ class Helper:
             if kind == "line":
                 yield values[0]
 
+    def _leave_to_parent(self) -> None:
+        """Start anew in a process that was forked: the helper belongs to the other one."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.Lock()
+            self.process: subprocess.Popen[bytes] | None = None
+
     def close(self) -> None:
         """End the process; a later call starts another."""
+        self._leave_to_parent()
         process, self.process = self.process, None
         if process is not None:
             process.terminate()
@@ -84,6 +89,7 @@ class Helper:
                 process.communicate()
 
     def _lines(self, request: list[Any]) -> Generator[list[Any], None, None]:
+        self._leave_to_parent()
         with self._lock:
             process = self._running()
             assert process.stdin is not None
@@ -130,29 +136,6 @@ class Helper:
             except OSError as error:
                 raise UserError(f"a helper process cannot be started ({error.strerror})") from None
         return self.process
-
-    def _leave_to_parent(self) -> None:
-        """In a process that was forked: the helper belongs to the other one."""
-        self._lock = threading.Lock()
-        process, self.process = self.process, None
-        if process is not None:
-            process.returncode = 0
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                os.dup2(nowhere, pipe.fileno())
-            os.close(nowhere)
-
-
-_helpers: weakref.WeakSet[Helper] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for helper in list(_helpers):
-        helper._leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:

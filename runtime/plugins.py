@@ -1,21 +1,12 @@
 """Classes found by name: edgevlm's own, those of installed packages, and those in a user's file.
 
-A name is looked up in a group of :data:`GROUPS`, what can be extended. Group ``policies`` reads the entry points
-``edgevlm.policies``; edgevlm declares its own in pyproject.toml the same way::
+A name is looked up in a group of :data:`GROUPS`; edgevlm and other packages declare theirs as entry points::
 
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
 
-``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. Usage::
-
-    names("engines")                              # ['onnxruntime-cpu', 'onnxruntime-cuda', 'tensorrt', ...]
-    load_class("engines", "onnxruntime-cpu")      # the class; imports its module, and no other
-    load_class("policies", "./mine.py:MyPolicy")  # the class in the file
-    split_options("./mine.py:MyPolicy:sink=4")    # ('./mine.py:MyPolicy', 'sink=4')
-    is_file("./mine.py:MyPolicy")                 # True
-
-Every failure is a :class:`~edgevlm.errors.UserError` of one line: an unknown name (with the nearest known), a package that is
-not installed (an entry point's ``[extra]`` says what installs it), a file or class that is not there, a file that fails.
+``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. Every failure is a
+:class:`~edgevlm.errors.UserError` of one line.
 """
 
 from __future__ import annotations

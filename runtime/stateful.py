@@ -39,11 +39,11 @@ class Stateful:
     def undeclared(self) -> list[str]:
         """Return the attributes with arrays that no field names: they are not charged, and a snapshot would lose them."""
         named = (*self.state_fields, *self._scratch_fields)
-        return [name for name, value in vars(self).items() if name not in named and _holds_arrays(value)]
+        return [name for name, value in vars(self).items() if name not in named and bytes_of(value)]
 
     def state(self) -> State:
         """The fields as arrays by name, for a snapshot; views, not copies."""
-        return {name: array for field in self.state_fields for name, array in _arrays(_public(field), getattr(self, field))}
+        return {name: array for field in self.state_fields for name, array in _arrays(field.lstrip("_"), getattr(self, field))}
 
     def restore(self, state: State) -> None:
         """Restore what :meth:`state` returned in an object made with the same settings; ``state`` is copied.
@@ -51,12 +51,12 @@ class Stateful:
         Raises KeyError for a missing field; ValueError for one that is not declared, or of another type or shape (an empty
         array takes any shape).
         """
-        known = {_public(field) for field in self.state_fields}
+        known = {field.lstrip("_") for field in self.state_fields}
         if unknown := [name for name in state if name.partition(".")[0] not in known]:
             keeps = f"only {', '.join(sorted(known))}" if known else "nothing"
             raise ValueError(f"{getattr(self, 'name', type(self).__name__)} keeps {keeps} and was given {', '.join(unknown)}")
         for field in self.state_fields:
-            setattr(self, field, _restored(_public(field), getattr(self, field), state))
+            setattr(self, field, _restored(field.lstrip("_"), getattr(self, field), state))
 
 
 def bytes_of(value: object) -> int:
@@ -80,16 +80,6 @@ def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     yield from value.items() if isinstance(value, Mapping) else enumerate(value)
-
-
-def _holds_arrays(value: object) -> bool:
-    if isinstance(value, Mapping | list | tuple | set):
-        return any(_holds_arrays(part) for _, part in _items(value))
-    return isinstance(value, np.ndarray) and value.size > 0
-
-
-def _public(field: str) -> str:
-    return field.lstrip("_")
 
 
 def _arrays(name: str, value: object) -> Iterator[tuple[str, NDArray]]:

@@ -74,18 +74,6 @@ def test_temporal_similarity(scene, data):
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
-def test_similarity_of_patches_with_no_counterpart_and_of_zero_vectors():
-    key = np.array([[[1, 0], [0, 2], [3, 0], [0, 0], [5, 0]]], np.float32)
-    row = np.array([[0, 1, 2, 0, 0]], np.int16)
-    recent = np.array([[False, False, False, False, True]])
-    position = np.zeros((1, 5, 1), np.int32)
-    arguments = (key, position, row, row, recent, np.ones((1, 5), np.bool_), np.ones(1))
-    assert kernels.temporal_similarity(*arguments).tolist() == [[1, -1, -1, 0, 0]]
-    zero = key.copy()
-    zero[0, 4] = 0  # the recent one is zero: it counts, and is like nothing
-    assert kernels.temporal_similarity(zero, *arguments[1:]).tolist() == [[0, -1, -1, 0, 0]]
-
-
 @given(st.data())
 @QUICK
 def test_value_norms(data):

@@ -8,8 +8,6 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevlm.runtime import kernels
-
 pytestmark = pytest.mark.usefixtures("isa")
 
 PLACES = st.one_of(  # where the table of angles has one, two and three digits, and where it ends
@@ -109,18 +107,6 @@ def test_a_shifted_key_is_what_hugging_face_would_have_stored(kit, model):
         key = torch.from_numpy(raw[head])[None, None]
         _, rotated = module.apply_rotary_pos_emb(key, key, cos, sin)
         assert_stored(kit, cache, head, rotated[0, 0].numpy())
-
-
-def test_scores_on_three_axes_equal_the_reference(kit):
-    n, rng = 60, np.random.default_rng(0)
-    cache = kit.make(layers=1, kv_heads=1, head_dim=128, capacity=n, axes=3, sections=(16, 24, 24))
-    raw = np.broadcast_to(rng.standard_normal(128), (1, n, 128))
-    place(kit, cache, raw, rng.integers(0, 6000, (n, 3), dtype=np.int32))
-    cache.shift(0, rng.integers(0, 300_000, (1, n, 3), dtype=np.int32))
-    recent, valid = np.arange(n)[None] >= 50, np.ones((1, n), np.bool_)
-    ((similarity, _),) = kernels.infinipot_scores(cache, [recent], [valid])
-    known = cache.dequantize("key", 0), cache.position(0), cache.row(0), cache.col(0), recent, valid, cache.inv_freq
-    np.testing.assert_allclose(similarity, reference.temporal_similarity(*known, pair_axis=cache.pair_axis), atol=1e-5)
 
 
 def test_the_drift_of_many_shifts(kit, isa):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from buckets import bucket
 from served import eventually
+from snapshots.test_files import ABOUT, WANTED
 
-from edgevlm import __version__
 from edgevlm.apps.serve.config import check_config
 from edgevlm.errors import UserError
 from edgevlm.runtime.snapshots.directory import PART_BYTES, SnapshotDirectory, snapshots, verified
@@ -17,12 +17,6 @@ from edgevlm.runtime.snapshots.writer import SnapshotWriter
 __all__ = ["bucket"]
 
 ARRAYS = {"layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8), "policy.empty": np.zeros((0, 4), np.float32)}
-WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32", "chunk": 8, "reindexing": "lazy"}
-ABOUT = {
-    "edgevlm": __version__, "written": 0.0, "source": "a door", "identity": WANTED,
-    "session": {"frames": 3, "chunks": 0, "time_s": 1.5, "conversations": {"talk": [["who?", "nobody"]]}},
-    "stream": {"positions": [3, None, 0, 0.0, None], "seq": 3, "frames": 3, "stats": {}}, "chunk": {"taken": 0, "encoded": 0},
-}  # fmt: skip
 BIG = ARRAYS | {"layer1.key": np.random.default_rng(0).integers(0, 255, PART_BYTES + 3_000_001, np.uint8)}  # parts of an upload
 
 
@@ -66,16 +60,6 @@ def test_two_generations_are_kept_and_read_back(kind, encrypted, tmp_path, reque
     again.write(frames(3), ARRAYS)
     assert [path.name for path in snapshots(where)] == ["00000004.snapshot", "00000003.snapshot"]
     again.close()
-
-
-def test_nothing_of_a_camera_lies_readable_beside_an_encrypted_snapshot(key, tmp_path):
-    state = SnapshotDirectory(tmp_path, key)
-    state.write(ABOUT, BIG)
-    for path in tmp_path.iterdir():
-        raw = path.read_bytes()
-        assert b"nobody" not in raw  # a conversation's answer
-        assert BIG["layer1.key"].tobytes()[:64] not in raw
-    state.close()
 
 
 def test_age_itself_opens_what_was_written(tmp_path):
