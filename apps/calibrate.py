@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,26 +119,22 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
     """Return what a checkpoint depends on: all but policies and budgets, which have records of their own."""
-    comparison, manifest = request.comparison or ComparisonRequest(()), model.bundle.path / MANIFEST
+    manifest = model.bundle.path / MANIFEST
     try:
         identity = hash_file(manifest).sha256
     except OSError as error:
         raise UserError(f"{manifest}: cannot be read ({error.strerror}); the same command tries again") from None
     return {
-        "edgevlm": __version__,
-        "model": identity,
-        "clips": [clip.frames.identity for clip in clips if isinstance(clip.frames, Frames)],
-        "frames": request.frames,
-        "layers": request.layers,
-        "ask": comparison.ask,
-    }
+        "edgevlm": __version__, "model": identity, "clips": [getattr(clip.frames, "identity", None) for clip in clips],
+        "frames": request.frames, "layers": request.layers, "ask": request.comparison.ask if request.comparison else (),
+    }  # fmt: skip
 
 
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Notify, notify: Notify
 ) -> Findings:
     """Measure an int8 cache's scales, the layers on them, then the policies; what a stopped run has measured is read."""
-    layers, scales, spec = None, None, model.bundle.decoder
+    layers, scales, choices, spec = None, None, None, model.bundle.decoder
     if request.layers and spec.kv == "int8":
         try:
             scales = KVScales.load(folder / SCALES, (spec.layers, spec.kv_heads, spec.head_dim))
@@ -156,10 +152,10 @@ def _measure(
             layers = calibrate(model, clips, request.frames, progress)
             file.write_bytes(layers.to_json())
         model = as_calibrated(model, layers, scales)
-    if request.comparison is None:
-        return Findings(layers, None, scales)
-    given = ComparisonInput(model, clips, request.frames, folder, progress, notify)
-    return Findings(layers, select_policies(request.comparison, given), scales)
+    if request.comparison is not None:
+        given = ComparisonInput(model, clips, request.frames, folder, progress, notify)
+        choices = select_policies(request.comparison, given)
+    return Findings(layers, choices, scales)
 
 
 def clips_of(videos: list[Path]) -> list[Clip]:
@@ -176,11 +172,8 @@ def clips_of(videos: list[Path]) -> list[Clip]:
     return [Clip(path.name, Frames(str(path)), QUESTIONS) for path in videos] or worlds
 
 
-Row = tuple[str, dict[str, Any]]  # an event and its fields
-
-
-def rows(choices: Choices) -> Iterator[Row]:
-    """Yield a row a policy and budget, then the choice there; then what append and encode were tried and chosen."""
+def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield event and fields: a row a policy and budget, then the choice there; then what append and encode tried and chose."""
     measure = {"measure": choices.measure}
     for choice in choices.budgets:
         budget = {"budget": choice.budget}
@@ -205,7 +198,7 @@ def as_json(written: Path, found: Findings) -> str:
 
 
 def describe(written: Path, found: Findings) -> str:
-    """The report for a person: tables of the layers, of the policies at each budget and of what was tried, and the choices."""
+    """The report for a person: the layers, a table of each kind of row, and the choices."""
     lines = ["layers: left as they were"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)
@@ -214,22 +207,23 @@ def describe(written: Path, found: Findings) -> str:
     if (choices := found.policies) is not None:
         watched = ", ".join(choices.watched)
         lines += ["", f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} with 95 % intervals"]
-        for (event, budget), group in groupby(rows(choices), key=lambda row: (row[0], row[1].get("budget"))):
-            heading = event.replace("_", " ") if budget is None else f"budget {budget}, {event}"
-            lines += ["", heading, *table([fields for _, fields in group])]
+        tables = dict[str, list[dict[str, Any]]]()
+        for event, fields in rows(choices):
+            tables.setdefault(event, []).append(fields)
+        for event, records in tables.items():
+            lines += ["", event.replace("_", " "), *table(records)]
         lines += ["", *(f"auto: {describe_choice(choices, choice, choice.budget)}" for choice in choices.budgets), ""]
     measured = f"calibrated {layers.described}" if layers else "compared"
     return "\n".join([*lines, f"{measured}: {written}"])
 
 
 def table(records: list[dict[str, Any]]) -> Iterator[str]:
-    """Lay out records of the same fields as aligned lines."""
+    """Lay out records as aligned lines."""
     names = list(dict.fromkeys(name for record in records for name in record))
-    cells = [names, *([_cell(record.get(name)) for name in names] for record in records)]
+    cells = [names]
+    for record in records:
+        values = [record.get(name, "") for name in names]
+        cells.append([f"{value:.4g}" if isinstance(value, float) else str(value) for value in values])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,6 @@ import numpy as np
 from edgevlm.apps.bundles.resolve import ExportChoice, resolve_model
 from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
-from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import SideBySide
 from edgevlm.apps.run.output import JsonOutput, Output, TextOutput
@@ -131,7 +130,7 @@ def open_run(start: Start) -> RunLoop:
         output = make_output(start)
         budget = settings.budget or (None if settings.policy == FULL else choice.budget)
         session = Session.open(model, settings, state=writer, budget=budget)
-        session.notify, source.prepare = output.notice, FramePreparation(session.prepare)
+        session.notify, source.prepare = output.notice, session.prepare
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
             skip_to_snapshot(source, writer, plan)

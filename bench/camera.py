@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.timing import parts_ms, percentiles
 from edgevlm.engines.threads import default_threads
@@ -47,7 +46,7 @@ def camera(
         closing(Model.load(model, threads=threads)) as loaded,
         Session.open(loaded, chunk=1, append=ALL) as session,
     ):
-        source.prepare = FramePreparation(session.prepare)
+        source.prepare = session.prepare
         while len(measured) < frames + WARM_UP and (frame := source.read()) is not None:
             measured.append(_watch_and_ask(session, frame))
             show(f"{source.name}: frame {len(measured)} of {frames + WARM_UP}")

@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
 
 from edgevlm.apps.run.clock import Asked, split_window
-from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent
+from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
 from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
 from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.calib.demo.questions import DemoScene
@@ -172,13 +172,15 @@ class RunLoop:
         session, source = self.session.stats, self.source
         self._last = now, frames = time.monotonic(), session.frames
         drops = dict(source.drops)
+        store: dict[str, Any] = {} if session.store is None else {"store": asdict(session.store)}
         return StatsEvent(
-            frames=frames, dropped=sum(drops.values()), drops=drops, fps=(frames - since[1]) / max(now - since[0], 1e-9),
-            policy=self.session.policy, cache_tokens=session.tokens, cache_bytes=session.cache_bytes,
+            time=wall_clock(), frames=frames, dropped=sum(drops.values()), drops=drops,
+            fps=(frames - since[1]) / max(now - since[0], 1e-9), policy=self.session.policy,
+            cache_tokens=session.tokens, cache_bytes=session.cache_bytes,
             appended=round(session.memory.appended, 4), encoded=round(session.encoded, 4),
             compressions=session.memory.compressions, compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss, source_state=source.state.value,
-            source_problem=source.problem, reconnects=source.reconnects, store=session.store,
+            source_problem=source.problem, reconnects=source.reconnects, **store,
         )  # fmt: skip
 
     def _watch(self) -> None:

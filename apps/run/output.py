@@ -7,14 +7,13 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgevlm.apps.run.clock import NOW_S, clock_time
-from edgevlm.apps.schemas import json_line
+from edgevlm.apps.schemas import Stats, json_line
 from edgevlm.progress import to_stderr
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.writer import ago
-from edgevlm.runtime.store import StoreUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +55,8 @@ class AnswerEvent:
         return f"{self.time_s:.1f} s" if self.offset is None else clock_time(seconds, seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class StatsEvent:
-    """A run's figures at one moment; ``fps`` since the line before, in a summary over the whole run.
-
-    ``policy``: the one in use, also under ``auto``. ``dropped``: the sum of ``drops`` by cause. ``source_problem``: why the
-    source is not running. ``store``: of a retrieval policy.
-    """
-
-    frames: int
-    dropped: int
-    drops: dict[str, int]
-    fps: float
-    policy: str
-    cache_tokens: int
-    cache_bytes: int
-    appended: float
-    encoded: float
-    compressions: int
-    compress_ms: float
-    rss_bytes: int
-    source_state: str
-    source_problem: str | None
-    reconnects: int
-    store: StoreUse | None = None
+class StatsEvent(Stats):
+    """A run's figures at one moment; in a summary, ``fps`` is over the whole run."""
 
     def __str__(self) -> str:
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
@@ -88,7 +65,7 @@ class StatsEvent:
         memory += f", {self.encoded:.0%} of patches encoded" if self.encoded < 1 else ""
         memory += f", {self.appended:.0%} of tokens appended" if self.appended < 1 else ""
         if self.store is not None:
-            memory += f", {(self.store.host_bytes + self.store.file_bytes) / 1e6:.1f} MB offloaded"
+            memory += f", {(self.store['host_bytes'] + self.store['file_bytes']) / 1e6:.1f} MB offloaded"
         return (
             f"{state} · {self.frames} frames{dropped} · {self.fps:.1f} fps · {memory} · "
             f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
@@ -143,7 +120,7 @@ class JsonOutput(TextOutput):
         self.line("answer", {name: value for name, value in fields.items() if name not in left_out})
 
     def stats(self, stats: StatsEvent, event: str = "stats") -> None:
-        self.line(event, {name: value for name, value in asdict(stats).items() if name != "store" or value is not None})
+        self.line(event, {name: value for name, value in stats if name != "store" or value is not None})
 
     def summary(self, stats: StatsEvent) -> None:
         self.stats(stats, "summary")
@@ -151,9 +128,7 @@ class JsonOutput(TextOutput):
     def line(self, event: str, fields: dict[str, object]) -> None:
         """Print an event, with the time."""
         with self._lock:
-            print(
-                json_line(event, {"time": wall_clock(), **{name: finite(value) for name, value in fields.items()}}), flush=True
-            )
+            print(json_line(event, finite({"time": wall_clock(), **fields})), flush=True)
 
 
 def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
@@ -166,11 +141,11 @@ def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> d
     moments = []
     for moment in () if evidence.held is False else evidence.moments:
         at = None if offset is None else wall_clock(offset + moment.time_s)
-        moments.append({"time": at, **{name: finite(value) for name, value in asdict(moment).items()}})
+        moments.append({"time": at, **finite(asdict(moment))})
     return {"evidence": moments, "evidence_held": evidence.held}
 
 
-def finite(value: object) -> object:
+def finite(value: Any) -> Any:
     """Round floats to four places; NaN and infinity become None."""
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None

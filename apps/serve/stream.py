@@ -19,7 +19,6 @@ from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.journal import Journal, Line, with_notes
 from edgevlm.apps.run.clock import moment
-from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
@@ -401,7 +400,7 @@ class CameraStream:
             self._since = time_s + max(0.0, away_s)
 
     def _make_loop(self) -> RunLoop:
-        self._source.prepare = FramePreparation(self.session.prepare)
+        self._source.prepare = self.session.prepare
         return RunLoop(
             self.session, self._source, self, RunPlan(since=self._since), observer=self, notifier=self.signs, alone=False,
             may_watch=lambda: self._service.hooks.may_watch(self.name),
@@ -479,7 +478,8 @@ class JournalWriter:
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
     """An event as JSON has it, with the time."""
     left_out = ("others", "evidence", "offset")
-    fields = {name: finite(value) for name, value in asdict(event).items() if value is not None and name not in left_out}
+    given = asdict(event) if isinstance(event, AnswerEvent) else dict(event)
+    fields = {name: finite(value) for name, value in given.items() if value is not None and name not in left_out}
     return {"time": wall_clock(), **fields}
 
 

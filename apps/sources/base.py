@@ -59,8 +59,7 @@ class StageTimer:
 class Frame:
     """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
 
-    ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model, if a frame
-    preparation did so.
+    ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model by ``Source.prepare``.
     """
 
     image: Image
@@ -139,7 +138,7 @@ class Source(ABC):
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, if known
     reconnects: int = 0  # times that frames came again after the connection broke
     attempts: int = 0  # connections tried so far
-    prepare: Callable[[Frame], Frame] | None = None  # run on each frame in the capturing thread; set before the first read
+    prepare: Callable[[Image], Pixels] | None = None  # run on each image in the capturing thread; set before the first read
     mode: str = ""  # the mode that a camera was opened in, in a few words
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 from edgevlm.apps.credentials import mask_credentials
@@ -60,7 +61,11 @@ class ThreadedSource(Source):
         self.name, self.rule, self._slot = name, rule, Slot(rule)
 
     def _put(self, frame: Frame) -> None:
-        if self._slot.put(self.prepare(frame) if self.prepare else frame):
+        if self.prepare is not None:
+            frame = replace(frame, pixels=self.prepare(frame.image))
+            if frame.timer is not None:
+                frame.timer.mark("preprocess")
+        if self._slot.put(frame):
             self.drops["replaced"] += 1
 
     def read(self) -> Frame | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.run.frame_preparation import cell_means
+from edgevlm.apps.run.change_gate import cell_means
 from edgevlm.apps.run.memory_view import ComparisonView, Lane, MemoryView
 
 Image = NDArray[np.uint8]

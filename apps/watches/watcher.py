@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from edgevlm.apps.run.frame_preparation import ChangeGate
+from edgevlm.apps.run.change_gate import ChangeGate
 from edgevlm.apps.run.output import evidence_fields, wall_clock
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg, shrunk
 from edgevlm.apps.sources import Frame

@@ -10,7 +10,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from edgevlm import Session
-from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.sources import SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.sources.base import State
 from edgevlm.apps.sources.recordings import FolderSource
@@ -38,7 +37,7 @@ def test_what_is_prepared_ahead_is_what_the_session_prepares(still_folder):
         source = open_source(None, str(still_folder))
         with Session.open("demo", budget=64) as session:
             if ahead:
-                source.prepare = FramePreparation(session.prepare)
+                source.prepare = session.prepare
             for frame in source:
                 assert (frame.pixels is not None) is ahead
                 session.watch(frame.pixels if ahead else frame.image, frame.time_s)

@@ -1,32 +1,13 @@
-"""What the capturing thread does to a frame, and whether a frame shows a change."""
+"""Whether a frame shows a change, and the mean colours of an image's cells."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Frame
-from edgevlm.runtime.preprocess import Pixels
-
-CELLS = 32  # both ways: what is smaller than a cell fades
-SAMPLES = 8  # pixels of a cell both ways, at most, that its mean is taken over
+CELLS = 32  # in each direction: details smaller than a cell fade
+SAMPLES = 8  # pixels of a cell in each direction, at most, of which its mean is taken
 THRESHOLD = 4.0  # levels of 255: above a sensor's noise, below a person who fills a cell
-
-
-@dataclass(frozen=True, slots=True)
-class FramePreparation:
-    """Prepare a frame for the model. prepare: a session's."""
-
-    prepare: Callable[[NDArray[np.uint8]], Pixels]
-
-    def __call__(self, frame: Frame) -> Frame:
-        frame = replace(frame, pixels=self.prepare(frame.image))
-        if frame.timer is not None:
-            frame.timer.mark("preprocess")
-        return frame
 
 
 class ChangeGate:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.apps.run.frame_preparation import CELLS, SAMPLES, THRESHOLD, ChangeGate, cell_means
+from edgevlm.apps.run.change_gate import CELLS, SAMPLES, THRESHOLD, ChangeGate, cell_means
 
 
 def cells_slowly(image):
