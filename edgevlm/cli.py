@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -27,13 +27,13 @@ COMMANDS = {  # in the order of --help
     "journal": ("edgevlm.apps.commands.ask:journal", "Show what cameras have written down.", WATCH),
     "forget": ("edgevlm.apps.commands.ask:forget", "Delete what was seen, from memory and disk.", WATCH),
     "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration.", WATCH),
-    "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything.", MODELS),
-    "models": ("edgevlm.apps.commands.plan:models", "List models, their memory and their speed here.", MODELS),
-    "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs.", MODELS),
-    "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device.", MODELS),
-    "bundles": ("edgevlm.apps.commands.bundles:bundles", "List, share, verify and remove bundles.", MODELS),
-    "policies": ("edgevlm.apps.commands.policies:policies", "List the policies and their settings.", MODELS),
-    "calibrate": ("edgevlm.apps.commands.calibrate:calibrate", "Choose the best policy for a model.", MODELS),
+    "plan": ("edgevlm.apps.commands.models:plan", "Estimate memory and speed before building anything.", MODELS),
+    "models": ("edgevlm.apps.commands.models:models", "List models, their memory and their speed here.", MODELS),
+    "export": ("edgevlm.apps.commands.models:export", "Turn a checkpoint into a bundle that edgevlm runs.", MODELS),
+    "build": ("edgevlm.apps.commands.models:build", "Build a bundle's TensorRT engines on this device.", MODELS),
+    "bundles": ("edgevlm.apps.commands.models:bundles", "List, share, verify and remove bundles.", MODELS),
+    "policies": ("edgevlm.apps.commands.models:policies", "List the policies and their settings.", MODELS),
+    "calibrate": ("edgevlm.apps.commands.models:calibrate", "Choose the best policy for a model.", MODELS),
     "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes.", MACHINE),
     "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras.", MACHINE),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws.", MACHINE),
@@ -57,16 +57,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)]
+
+
 @app.callback()
-def _common(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version, allow_from_autoenv=False
-        ),
-    ] = False,
-) -> None:
-    pass
+def _common(version: Version = False) -> None: ...
 
 
 def main() -> None:
@@ -94,12 +89,12 @@ def main() -> None:
     except (BrokenPipeError, SystemExit) as end:
         if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
             raise  # typer's own answer to a closed pipe is exit code 1
-        _silence_stdout()
-        sys.exit(0)
+        silence(sys.stdout)
+        code = 0
     except MemoryError:
         _fail("there is not enough memory; end other programs, or give a smaller --budget or --chunk")
     except OSError as error:
-        _silence_stdout()
+        silence(sys.stdout)
         _fail(f"{error.filename or 'the output'}: cannot be read or written ({error.strerror or error})")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
@@ -123,7 +118,7 @@ def _usage(error: Exception) -> str:
     return f"{words.rstrip('.')}; see {context.command_path if context else 'edgevlm'} --help"
 
 
-def _silence_stdout() -> None:
-    """Let what is still buffered go nowhere, so that the interpreter's own flush at exit does not fail again."""
+def silence(stream: TextIO) -> None:
+    """Send a stream to the null device, what is still buffered too: the interpreter's flush at exit does not fail again."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

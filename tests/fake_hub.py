@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+Reply = tuple[int, dict[str, str], Any]  # status, headers, and an object for JSON or the bytes of a file
 LARGE = 2000  # bytes; files as large are LFS's: known by SHA-256, and served from another path
 
 
@@ -35,7 +36,7 @@ class FakeHub:
         self.private: dict[str, bool] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cuts: list[int] = []
-        self.answer: Callable[[str, str, dict[str, str]], tuple[int, dict[str, str], Any] | None] = lambda *_: None
+        self.answer: Callable[[str, str, dict[str, str]], Reply | None] = lambda *_: None
         self.cdn = self.url = ""
 
     def add(self, repo: str, files: Path | dict[str, bytes], *revisions: str) -> str:
@@ -64,6 +65,60 @@ class FakeHub:
         """The names of the files of which bytes were asked for."""
         return [path.rpartition("/")[2] for kind, path, _ in self.requests if kind == "GET" and "/resolve/" in path]
 
+    def respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        if path.startswith("/cdn/"):
+            return 200, {"ETag": f'"{path[5:]}"'}, self.blobs[path[5:]]
+        if method in ("POST", "PUT"):
+            if "authorization" in headers or path.startswith("/lfs/"):
+                return 200, {}, self.write(path, body)
+            return 401, {}, {"error": "Invalid username or password."}
+        is_file = "/resolve/" in path
+        repo, _, rest = path.removeprefix("/api/models/").strip("/").partition("/resolve/" if is_file else "/revision/")
+        revision, _, name = rest.partition("/") if is_file else (rest or "main", "", "")
+        if new := self.renamed.get(repo):
+            return 307, {"Location": self.url + path.replace(repo, new)}, {}
+        if repo not in self.repos:
+            return 404, {"X-Error-Code": "RepoNotFound"}, {"error": "Repository not found"}
+        if (commit := self.repos[repo].get(revision)) is None:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, {"error": f"Invalid rev id: {revision}"}
+        if not is_file:
+            return 200, {}, self.info(repo, commit)
+        if (data := self.commits[commit].get(name)) is None:
+            return 404, {"X-Repo-Commit": commit, "X-Error-Code": "EntryNotFound"}, {"error": "Entry not found"}
+        digest = self.digest(data)
+        about = {"X-Repo-Commit": commit, "ETag": f'"{digest}"', "X-Linked-Etag": f'"{digest}"'}
+        if len(data) < LARGE:
+            return 200, about, data
+        return 302, about | {"X-Linked-Size": str(len(data)), "Location": f"{self.cdn}/cdn/{digest}"}, {}
+
+    def write(self, path: str, body: bytes) -> dict[str, Any]:
+        """Creating a repository, then uploading: which files are LFS's, where these go, and the commit."""
+        if path.startswith("/lfs/"):
+            self.blobs[path.removeprefix("/lfs/")] = body
+            return {}
+        lines = [json.loads(line) for line in body.splitlines()]
+        if path == "/api/repos/create":
+            (asked,) = lines
+            repo = f"{asked['organization']}/{asked['name']}"
+            self.repos.setdefault(repo, {})
+            self.private[repo] = asked.get("visibility") == "private" or asked.get("private") is True
+            return {"url": f"{self.url}/{repo}"}
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
+        if "/preupload/" in path:
+            modes = [(file["path"], "lfs" if file["size"] >= LARGE else "regular") for file in lines[0]["files"]]
+            return {"files": [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes]}
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = lines[0]["objects"]
+            to = [{**each, "actions": {"upload": {"href": f"{self.url}/lfs/{each['oid']}"}}} for each in objects]
+            return {"transfer": "basic", "objects": to}
+        repo, _, revision = path.removeprefix("/api/models/").partition("/commit/")
+        files = {}
+        for value in (each["value"] for each in lines if each["key"] in ("file", "lfsFile")):
+            files[value["path"]] = self.blobs[value["oid"]] if "oid" in value else base64.b64decode(value["content"])
+        commit = self.add(repo, files, revision)
+        return {"commitUrl": f"{self.url}/{repo}/commit/{commit}", "commitOid": commit, "success": True}
+
 
 def handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     """Requests to ``hub``."""
@@ -73,107 +128,24 @@ def handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
         def handle_request(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            path = unquote(urlsplit(self.path).path)
-            body = self.rfile.read(int(headers.get("content-length", 0)))
+            path, body = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers.get("content-length", 0)))
             hub.requests.append((self.command, path, headers))
-            if (answer := hub.answer(self.command, path, headers)) is not None:
-                self.reply(answer[0], answer[1], answer[2])
-            elif path.startswith("/cdn/"):
-                self.send_file(hub.blobs[path.removeprefix("/cdn/")], {"ETag": f'"{path[5:]}"'})
-            elif self.command in ("POST", "PUT"):
-                self.write(path, body)
-            elif path.startswith("/api/models/"):
-                repo, _, revision = path.removeprefix("/api/models/").partition("/revision/")
-                self.found(repo, revision or "main", lambda commit: self.reply(200, {}, hub.info(repo, commit)))
-            else:
-                repo, _, rest = path.strip("/").partition("/resolve/")
-                revision, _, name = rest.partition("/")
-                self.found(repo, revision, lambda commit: self.resolve(commit, name))
-
-        do_GET = do_HEAD = do_POST = do_PUT = handle_request
-
-        def found(self, repo: str, revision: str, then: Callable[[str], None]) -> None:
-            if new := hub.renamed.get(repo):
-                self.reply(307, {"Location": hub.url + self.path.replace(repo, new)}, {})
-            elif repo not in hub.repos:
-                self.reply(404, {"X-Error-Code": "RepoNotFound"}, {"error": "Repository not found"})
-            elif revision not in hub.repos[repo]:
-                self.reply(404, {"X-Error-Code": "RevisionNotFound"}, {"error": f"Invalid rev id: {revision}"})
-            else:
-                then(hub.repos[repo][revision])
-
-        def resolve(self, commit: str, name: str) -> None:
-            about = {"X-Repo-Commit": commit}
-            if name not in hub.commits[commit]:
-                return self.reply(404, about | {"X-Error-Code": "EntryNotFound"}, {"error": "Entry not found"})
-            data = hub.commits[commit][name]
-            about["X-Linked-Etag"] = about["ETag"] = f'"{hub.digest(data)}"'
-            if len(data) < LARGE:
-                return self.send_file(data, about)
-            return self.reply(
-                302, about | {"X-Linked-Size": str(len(data)), "Location": f"{hub.cdn}/cdn/{hub.digest(data)}"}, {}
-            )
-
-        def send_file(self, data: bytes, headers: dict[str, str]) -> None:
-            begin = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
-            self.send_response(206 if begin else 200)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            if begin:
-                self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
-            self.send_header("Content-Length", str(len(data) - begin))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            if hub.cuts and "/cdn/" in self.path and begin + hub.cuts[-1] < len(data):
-                self.wfile.write(data[begin : begin + hub.cuts.pop()])
-                self.close_connection = True
-            else:
-                self.wfile.write(data[begin:])
-
-        def write(self, path: str, body: bytes) -> None:
-            """Creating a repository, then uploading: which files are LFS's, where these go, and the commit."""
-            if self.headers.get("Authorization") is None and not path.startswith("/lfs/"):
-                self.reply(401, {}, {"error": "Invalid username or password."})
-            elif path == "/api/repos/create":
-                asked = json.loads(body)
-                repo = f"{asked['organization']}/{asked['name']}"
-                hub.repos.setdefault(repo, {})
-                hub.private[repo] = asked.get("visibility") == "private" or asked.get("private") is True
-                self.reply(200, {}, {"url": f"{hub.url}/{repo}"})
-            elif path == "/api/validate-yaml":
-                self.reply(200, {}, {"errors": [], "warnings": []})
-            elif "/preupload/" in path:
-                modes = [
-                    {"path": file["path"], "uploadMode": "lfs" if file["size"] >= LARGE else "regular", "shouldIgnore": False}
-                    for file in json.loads(body)["files"]
-                ]
-                self.reply(200, {}, {"files": modes})
-            elif path.endswith("/info/lfs/objects/batch"):
-                objects = [
-                    {**each, "actions": {"upload": {"href": f"{hub.url}/lfs/{each['oid']}"}}}
-                    for each in json.loads(body)["objects"]
-                ]
-                self.reply(200, {}, {"transfer": "basic", "objects": objects})
-            elif path.startswith("/lfs/"):
-                hub.blobs[path.removeprefix("/lfs/")] = body
-                self.reply(200, {}, {})
-            else:
-                repo, _, revision = path.removeprefix("/api/models/").partition("/commit/")
-                lines = [json.loads(line) for line in body.splitlines()]
-                files = {
-                    each["value"]["path"]: base64.b64decode(each["value"]["content"]) for each in lines if each["key"] == "file"
-                } | {each["value"]["path"]: hub.blobs[each["value"]["oid"]] for each in lines if each["key"] == "lfsFile"}
-                commit = hub.add(repo, files, revision)
-                self.reply(200, {}, {"commitUrl": f"{hub.url}/{repo}/commit/{commit}", "commitOid": commit, "success": True})
-
-        def reply(self, status: int, headers: dict[str, str], value: Any) -> None:
-            data = b"" if self.command == "HEAD" else json.dumps(value).encode()
+            status, about, value = hub.answer(self.command, path, headers) or hub.respond(self.command, path, headers, body)
+            data, begin = value if isinstance(value, bytes) else json.dumps(value).encode(), 0
+            if isinstance(value, bytes) and "range" in headers:
+                status, begin = 206, int(headers["range"].removeprefix("bytes=").rstrip("-"))
+                about["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
             self.send_response(status)
-            for name, text in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            for name, text in {"Content-Length": str(len(data) - begin), **about}.items():
                 self.send_header(name, text)
             self.end_headers()
-            self.wfile.write(data)
+            end = len(data)
+            if hub.cuts and path.startswith("/cdn/") and self.command == "GET" and begin + hub.cuts[-1] < end:
+                end, self.close_connection = begin + hub.cuts.pop(), True
+            if self.command != "HEAD":
+                self.wfile.write(data[begin:end])
+
+        do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
         def log_message(self, *args: Any) -> None:
             pass

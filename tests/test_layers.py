@@ -1,5 +1,4 @@
-"""What the linters do not see: a package named in a string, for an import by name, by a package under it; one class name for
-two classes."""
+"""What the linters do not see: packages named in strings, class names used twice, mechanisms written twice."""
 
 import ast
 from collections import Counter
@@ -11,65 +10,54 @@ from edgevlm.runtime.settings import SessionSettings
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (("bench",), ("apps",), ("calib", "export"), ("engines",), ("runtime",))
-
-
-def named_packages(path):
-    """(line, package) of each string in a file that is a module, ``edgevlm.PACKAGE...``."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("edgevlm."):
-            yield node.lineno, node.value.split(".")[1].split(":")[0]
+FOLDERS = [folder for folders in LAYERS for folder in folders]
+PATHS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in PATHS}
+FACADE = {f"edgevlm/{path.name}": path.read_text() for path in (ROOT / "edgevlm").glob("*.py")}
+NODES = {path: list(ast.walk(ast.parse(text))) for path, text in (SOURCES | FACADE).items()}
 
 
 def test_no_package_names_one_above_it():
+    """In a string that is a module, for an import by name: ``edgevlm.PACKAGE...``."""
     above, found = set(), []
     for packages in LAYERS:
-        for package in packages:
-            beside = above | set(packages) - {package}
-            for path in sorted((ROOT / package).rglob("*.py")):
-                found += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named_packages(path) if name in beside]
+        for path in SOURCES:
+            folder = path.partition("/")[0]
+            if folder in packages:
+                strings = (node for node in NODES[path] if isinstance(node, ast.Constant) and isinstance(node.value, str))
+                modules = [(node.lineno, node.value) for node in strings if node.value.startswith("edgevlm.")]
+                others = above | set(packages) - {folder}
+                found += [(path, line) for line, text in modules if text.split(".")[1].split(":")[0] in others]
         above |= set(packages)
     assert found == []
 
 
 def test_a_class_name_stands_for_one_class():
     named_after = ("apps/schemas.py", "apps/serve/answers.py")  # models of JSON, named after what they describe
-    files = [path for packages in LAYERS for package in packages for path in (ROOT / package).rglob("*.py")]
-    files = [path for path in files if str(path.relative_to(ROOT)) not in named_after]
-    nodes = [node for path in [*files, *(ROOT / "edgevlm").glob("*.py")] for node in ast.walk(ast.parse(path.read_text()))]
-    count = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
-    assert [name for name, times in count.items() if times > 1] == []
+    classes = [node.name for path in NODES if path not in named_after for node in NODES[path] if isinstance(node, ast.ClassDef)]
+    assert [name for name, times in Counter(classes).items() if times > 1] == []
 
 
-def assigned_in_modules(tree):
+def assigned_in_modules(nodes):
     """Lines that assign an attribute of an imported module."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
-    for node in ast.walk(tree):
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            owner = target
-            while isinstance(owner, ast.Attribute):
-                owner = owner.value
-            if isinstance(target, ast.Attribute) and isinstance(owner, ast.Name) and owner.id in modules and owner.id.islower():
-                yield node.lineno
+    for target in (target for node in nodes if isinstance(node, ast.Assign) for target in node.targets):
+        owner = target
+        while isinstance(owner, ast.Attribute):
+            owner = owner.value
+        if isinstance(target, ast.Attribute) and isinstance(owner, ast.Name) and owner.id in modules and owner.id.islower():
+            yield target.lineno
 
 
 def test_no_module_assigns_the_names_of_another():
-    files = [path for packages in LAYERS for package in packages for path in (ROOT / package).rglob("*.py")]
-    files += (ROOT / "edgevlm").glob("*.py")
-    found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in assigned_in_modules(ast.parse(path.read_text()))]
-    assert found == []
+    assert [f"{path}:{line}" for path, nodes in NODES.items() for line in assigned_in_modules(nodes)] == []
 
 
 def test_what_can_be_extended_is_one_table():
     declared = entry_points().groups
     ours = {group.removeprefix("edgevlm.") for group in declared if group.startswith("edgevlm.")}
     assert ours | {"sources"} == set(GROUPS), "entry points of sources are other packages' alone"
-
-
-def sources():
-    """The text of each file of the packages, by its path from the root."""
-    paths = [path for packages in LAYERS for package in packages for path in (ROOT / package).rglob("*.py")]
-    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
 def test_each_mechanism_has_one_owner():
@@ -80,14 +68,12 @@ def test_each_mechanism_has_one_owner():
         "class JsonLines": ["runtime/files.py"],
         "RLIMIT_AS": ["runtime/helper_process.py"],
     }
-    found = {words: sorted(path for path, text in sources().items() if words in text) for words in owners}
-    assert found == owners
+    assert {words: sorted(path for path, text in SOURCES.items() if words in text) for words in owners} == owners
 
 
 def test_a_sessions_setting_is_declared_once():
     """The command line, edgevlm.toml and HTTP take a setting's help, default and bounds from its field."""
     readers = ("runtime/settings.py", "apps/settings.py", "apps/commands/run.py", "apps/commands/watch.py", "apps/serve/")
-    text = "".join(text for path, text in sources().items() if path.startswith(readers))
-    assert {name: text.count(field.description) for name, field in SessionSettings.model_fields.items()} == dict.fromkeys(
-        SessionSettings.model_fields, 1
-    )
+    text = "".join(text for path, text in SOURCES.items() if path.startswith(readers))
+    descriptions = [field.description for field in SessionSettings.model_fields.values()]
+    assert [text.count(description) for description in descriptions] == [1] * len(descriptions)

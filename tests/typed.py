@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
@@ -31,3 +32,23 @@ def edgevlm(*arguments, **environment):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def events(*arguments, **environment):
+    """The JSON lines of a command that succeeds."""
+    done = edgevlm(*arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def of_kind(lines, *kinds):
+    """The events of these kinds."""
+    return [line for line in lines if line["event"] in kinds]
+
+
+def refused(*arguments, **environment):
+    """The one line of a command that refuses what it was given, printing nothing else."""
+    done = edgevlm(*arguments, **environment)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("edgevlm: ")
+    return done.stderr

@@ -16,7 +16,17 @@ import psutil
 
 from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
-from edgevlm.apps.run.process import START_S, Notifier, Shutdown, SourceStatus, is_gone, silence_what_is_gone
+from edgevlm.apps.run.process import (
+    ALIVE,
+    READY,
+    STARTING,
+    STOPPING,
+    Notifier,
+    Shutdown,
+    SourceStatus,
+    is_gone,
+    silence_what_is_gone,
+)  # fmt: skip
 from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.calib.demo.questions import DemoScene
 from edgevlm.errors import UserError
@@ -118,7 +128,7 @@ class RunLoop:
 
     def _close(self) -> None:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
-        self.notifier.stopping()
+        self.notifier.send(STOPPING)
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
         if self.alone:
@@ -201,7 +211,7 @@ class RunLoop:
             self._take(frame)
             self._steps += 1
             if not self.started.is_set():
-                self.notifier.ready()
+                self.notifier.send(READY)
                 self.started.set()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
@@ -278,7 +288,7 @@ class RunLoop:
         """
         source, before = self.source, self._seen
         self._seen = self._steps, source.attempts
-        self.notifier.status(f"{source.name}: {source.state.value}, {self.session.stats.frames:,} frames")
+        self.notifier.send(f"STATUS={source.name}: {source.state.value}, {self.session.stats.frames:,} frames")
         lives = (source.live and source.state is State.RUNNING) or source.attempts != before[1]
         if self._steps != before[0] or (self._reading and lives):
-            self.notifier.alive() if self.started.is_set() else self.notifier.starting(START_S)
+            self.notifier.send(ALIVE if self.started.is_set() else STARTING)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,18 +105,25 @@ class MemoryWatch:
         self.thumbnails.close()
 
 
-@dataclass(slots=True)
-class Lane:
-    """One policy's session. ``stopped_s``: the stream's time at which its memory was full and nothing could be evicted.
+class LaneView(NamedTuple):
+    """One policy's memory at one moment, and how many of the questions ``asked`` about departed objects it answered right.
 
-    ``answers``: the newest to each question about :attr:`ComparisonView.facts`.
+    stopped_s: the stream's time at which the memory was full and nothing could be evicted.
     """
 
     name: str
-    session: Session
     memory: MemoryView
     stopped_s: float | None = None
-    answers: dict[str, str] = field(default_factory=dict)
+    right: int = 0
+    asked: int = 0
+
+
+class Lane:
+    """One policy's session, and its newest answer to each question about departed objects."""
+
+    def __init__(self, name: str, session: Session) -> None:
+        self.name, self.session, self.answers = name, session, dict[str, str]()
+        self.stopped_s: float | None = None
 
     @contextmanager
     def stopping(self) -> Iterator[Session]:
@@ -125,13 +133,9 @@ class Lane:
         except UserError:
             self.stopped_s = self.session.time_s if self.stopped_s is None else self.stopped_s
 
-
-@dataclass(frozen=True, slots=True)
-class ComparisonView:
-    """All lanes at one moment, and what they have been asked about: objects that left, the newest first."""
-
-    lanes: tuple[Lane, ...]
-    facts: tuple[Fact, ...]
+    def view(self, facts: Sequence[Fact]) -> LaneView:
+        asked = [self.answers[fact.question] == fact.truth for fact in facts if fact.question in self.answers]
+        return LaneView(self.name, view_memory(self.session), self.stopped_s, sum(asked), len(asked))
 
 
 class SideBySide:
@@ -142,14 +146,12 @@ class SideBySide:
     """
 
     def __init__(self, session: Session, open_session: Callable[[str, str | None], Session] | None = None) -> None:
-        name = f"auto: {session.policy}" if session.basis.startswith("auto") else session.policy
-        sessions = {name: session}
+        self.lanes = [Lane(f"auto: {session.policy}" if session.basis.startswith("auto") else session.policy, session)]
         if open_session is not None:
             full, window = open_session("full", FULL_BUDGET), open_session("sliding-window", None)
-            sessions = {"full KV": full, name: session, "sliding window": window}
-        self.lanes = [Lane(name, of, view_memory(of)) for name, of in sessions.items()]
+            self.lanes = [Lane("full KV", full), *self.lanes, Lane("sliding window", window)]
         self.others = [lane for lane in self.lanes if lane.session is not session]
-        self.view: ComparisonView | None = None  # before the first frame
+        self.view: list[LaneView] = []  # before the first frame
         self._turn, self._due = 0, 0.0
 
     def watch(self, frame: Frame) -> None:
@@ -158,19 +160,16 @@ class SideBySide:
             if lane.stopped_s is None:
                 with lane.stopping() as session:
                     session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
-        facts = tuple(frame.scene.departed()[:FACTS]) if frame.scene is not None and self.others else ()
-        if questions := [fact.question for fact in facts]:
+        facts = frame.scene.departed()[:FACTS] if frame.scene is not None and self.others else []
+        if facts:
             self._turn += 1
+            asked = facts[self._turn % len(facts)].question
             for lane in self.lanes:
-                lane.answers = {text: answer for text, answer in lane.answers.items() if text in questions}
                 with lane.stopping() as session:
-                    asked = questions[self._turn % len(questions)]
                     lane.answers[asked] = session.ask(asked).text.strip()
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + EVERY_S
-            for lane in self.lanes:
-                lane.memory = view_memory(lane.session)
-            self.view = ComparisonView(tuple(replace(lane, answers=dict(lane.answers)) for lane in self.lanes), facts)
+            self.view = [lane.view(facts) for lane in self.lanes]
 
     def close(self) -> None:
         for lane in self.others:

@@ -16,7 +16,8 @@ from typing import Any, TextIO
 from edgevlm.apps.sources import Source, State
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-START_S = 120.0  # that each sign of life before the first frame gives the start
+READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
+STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # two minutes more to start, from now
 
 
 class Shutdown:
@@ -99,7 +100,7 @@ def silence_what_is_gone() -> bool:
 class Notifier:
     """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Does nothing without one, and waits for nobody. ``watched``: the manager wants :meth:`alive` from this process
+    Does nothing without one, and waits for nobody. ALIVE is sent where the manager wants it from this process
     (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 
@@ -107,31 +108,14 @@ class Notifier:
         name = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watched = bool(self._address) and mine and environment.get("WATCHDOG_USEC", "").isdigit()
+        self._is_watched = mine and environment.get("WATCHDOG_USEC", "").isdigit()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
 
-    def ready(self) -> None:
-        self._send("READY=1")
-
-    def starting(self, seconds: float) -> None:
-        """Ask for this much longer to start, from now."""
-        self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
-
-    def alive(self) -> None:
-        if self.watched:
-            self._send("WATCHDOG=1")
-
-    def status(self, text: str) -> None:
-        """Send one line for ``systemctl status``."""
-        self._send("STATUS=" + " ".join(text.split()))
-
-    def stopping(self) -> None:
-        self._send("STOPPING=1")
-
-    def _send(self, message: str) -> None:
-        if self._socket is not None:
+    def send(self, message: str) -> None:
+        """Send READY, STARTING, ALIVE, STOPPING, or ``STATUS=``, one line for ``systemctl status``."""
+        if self._socket is not None and (self._is_watched or message != ALIVE):
             with suppress(OSError):
-                self._socket.sendto(message.encode(errors="replace"), socket.MSG_DONTWAIT, self._address)
+                self._socket.sendto(" ".join(message.split()).encode(errors="replace"), socket.MSG_DONTWAIT, self._address)
 
 
 class SourceStatus:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.run.change_gate import cell_means
-from edgevlm.apps.run.memory_view import ComparisonView, Lane, MemoryView
+from edgevlm.apps.run.memory_view import LaneView, MemoryView
 
 Image = NDArray[np.uint8]
 Line = list[tuple[str, str]]  # style and text, as prompt_toolkit has them
@@ -25,12 +26,12 @@ class Panel(NamedTuple):
     rows: int = 0
 
 
-def make_panel(view: ComparisonView, image: Image | None, columns: int, lines: int) -> Panel:
+def make_panel(view: Sequence[LaneView], image: Image | None, columns: int, lines: int) -> Panel:
     """Draw what is held, beside the newest frame where that fits."""
     lines = min(lines, TALL)
     wide, high = fit(image, columns * 2 // 5, lines) if image is not None and lines >= 6 and columns >= 60 else (0, 0)
     right = columns - wide - 2 if wide else columns
-    rows = _lanes(view, right, lines) if len(view.lanes) > 1 else _memory(view.lanes[0].memory, right)
+    rows = _lanes(view, right, lines) if len(view) > 1 else _memory(view[0].memory, right)
     rows = [*rows[:lines], *([] for _ in range(high - len(rows)))]
     return Panel([[("", " " * (columns - right)), *line] for line in rows], wide, high)
 
@@ -45,11 +46,13 @@ def _memory(memory: MemoryView, columns: int) -> list[Line]:
     ]
 
 
-def _lanes(view: ComparisonView, columns: int, lines: int) -> list[Line]:
+def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
     """Each memory's name, use and score and, where they fit, the frames that it holds."""
     rows: list[Line] = []
-    for lane in view.lanes:
-        style, knows = _knows(lane, view)
+    for lane in view:
+        knows = f"knows {lane.right} of {lane.asked}" if lane.asked else "not asked yet"
+        well, badly = lane.right > 0.7 * lane.asked, lane.right < 0.5 * lane.asked
+        style = "class:right" if well else "class:wrong" if badly else "" if lane.asked else "class:dim"
         name = lane.name[:18].ljust(19) if columns >= 50 else lane.name.split(":")[0][:14].ljust(15)
         used, full, tokens = lane.memory.tokens / lane.memory.budget, "class:gauge", f" {lane.memory.tokens:,} tokens"
         if lane.stopped_s is not None:
@@ -58,18 +61,9 @@ def _lanes(view: ComparisonView, columns: int, lines: int) -> list[Line]:
             tokens = ""
         bar = gauge(used, max(0, columns - len(name) - len(tokens) - len(knows) - 3))
         rows.append([("bold", name), (full, bar), ("class:dim", tokens), (style, f"  {knows}")])
-        if lines >= 2 * len(view.lanes):
+        if lines >= 2 * len(view):
             rows.append([("class:dim", "  holds "), ("class:held", timeline(lane.memory, columns - 9))])
     return rows
-
-
-def _knows(lane: Lane, view: ComparisonView) -> tuple[str, str]:
-    asked = [(lane.answers[fact.question], fact.truth) for fact in view.facts if fact.question in lane.answers]
-    right = sum(answer == truth for answer, truth in asked)
-    if not asked:
-        return "class:dim", "not asked yet"
-    style = "class:right" if right > 0.7 * len(asked) else "class:wrong" if right < 0.5 * len(asked) else ""
-    return style, f"knows {right} of {len(asked)}"
 
 
 def gauge(used: float, width: int) -> str:

@@ -154,8 +154,8 @@ class Screen:
 
     def _compose(self, columns: int, lines: int) -> Panel:
         observer, frame = self._run.observer, self._run.frame
-        view = observer.view if isinstance(observer, SideBySide) else None
-        if view is None or frame is None or not lines:
+        view = observer.view if isinstance(observer, SideBySide) else []
+        if not view or frame is None or not lines:
             return Panel([])
         self._image = frame.image
         return make_panel(view, None if self._depth is ColorDepth.DEPTH_1_BIT else frame.image, columns, lines)

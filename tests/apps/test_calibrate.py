@@ -1,17 +1,26 @@
-"""``edgevlm calibrate`` as it is typed: what it prints, what it refuses, and that a run then says so."""
+"""``edgevlm calibrate`` as it is typed: it measures layers, compares policies, and a run then uses what was found."""
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 
 import checkpoints
 import pytest
 from clips import clip
-from typed import edgevlm
+from typed import edgevlm, events, of_kind, refused
 
+from edgevlm.calib.accuracy.select_policy import TAUS
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.model import is_demo
+
+DEMO = ("calibrate", "demo", "--frames", "16", "--budget", "64", "--threads", "1")
+FIELDS = {
+    "event", "schema", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens", "top1",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -21,33 +30,74 @@ def bundle(tmp_path_factory):
     return export_checkpoint(folder / "checkpoint", folder / "bundle")
 
 
-def test_the_demo_is_measured_on_its_own_world(tmp_path):
-    out = tmp_path / "demo"
-    done = edgevlm("calibrate", "demo", "--frames", 20, "--out", out, "--policies", "none", "--json")
-    assert done.returncode == 0, done.stderr
-    event = json.loads(done.stdout)
-    assert (event["event"], event["bundle"], event["frames"]) == ("calibration", str(out), [20] * 4)
-    measured = Bundle.load(out).calibration()
-    fields = {name: value for name, value in event.items() if name not in ("event", "schema", "bundle")}
-    assert Calibration.from_json(json.dumps({"format": 1, **fields}).encode()) == measured
-    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v")
-    assert done.stderr.split("infinipot-v: ")[1].startswith("calibrated ")
-    nonsense = ("--ask", "is it raining?")
-    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v:tau=preset", *nonsense)
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "demo"
+
+
+def test_the_demo_is_measured_and_compared_and_a_run_uses_it(out):
+    layers, *found = events(*DEMO, "--policies", "sliding-window,uniform", "--out", out, "--json")
+    assert (layers["event"], layers["bundle"], layers["frames"]) == ("calibration", str(out), [16] * 4)
+    fields = {name: value for name, value in layers.items() if name not in ("event", "schema", "bundle")}
+    assert Calibration.from_json(json.dumps({"format": 1, **fields}).encode()) == Bundle.load(out).calibration()
+    candidates, (choice,) = of_kind(found, "candidate"), of_kind(found, "choice")
+    assert [(set(line), line["policy"]) for line in candidates] == [(FIELDS, "sliding-window"), (FIELDS, "uniform")]
+    assert all(0 <= line["ci_low"] <= line["value"] <= line["ci_high"] for line in candidates)
+    kept = Bundle.load(out).choices()
+    assert (kept.measure, kept.frames, len(kept.watched), kept.append.tau in (None, *TAUS)) == ("kl", 16, 4, True)
+    run = ("run", "--model", out, "--frames", 12, "--budget", 64)
+    assert events(*run, "--json")[-1]["policy"] == choice["policy"], "auto"
+    assert edgevlm(*run, "--policy", "infinipot-v").stderr.split("infinipot-v: ")[1].startswith("calibrated ")
+    done = edgevlm(*run, "--policy", "infinipot-v:tau=preset", "--ask", "is it raining?")
     assert "infinipot-v: default thresholds, as set\n" in done.stderr
     assert "never taught" in done.stdout, "a copy of the demo model is the demo model"
     assert is_demo(Bundle.load(out, verify="size"))
+    assert list(out.parent.iterdir()) == [out], "nothing else is left"
 
 
 def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
     copy = shutil.copytree(bundle, tmp_path / "bundle")
-    done = edgevlm("calibrate", copy, "--video", clip("bikes.mp4"), "--frames", 12, "--policies", "none")
-    assert done.returncode == 0, done.stderr
-    measured = Bundle.load(copy).calibration()
-    assert (measured.clips, measured.frames) == (("bikes.mp4",), (12,))
-    tau = "/".join(f"{threshold:.4f}" for threshold in measured.thresholds)
-    assert f"infinipot-v  tau {tau}" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"calibrated {measured.described}: {copy}"
+    options = ("--video", clip("bikes.mp4"), "--frames", 20, "--threads", 1, "--ask", "what color was the bike?")
+    page = edgevlm("calibrate", copy, *options, "--policies", "sliding-window,h2o", "--budget", "25%,64").stdout
+    measured, kept = Bundle.load(copy).calibration(), Bundle.load(copy).choices()
+    assert (measured.clips, measured.frames) == (("bikes.mp4",), (20,))
+    assert f"infinipot-v  tau {'/'.join(f'{threshold:.4f}' for threshold in measured.thresholds)}" in page
+    assert page.splitlines()[-1] == f"calibrated {measured.described}: {copy}"
+    assert page.count("\nauto: ") == 2
+    found = {choice.budget: [candidate.policy for candidate in choice.candidates] for choice in kept.budgets}
+    assert set(found) == {64, 80}, "25 % of 20 frames of 16 tokens are 80"
+    assert all(set(policies) == {"sliding-window", "h2o"} for policies in found.values())
+    assert all(0 <= each.top1 <= 1 and each.bytes > 0 for choice in kept.budgets for each in choice.candidates)
+
+
+def test_a_kill_keeps_what_was_measured(out):
+    """A real process, killed between two sessions; the next one goes on from its records and its layers."""
+    arguments = [*DEMO, "--policies", "uniform,random", "--out", str(out), "--json"]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-m", "edgevlm", *arguments], **silent)
+    deadline = time.monotonic() + 120
+    while not (found := list(out.parent.glob(".demo.calibrating-*/kl-16.jsonl"))) or len(_records(found[0])) < 5:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not out.exists()
+    layers = Calibration.from_json((found[0].parent / "layers.json").read_bytes())
+    records = _records(found[0])
+    first = json.loads(records[1])
+    records[1] = json.dumps(first | {"compress_ms": 1e9})  # a mark that a repeated session would not bear
+    found[0].write_text("\n".join(records) + "\n")
+    event, *found = events(*arguments)
+    marked = [line for line in of_kind(found, "candidate") if line["compress_ms"] > 1e6]
+    assert len(marked) == (first["policy"] != "full")
+    assert event["date"] == layers.date, "the layers were not measured again"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def _records(journal):
+    """Whole lines of a journal."""
+    return journal.read_text().split("\n")[:-1]
 
 
 @pytest.mark.parametrize(
@@ -59,15 +109,16 @@ def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
         (["BUNDLE", "--video", __file__], "not a video that can be read"),
         (["demo", "--frames", "3"], "3 frames are too few"),
         (["demo", "--frames", "100000"], "give fewer"),
-        (["demo", "--threads", "257"], "256"),
         (["x" * 300], "File name too long"),
         (["demo", "--out", "BUNDLE"], "a bundle is there already"),
+        (["demo", "--out", "OUT", "--policies", "unifrom"], "did you mean 'uniform'"),
+        (["demo", "--out", "OUT", "--policies", "oracle"], "--policies oracle: name policies that have a budget"),
+        (["demo", "--out", "OUT", "--frames", "16", "--budget", "256"], "--budget 256: must lie within a clip's 256 tokens"),
+        (["demo", "--out", "OUT", "--frames", "16", "--budget", "8"], "none of the policies can run at it"),
     ],
 )
-def test_what_is_refused_is_one_line_and_changes_nothing(bundle, arguments, says):
-    before = (bundle / "bundle.json").read_bytes()
-    done = edgevlm("calibrate", *(bundle if part == "BUNDLE" else part for part in arguments))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert done.stderr.startswith("edgevlm: ")
-    assert says in done.stderr
+def test_what_is_refused_is_one_line_and_changes_nothing(bundle, out, arguments, says):
+    before, places = (bundle / "bundle.json").read_bytes(), {"BUNDLE": bundle, "OUT": out}
+    assert says in refused("calibrate", *(places.get(part, part) for part in arguments))
     assert (bundle / "bundle.json").read_bytes() == before
+    assert not out.exists()

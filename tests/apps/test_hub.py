@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 from fake_hub import FakeHub, endpoint_of, serving
+from typed import edgevlm, events, refused
 
 from edgevlm.apps.bundles import cache, fetch, hub
 from edgevlm.apps.bundles.hub import HubError, HubId, hub_id
-from edgevlm.cli import main
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 
@@ -43,14 +43,6 @@ def world(exported, tmp_path, monkeypatch):
         )
 
 
-def edgevlm(monkeypatch, *arguments):
-    """The command, in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["edgevlm", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(str(end.value.code or 0))
-
-
 def test_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop" / "here").mkdir(parents=True)
@@ -63,37 +55,31 @@ def test_names(tmp_path, monkeypatch):
         hub_id("hf:shop")
 
 
-def test_a_run_downloads_what_an_export_reads_once_and_then_needs_no_network(world, monkeypatch, capsys):
-    arguments = ["run", "--model", NAME, "--frames", "2", "--ask", "how many?", "--json"]
-    assert edgevlm(monkeypatch, *arguments) == 0
-    first = capsys.readouterr()
-    assert json.loads(first.out.splitlines()[-1])["frames"] == 2
+def test_a_run_downloads_what_an_export_reads_once_and_then_needs_no_network(world, monkeypatch):
+    arguments = ["run", "--frames", "2", "--ask", "how many?", "--json", "--model"]
+    assert events(*arguments, NAME)[-1]["frames"] == 2
     assert sorted(world.hub.fetched()) == sorted(set(world.files) & {*fetch.FILES, "model.safetensors"})
     (bundle,) = cache.cached()
     assert bundle.name.startswith("shop-tiny-llava-")
     assert Bundle.load(bundle).source == f"{NAME}@{world.commit}"
     world.hub.requests.clear()
-    assert edgevlm(monkeypatch, *arguments) == 0
+    assert events(*arguments, NAME)
     assert [path for _, path, _ in world.hub.requests] == [f"/api/models/{NAME}/revision/main"]
     world.hub.requests.clear()
     for blob in (world.cache / "models--shop--tiny-llava" / "blobs").iterdir():
         if blob.stat().st_size > 100_000:
             blob.unlink()  # the weights: the bundle is all that is needed now
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert edgevlm(monkeypatch, *arguments[:2], f"{NAME}@main", *arguments[3:]) == 0
-    assert edgevlm(monkeypatch, *arguments[:2], f"{NAME}@{world.commit}", *arguments[3:]) == 0
+    assert events(*arguments, f"{NAME}@main")
+    assert events(*arguments, f"{NAME}@{world.commit}")
     assert world.hub.requests == []
     assert len(cache.cached()) == 1
-    capsys.readouterr()
-    assert edgevlm(monkeypatch, "run", "--model", "shop/other") == 2
-    assert capsys.readouterr().err == (
-        "edgevlm: shop/other is not downloaded, and HF_HUB_OFFLINE is set; unset it once, or give a folder\n"
-    )
+    offline = "shop/other is not downloaded, and HF_HUB_OFFLINE is set; unset it once, or give a folder"
+    assert refused("run", "--model", "shop/other") == f"edgevlm: {offline}\n"
 
 
-def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
-    assert edgevlm(monkeypatch, "plan", f"{NAME}@v1") == 0
-    assert capsys.readouterr().out.startswith(f"{NAME} (llava) on ")
+def test_a_plan_fetches_the_configuration_alone(world):
+    assert edgevlm("plan", f"{NAME}@v1").stdout.startswith(f"{NAME} (llava) on ")
     assert world.hub.fetched() == ["config.json"]
 
 
@@ -162,32 +148,23 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("kind", "when"), [*((kind, "asked") for kind in ANSWERS), ("gated", "downloading")])
-def test_what_the_hub_refuses_is_one_line(world, monkeypatch, capsys, kind, when):
+def test_what_the_hub_refuses_is_one_line(world, kind, when):
     status, headers, says = ANSWERS[kind]
 
     def refuse(method, path, _):
         return (status, headers, {"error": "no"}) if ("/resolve/" in path) == (when == "downloading") else None
 
     world.hub.answer = refuse
-    assert edgevlm(monkeypatch, "run", "--model", NAME) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"edgevlm: {says.replace('HOST', world.hub.url[7:])}")
-    assert said.count("\n") == 1
+    assert refused("run", "--model", NAME).startswith(f"edgevlm: {says.replace('HOST', world.hub.url[7:])}")
 
 
-def test_a_token_is_not_shown(world, monkeypatch, capsys):
+def test_a_token_is_not_shown_and_follows_no_redirect_to_another_host(world, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     world.hub.answer = lambda *_: (401, {}, {"error": "no"})
-    assert edgevlm(monkeypatch, "plan", NAME) == 2
-    said = capsys.readouterr().err
+    said = refused("plan", NAME)
     assert "shows no such model" in said
     assert "secret" not in said
-    assert world.hub.requests[-1][2]["authorization"] == "Bearer hf_secret"
-
-
-def test_no_token_follows_a_redirect_to_another_host(world, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    other = FakeHub()
+    other, world.hub.answer = FakeHub(), lambda *_: None
     other.blobs = world.hub.blobs
     with serving(other) as url:
         world.hub.cdn = url.replace("127.0.0.1", "localhost")
@@ -197,21 +174,16 @@ def test_no_token_follows_a_redirect_to_another_host(world, monkeypatch):
     assert all(headers["authorization"] == "Bearer hf_secret" for _, _, headers in world.hub.requests)
 
 
-def test_a_file_that_changes_while_it_is_downloaded_is_refused(world):
+def test_a_file_that_changes_while_it_is_downloaded_or_never_ends_is_refused(world):
     weights = world.files["model.safetensors"]
     good = world.hub.digest(weights)
-    world.hub.blobs[good] = bytes(reversed(weights))
-    with pytest.raises(HubError, match=r"what arrived as model.safetensors is not what the hub lists .*run the same"):
-        fetch.resolve_checkpoint(NAME, quiet, quiet)
-    assert not list(world.cache.glob("**/*.part"))
+    for wrong in (bytes(reversed(weights)), weights + b"x" * 1_000_000):
+        world.hub.blobs[good] = wrong
+        with pytest.raises(HubError, match=r"what arrived as model.safetensors is not what the hub lists .*run the same"):
+            fetch.resolve_checkpoint(NAME, quiet, quiet)
+        assert not list(world.cache.glob("**/*.part"))
     world.hub.blobs[good] = weights
     fetch.resolve_checkpoint(NAME, quiet, quiet)
-
-
-def test_what_never_ends_is_not_written(world):
-    world.hub.blobs[world.hub.digest(world.files["model.safetensors"])] += b"x" * 1_000_000
-    with pytest.raises(HubError, match="is not what the hub lists"):
-        fetch.resolve_checkpoint(NAME, quiet, quiet)
 
 
 def test_the_disk_is_looked_at_before(world, monkeypatch):
@@ -251,43 +223,33 @@ finally:
 
 
 def test_a_run_keeps_nothing_of_what_downloads_and_exports_in_memory(world):
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT, "run", "--frames", "2", "--json", "--model", NAME],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", KEPT, "run", "--frames", "2", "--json", "--model", NAME]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert '"frames": 2' in done.stdout
 
 
-def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, capsys, tmp_path):
-    shared = "shop/tiny-bundle"
-    assert edgevlm(monkeypatch, "bundles", "push", world.made.bundle, shared) == 2
-    assert "pushing needs a token; make one that may write at " in capsys.readouterr().err
+def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, tmp_path):
+    shared, here = "shop/tiny-bundle", tmp_path / "here"
+    assert "pushing needs a token; make one that may write at " in refused("bundles", "push", world.made.bundle, shared)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert edgevlm(monkeypatch, "bundles", "push", world.made.bundle, shared) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{world.hub.url}/{shared}\n"
-    assert "secret" not in said.err
+    done = edgevlm("bundles", "push", world.made.bundle, shared)
+    assert (done.returncode, done.stdout) == (0, f"{world.hub.url}/{shared}\n"), done.stderr
+    assert "secret" not in done.stderr
     assert world.hub.private == {shared: True}
-    pushed = world.hub.commits[world.hub.repos[shared]["main"]]
-    assert set(pushed) == {path.name for path in world.made.bundle.iterdir()} | {"README.md"}
+    files = bundle_files(world.made.bundle)
+    assert set(world.hub.commits[world.hub.repos[shared]["main"]]) == {*files, "README.md"}
     for name in (shared, f"hf:{shared}"):
-        assert edgevlm(monkeypatch, "run", "--model", name, "--frames", "2") == 0
+        assert events("run", "--model", name, "--frames", "2", "--json")
     (kept,) = cache.cached()
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {
-        path.name: path.read_bytes() for path in world.made.bundle.iterdir()
-    }
-    capsys.readouterr()
-    assert edgevlm(monkeypatch, "bundles", "pull", shared, "--out", tmp_path / "here") == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'here'}\n"
-    assert edgevlm(monkeypatch, "bundles", "verify", tmp_path / "here", kept.name) == 0
-    assert capsys.readouterr().out.count("files are as bundle.json says\n") == 2
-    weights = tmp_path / "here" / "decoder.weights"
+    assert bundle_files(kept) == files
+    assert edgevlm("bundles", "pull", shared, "--out", here).stdout == f"{here}\n"
+    assert edgevlm("bundles", "verify", here, kept.name).stdout.count("files are as bundle.json says\n") == 2
+    weights = here / "decoder.weights"
     weights.write_bytes(bytes(weights.stat().st_size))
-    assert edgevlm(monkeypatch, "bundles", "verify", tmp_path / "here") == 1
-    assert "decoder.weights: is damaged (its SHA-256 does not match)" in capsys.readouterr().out
+    done = edgevlm("bundles", "verify", here)
+    assert done.returncode == 1
+    assert "decoder.weights: is damaged (its SHA-256 does not match)" in done.stdout
 
 
 def bundle_files(folder):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.commands.policies import list_policies
+from edgevlm.apps.commands.models import list_policies
 from edgevlm.cli import app
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.policies.description import describe

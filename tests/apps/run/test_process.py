@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from typed import edgevlm
+from typed import events, of_kind
 
 COUNT = "how many objects are there now?"
 
@@ -27,10 +27,8 @@ def test_every_option_has_a_variable():
         "EDGEVLM_RUN_ASK": f"{COUNT}\nwhich shape came first?",
         "EDGEVLM_RUN_ASK_AT": f"1:{COUNT}",
     }
-    done = edgevlm("run", **said)
-    assert done.returncode == 0, done.stderr
-    *lines, summary = [json.loads(line) for line in done.stdout.splitlines()]
-    answers = [line for line in lines if line["event"] == "answer"]
+    *found, summary = events("run", **said)
+    answers = of_kind(found, "answer")
     assert [answer["question"] for answer in answers] == [COUNT, COUNT, "which shape came first?"]
     assert [answer["time_s"] for answer in answers] == [1.0, 3.0, 3.0]
     assert summary["frames"] == 6
@@ -61,33 +59,28 @@ def test_characters_that_cannot_be_shown_end_nothing(encoding, output):
     done = process("run", "--frames", 2, "--ask", question, *output, env={"PYTHONIOENCODING": encoding}, text=False)
     assert done.returncode == 0, done.stderr
     if output:
-        (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
+        (answer,) = of_kind(map(json.loads, done.stdout.splitlines()), "answer")
         assert answer["question"] == question
 
 
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-number, target = int(sys.argv.pop()), sys.argv.pop()
+target = sys.argv.pop()
 class AtImport:
     def find_spec(self, name, *_):
         if name == target:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, AtImport())
 from edgevlm.__main__ import main
 main()
 """
 
 
-def interrupted(module, number):
-    """A run that gets a signal when it loads a module."""
-    command = [sys.executable, "-c", INTERRUPTED, "run", module, str(int(number))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.mark.parametrize("module", ["typer", "numpy", "edgevlm.calib.demo.world"])
 def test_an_interrupt_while_it_loads_is_quiet(module):
-    done = interrupted(module, signal.SIGINT)
+    command = [sys.executable, "-c", INTERRUPTED, "run", module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (-signal.SIGINT, 130)
     assert (done.stdout, done.stderr) == ("", "")
 

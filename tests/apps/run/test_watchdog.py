@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 from processes import mjpeg_camera
@@ -39,16 +38,6 @@ class Manager:
         self.socket.settimeout(120)
         return self.socket.recv(4096).decode()
 
-    def heard(self):
-        """All that has been said and not been heard."""
-        self.socket.setblocking(False)
-        said = []
-        while True:
-            try:
-                said.append(self.socket.recv(4096).decode())
-            except BlockingIOError:
-                return said
-
     def until(self, wanted):
         """All up to and with a message that begins so."""
         said = [self.hears()]
@@ -69,31 +58,27 @@ def manager(request, tmp_path):
 @pytest.mark.parametrize("manager", ["path", "abstract"], indirect=True)
 def test_each_message(manager):
     notifier = Notifier(manager.environment)
-    notifier.ready()
-    notifier.starting(1.5)
-    notifier.alive()
-    notifier.status("a camera:\nrunning")
-    notifier.stopping()
-    assert manager.heard() == ["READY=1", "EXTEND_TIMEOUT_USEC=1500000", "WATCHDOG=1", "STATUS=a camera: running", "STOPPING=1"]
+    sent = ["READY=1", "EXTEND_TIMEOUT_USEC=120000000", "WATCHDOG=1", "STATUS=a camera:\nrunning", "STOPPING=1"]
+    for message in sent:
+        notifier.send(message)
+    assert manager.until("STOPPING") == [" ".join(message.split()) for message in sent]
 
 
-def run(manager, *arguments, code=None):
-    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), "run", "--threads", "1", *map(str, arguments)]
-    ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background has it ignored
+def start(manager, *arguments, code=None):
+    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), *map(str, arguments)]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, env={**os.environ, **manager.environment}, **silent, **ready)
+    return subprocess.Popen(command, env={**os.environ, **manager.environment}, **silent)
 
 
 def test_a_run_from_its_start_to_its_end(manager):
-    process = run(manager, "--realtime", "--frames", "9")
+    process = start(manager, "run", "--realtime", "--frames", "9")
+    said = manager.until("STOPPING=1")
     assert process.wait(120) == 0
-    said = manager.heard()
     signs = [message for message in said if not message.startswith("STATUS=")]
     ready = signs.index("READY=1")
     assert set(signs[:ready]) <= {"EXTEND_TIMEOUT_USEC=120000000"}
     assert len(signs[ready + 1 : -1]) >= 2
     assert set(signs[ready + 1 : -1]) == {"WATCHDOG=1"}
-    assert said[-1] == "STOPPING=1"
     assert any(message.startswith("STATUS=demo: running, ") for message in said)
 
 
@@ -101,7 +86,7 @@ def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
     (tmp_path / "pictures").mkdir()
     with mjpeg_camera(tmp_path / "pictures") as camera:
         timeouts = ("--open-timeout", "60", "--stall-timeout", "0.5", "--read-timeout", "1")
-        process = run(manager, "--camera", f"http://127.0.0.1:{camera.port}/live", "--fps", "10", *timeouts)
+        process = start(manager, "run", "--camera", f"http://127.0.0.1:{camera.port}/live", "--fps", "10", *timeouts)
         manager.until("READY=1")
         camera.kill()
         said = manager.until(f"STATUS=http://127.0.0.1:{camera.port}/live: reconnecting")
@@ -114,34 +99,23 @@ def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
     assert "READY=1" not in said  # once is enough
 
 
-def test_a_model_that_hangs_is_heard_no_more(manager):
-    process = run(manager, "--realtime", "--frames", "50", code=HUNG_MODEL)
+@pytest.mark.parametrize(
+    ("arguments", "alive", "hung"),
+    [
+        (["run", "--realtime", "--frames", "50"], "STATUS=demo: running, 4 frames", {"STATUS=demo: running"}),
+        (["serve", "--port", "0", "--state", "STATE"], "STATUS=1 streams, 4 frames", {"STATUS=1 streams"}),
+    ],
+    ids=["run", "serve"],
+)
+def test_a_model_that_hangs_is_heard_no_more(manager, tmp_path, arguments, alive, hung):
+    if "serve" in arguments:
+        pytest.importorskip("fastapi")
+    process = start(manager, *(str(tmp_path) if part == "STATE" else part for part in arguments), code=HUNG_MODEL)
     try:
         manager.until("READY=1")
-        for _ in range(2):  # a sign of life may be a tick behind
-            manager.until("STATUS=demo: running, 4 frames")
-        assert {manager.hears().split(",")[0] for _ in range(3)} == {"STATUS=demo: running"}
+        for _ in range(3):  # a sign of life may be a tick behind
+            manager.until(alive)
+        assert {manager.hears().split(",")[0] for _ in range(3)} == hung
     finally:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def serving(manager, folder, code=None):
-    pytest.importorskip("fastapi")
-    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), "serve", "--port", "0", "--state", str(folder)]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, env={**os.environ, **manager.environment}, **silent)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_server_whose_model_hangs_is_heard_no_more(manager, tmp_path):
-    with serving(manager, tmp_path, HUNG_MODEL):
-        manager.until("READY=1")
-        for _ in range(3):  # the run's own signs are up to a second behind
-            manager.until("STATUS=1 streams, 4 frames")
-        assert {manager.hears() for _ in range(3)} == {"STATUS=1 streams, 4 frames"}

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from edgevlm.apps.run.memory_view import ComparisonView, Lane, MemoryView
+from edgevlm.apps.run.memory_view import LaneView, MemoryView
 from edgevlm.apps.terminal.panel import draw, make_panel
-from edgevlm.calib.demo.questions import Fact
 
 IMAGE = np.zeros((56, 56, 3), np.uint8)
-FACTS = tuple(Fact(f"red {shape}", f"where was the red {shape}?", "top left", 3.0) for shape in ("star", "heart", "ring"))
 
 
 def memory(tokens=512, watched=64, frames=range(32, 64)):
@@ -16,13 +14,12 @@ def memory(tokens=512, watched=64, frames=range(32, 64)):
     return MemoryView("sliding-window", tokens, 512, watched, frames, np.ones((len(frames), 1, 1)), ((0, 0),))
 
 
-def lane(name, right, stopped_s=None):
-    answers = {fact.question: "top left" if i < right else "no" for i, fact in enumerate(FACTS)}
-    return Lane(name, None, memory(), stopped_s, answers)
-
-
-COMPARED = ComparisonView((lane("full KV", 1, 64.0), lane("auto: last-seen", 3), lane("sliding window", 0)), FACTS)
-ALONE = ComparisonView((Lane("last-seen", None, memory(256)),), ())
+COMPARED = [
+    LaneView("full KV", memory(), 64.0, 1, 3),
+    LaneView("auto: last-seen", memory(), None, 3, 3),
+    LaneView("sliding window", memory(), None, 0, 3),
+]
+ALONE = [LaneView("last-seen", memory(256))]
 
 
 @pytest.mark.parametrize(("view", "says"), [(COMPARED, ["knows 1", "knows 3", "knows 0 of 3", "full 1:04"]), (ALONE, ["256"])])

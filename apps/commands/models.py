@@ -1,16 +1,94 @@
-"""``edgevlm export``, ``build`` and ``bundles``."""
+"""Commands of models and policies: ``plan``, ``models``, ``export``, ``build``, ``bundles``, ``policies`` and ``calibrate``."""
 
 from __future__ import annotations
 
+import shutil
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, flag, option
+from edgevlm.apps.commands.cli_options import KV, Device, Json, Threads, flag, lines, option
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
+
+PLAN = """
+\b
+Examples:
+  edgevlm models --device orin-nano-8             what runs on an 8 GB Jetson
+  edgevlm plan Qwen/Qwen3-VL-2B-Instruct          one of them, in detail
+  edgevlm run --camera 0 --model HuggingFaceTB/SmolVLM2-256M-Video-Instruct
+"""
+EPILOG = {
+    "plan": PLAN,
+    "models": PLAN,
+    "calibrate": """
+\b
+Examples:
+  edgevlm calibrate demo --out DIR
+  edgevlm calibrate BUNDLE --video shop.mp4 --video street.mp4
+
+Each option has a variable: EDGEVLM_CALIBRATE_VIDEO is --video, and so on. EDGEVLM_CALIBRATE_ASK takes one question a line.
+""",
+}
+LEGEND = (
+    "|M|: the budget, in vision tokens per layer. f: the same in frames. |C|: what a compression leaves. "
+    "A setting is given as in --policy NAME:SETTING=VALUE,SETTING=VALUE"
+)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Plan for this model.")] = "demo",
+    device: Device = None,
+    budget: Annotated[
+        str | None, option("N|6k", "Keep this many vision tokens per layer.", "as run, less where only that fits")
+    ] = None,
+    precision: Annotated[str | None, option("NAME", "Store weights as this.", "the most accurate that keeps up")] = None,
+    vision_precision: Annotated[
+        str | None, option("fp32|int8", "Store a CPU's vision tower as this.", "by --precision")
+    ] = None,
+    kv: KV = None,
+    fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
+    chunk: Annotated[int, option("N", "Encode this many frames at once.", min=1)] = 8,
+    frame_size: Annotated[str, option("WxH", "Expect frames of this size, as export.")] = "640x480",
+    cameras: Annotated[int | None, option("N", "Plan a server of this many cameras.", "a run of one", min=1, max=256)] = None,
+    json: Json = False,
+) -> None:
+    """Estimate memory and speed before building anything.
+
+    Reads, or downloads, only a checkpoint's config.json; a bundle's weights are not read.
+    """
+    with progress("planning") as step:
+        from edgevlm.apps.bundles.fetch import resolve_config
+        from edgevlm.apps.planning import plan as command
+        from edgevlm.apps.settings import parse_size
+        from edgevlm.runtime.settings import parse_budget
+
+        wanted = None if budget is None else parse_budget(budget)
+        width, height = parse_size(frame_size, "--frame-size ")
+        folder = resolve_config(model, step, to_stderr)
+        asked = (device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, cameras)
+        lines = list(command.show(command.PlanRequest(folder, *asked), json))
+    typer.echo("\n".join(lines))
+
+
+def models(
+    device: Device = None,
+    fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
+    json: Json = False,
+) -> None:
+    """List models, their memory and their speed here.
+
+    All is predicted, as by `edgevlm plan`: of each the weights that it would choose. Nothing is downloaded.
+    """
+    with progress("planning"):
+        from edgevlm.apps.planning.plan import show_models
+
+        lines = list(show_models(device, fps, json))
+    typer.echo("\n".join(lines))
 
 
 def export(
@@ -173,3 +251,77 @@ def remove(
 
     for path in remove_bundles(name):
         to_stderr(f"removed {path}")
+
+
+def policies(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME|FILE.py:CLASS", help="Show this policy.", show_default="all")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the policies and their settings.
+
+    With each: its paper, its defaults and what differs from the paper.
+    """
+    typer.echo(list_policies(json, name))
+
+
+def list_policies(as_json: bool, name: str | None = None) -> str:
+    """One policy, or all, installed ones too, and auto: a JSON object a line, or a page for a person."""
+    from edgevlm.apps.schemas import json_line
+    from edgevlm.runtime.opening import AUTO, FALLBACK
+    from edgevlm.runtime.plugins import names
+    from edgevlm.runtime.policies import POLICIES, find_policy
+    from edgevlm.runtime.policies.description import Description, describe
+
+    chosen = f"What edgevlm calibrate found best on the model, else {FALLBACK}."
+    described = {AUTO: Description(AUTO, "no policy of its own", chosen, [], "")}
+    shown = [*dict.fromkeys([*POLICIES, *names("policies")]), AUTO] if name is None else [name]
+    pages = [described[each] if each in described else describe(find_policy(each)) for each in shown]
+    if as_json:
+        return "\n".join(json_line("policy", asdict(page)) for page in pages)
+    width = min(shutil.get_terminal_size().columns, 128)
+
+    def indented(text: str, first: int, rest: int) -> str:
+        return textwrap.fill(text, width, initial_indent=" " * first, subsequent_indent=" " * rest, break_on_hyphens=False)
+
+    lines = []
+    for page in pages:
+        lines += [f"{page.policy}   {page.paper}".rstrip(), indented(page.idea, 2, 2)]
+        for each in page.settings:
+            default = {True: "on", False: "off"}[each.default] if isinstance(each.default, bool) else each.default
+            choices = f" ({'|'.join(each.choices)})" if each.choices else ""
+            lines.append(indented(f"{each.name}={default}{choices}  {each.meaning}", 4, 8))
+        lines += [indented(f"Ours: {page.ours}", 2, 2), ""] if page.ours else [""]
+    return "\n".join([*lines, textwrap.fill(LEGEND, width)])
+
+
+def calibrate(
+    bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Measure this model.")],
+    video: Annotated[list[Path] | None, option("FILE", "Measure on this clip; repeatable.", "demo: its own world")] = None,
+    frames: Annotated[int | None, option("N", "Use this many frames of each clip.", "what fits", min=1)] = None,
+    out: Annotated[Path | None, option("DIR", "Write a calibrated copy; leave the bundle alone.")] = None,
+    policies: Annotated[str, option("all|none|NAME,..", "Choose among these policies.")] = "all",
+    budget: Annotated[str | None, option("N|6k|P%,..", "Compare at these budgets.", "run's, and 12.5%")] = None,
+    ask: Annotated[
+        list[str] | None, option("TEXT", "Measure agreement on this question; repeatable.", "three", allow_from_autoenv=False)
+    ] = None,
+    layers: Annotated[bool, flag("--layers/--no-layers", "Measure the layers before comparing policies.")] = True,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Choose the best policy for a model.
+
+    Measures what policies need to know of each layer, compares the policies at equal bytes, and finds how much of each frame
+    can be left out. The bundle keeps the result, for --policy, --append and --encode auto. If interrupted, the same command
+    resumes.
+    """
+    with progress("starting") as step:
+        from edgevlm.apps import calibrate as command
+        from edgevlm.apps.bundles.resolve import resolve_model
+
+        comparison = command.parse_comparison(policies, budget, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")))
+        model = resolve_model(bundle, step, to_stderr)
+        request = command.CalibrateRequest(model, video or [], frames, out, threads, comparison, layers)
+        result = command.start(request, step, to_stderr)
+    typer.echo((command.as_json if json else command.describe)(*result))

@@ -1,0 +1,88 @@
+"""What a run answers and prints: of cameras, of windows of time, and of what has left the memory."""
+
+import json
+import threading
+import time
+from datetime import datetime
+
+import pytest
+from cameras import MjpegCamera
+from typed import edgevlm, events, of_kind, refused
+
+from edgevlm.apps.run.clock import moment
+from edgevlm.apps.run.loop import RunLoop, RunPlan
+from edgevlm.apps.run.output import TextOutput
+from edgevlm.apps.sources import SourceOptions, open_source
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+
+NOW = datetime(2026, 11, 22, 14, 3, 22).timestamp()
+COUNT = "how many objects are there now?"
+RUN = ("run", "--threads", "1")
+
+
+def test_a_camera_is_watched_from_when_the_model_is_there(monkeypatch):
+    load = Model.load
+    monkeypatch.setattr("edgevlm.apps.launch.Model.load", lambda *given, **named: (time.sleep(1.5), load(*given, **named))[1])
+    with MjpegCamera(frames=1000) as camera:
+        *found, summary = events(*RUN, "--json", "--camera", camera.url, "--fps", 20, "--seconds", 1, "--ask", COUNT)
+    assert summary["frames"] > 0
+    assert summary["source_state"] == "ended"
+    (answer,) = of_kind(found, "answer")
+    assert 0 < answer["time_s"] <= 1
+
+
+def test_a_question_typed_before_the_first_frame_waits_for_it(capsys):
+    with Session.open("demo", budget=256) as session:
+        run = RunLoop(session, open_source("demo", None, SourceOptions(realtime=True)), TextOutput(), RunPlan(frames=4))
+        typed = threading.Thread(target=run.ask_typed, args=(COUNT,))
+        typed.start()
+        run()
+        typed.join()
+    printed = capsys.readouterr()
+    assert COUNT in printed.out
+    assert "no frame has been watched" not in printed.err
+
+
+def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
+    watched = []
+    monkeypatch.setattr("edgevlm.apps.launch.Session.watch", lambda *_: watched.append(1))
+    monkeypatch.setattr("edgevlm.apps.run.loop.RunLoop.as_taught", lambda _, text: text)
+    for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
+        refused("run", "--frames", "8", *planned)
+    assert watched == []
+
+
+def test_no_frame_is_named_where_what_would_answer_has_left():
+    window = ("--policy", "sliding-window", "--budget", 160, "--append", "all")
+    arguments = (*RUN, "--frames", 96, *window, "--ask", "which shape came first?")
+    assert edgevlm(*arguments).stdout.endswith("(what would answer this is no longer in memory)\n")
+    (answer,) = of_kind(events(*arguments, "--json"), "answer")
+    assert (answer["evidence"], answer["evidence_held"]) == ([], False)
+
+
+def test_moments_are_durations_ago_or_by_the_clock():
+    assert [NOW - moment(text, NOW) for text in ("90s", "10m", "1h30m", "1.5h", "2d")] == [90, 600, 5400, 5400, 172_800]
+    assert moment("14:03", NOW) == NOW - 22
+    assert moment("14:03:23", NOW) == NOW - 86_399  # yesterday's
+    assert moment("2026-11-22T14:03:00", NOW) == moment("2026-11-22 14:03", NOW) == NOW - 22
+    assert moment("1970-01-02T00:00:00Z", NOW) == 86_400
+    for wrong in ("", "10", "m", "-5m", "25:00", "14:60", "yesterday", "9e9d", "99999999999d", "10m 5", "٣m"):
+        with pytest.raises(UserError, match="is no time; give 10m, 1h30m, 14:03 or 2026-11-22T14:03"):
+            print(moment(wrong, NOW))
+
+
+def test_a_run_answers_about_a_window():
+    """Evidence of any answer lies in it, and an empty one says so in one line."""
+    windows = ("/since 3s", "/since 9s until 6s", "/since 1h until 30m")
+    done = edgevlm(*RUN, "--frames", 24, *(f"--ask={window} {COUNT}" for window in windows), "--json")
+    answers = of_kind(map(json.loads, done.stdout.splitlines()), "answer")
+    for answer, since, until in zip(answers, (9, 3), (12, 6), strict=True):
+        assert "truth" not in answer
+        assert answer["evidence"]
+        for seen in answer["evidence"]:
+            assert since <= seen["time_s"] <= seen["until_s"] <= until
+            assert seen["time"] is None
+    (empty,) = (line for line in done.stderr.splitlines() if "holds nothing" in line)
+    assert empty.endswith("of the stream; it reaches back to 0.5 s")
