@@ -63,12 +63,11 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False)
     run = open_run(resolve(settings, as_json, quiet))
     from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
 
-    descriptor = None if "-" in (settings.camera, settings.video) else stdin_lines(as_json)
     listening: AbstractContextManager[None] = nullcontext()
     if not isinstance(run.output, TextOutput):
         screen: Any = run.output
         listening = screen.attached(run)
-    elif descriptor is not None:
+    elif not settings.is_stdin_source and (descriptor := stdin_lines(as_json)) is not None:
         listening = piped_questions(run, to_stderr, descriptor)
     try:
         with listening:
@@ -127,7 +126,11 @@ def open_run(start: Start) -> RunLoop:
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=settings.engine, threads=settings.threads)
             model = model if size is None else model.for_frames(size)
-        output = make_output(start)
+        output: Output = JsonOutput(start.quiet) if start.as_json else TextOutput(start.quiet, settings.stats_every is not None)
+        if start.drawn:
+            from edgevlm.apps.terminal.screen import Screen
+
+            output = Screen(start.quiet)
         budget = settings.budget or (None if settings.policy == FULL else choice.budget)
         session = Session.open(model, settings, state=writer, budget=budget)
         session.notify, source.prepare = output.notice, session.prepare
@@ -157,7 +160,7 @@ def export_choice(start: Start) -> ExportChoice:
 
     def frame_shape() -> tuple[int, int] | None:
         """(height, width) of the first frame. The source is opened for it, and closed; stdin can be opened but once."""
-        if "-" in (settings.camera, settings.video):
+        if settings.is_stdin_source:
             return None
         with closing(start.open_source(realtime=False, rule=None)) as source:
             frame = source.read()
@@ -172,10 +175,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """The frame size to open a bundle for, as asked for or as the source's frames are; None for the bundle's own.
-
-    Raises UserError where another is asked of a bundle that takes only one.
-    """
+    """The frame size to open a bundle for, None for its own. Raises UserError where another is asked of one that takes one."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size()
@@ -183,16 +183,6 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
         height, width = bundle.vision.size
         raise UserError(f"{path}: takes only frames of {width}x{height}; leave out --frame-size")
     return None
-
-
-def make_output(start: Start) -> Output:
-    if start.as_json:
-        return JsonOutput(start.quiet)
-    if not start.drawn:
-        return TextOutput(start.quiet, with_stats=start.settings.stats_every is not None)
-    from edgevlm.apps.terminal.screen import Screen
-
-    return Screen(start.quiet)
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
@@ -214,10 +204,9 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:
-    """Take ``source`` and ``plan`` to where the resumed snapshot was taken, if there is one.
+    """Take ``source`` and ``plan`` to the time of the resumed snapshot; on a live source, to that and the seconds since.
 
-    A recording goes on after the newest frame. A live source goes on at once, and its times begin at the snapshot's and the
-    seconds since. Questions planned for earlier times have been asked.
+    Questions planned for earlier times have been asked.
     """
     if writer.resumed is None:
         return

@@ -107,6 +107,10 @@ class RunSettings(SessionSettings):
         return self.video is None and self.camera in (None, "demo")
 
     @property
+    def is_stdin_source(self) -> bool:
+        return "-" in (self.camera, self.video)
+
+    @property
     def state_key(self) -> str | None:
         """The key of snapshots, as :func:`edgevlm.apps.credentials.state_key` reads it."""
         return None if self.state_key_file is None else f"file:{self.state_key_file}"

@@ -1,10 +1,11 @@
-"""``edgevlm`` as it is typed, but in this process, which spares each test an interpreter and its imports."""
+"""``edgevlm`` as it is typed, in this process, which spares each test an interpreter and its imports, or in one of its own."""
 
 import contextlib
 import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -52,3 +53,9 @@ def refused(*arguments, **environment):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert done.stderr.startswith("edgevlm: ")
     return done.stderr
+
+
+def start(*arguments, code="from edgevlm.__main__ import main\nmain()", **options):
+    """A process of ``edgevlm ARGUMENTS``, its output on pipes. code: what it runs instead."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **streams | options)

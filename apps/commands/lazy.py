@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -38,8 +38,9 @@ class LazyGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_options(self, ctx, formatter)
-        listed = [(getattr(each, "rich_help_panel", None), name, each.help or "") for name, each in self.commands.items()]
-        write_under_headings([(heading or "Commands", *row) for heading, *row in listed], formatter)
+        commands: Mapping[str, Any] = self.commands
+        listed = [(each.rich_help_panel or "Commands", name, each.help or "") for name, each in commands.items()]
+        write_under_headings([(heading, name, text.partition("\n")[0]) for heading, name, text in listed], formatter)
 
 
 def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
@@ -54,6 +55,14 @@ def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.
     app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, (_, summary, *heading) in commands.items():
         app.command(name, help=summary, rich_help_panel=heading[0] if heading else None)(listed)
+    return app
+
+
+def plain_app(commands: Mapping[str, Callable[..., None]], **settings: Any) -> typer.Typer:
+    """A Typer of functions by name."""
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+    for name, function in commands.items():
+        app.command(name, cls=PlainCommand)(function)
     return app
 
 

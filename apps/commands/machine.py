@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, StateKeyFile, of_file, option
-from edgevlm.apps.commands.lazy import lazy_app
+from edgevlm.apps.commands.lazy import plain_app
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 
@@ -53,15 +53,6 @@ def power(
 
     for is_data, line in show_power(interval, seconds, json):
         typer.echo(line, err=not is_data)
-
-
-state = lazy_app(
-    {
-        "show": (f"{__name__}:show", "Verify and describe a directory's snapshots."),
-        "key": (f"{__name__}:key", "Make a key that encrypts snapshots."),
-    },
-    name="state", help="Inspect snapshots, or make a key for them.",
-)  # fmt: skip
 
 
 def show(
@@ -121,3 +112,6 @@ def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Write the key
             file.write(f"{text}\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
+
+
+state = plain_app({"show": show, "key": key}, name="state", help="Inspect snapshots, or make a key for them.")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from edgevlm.apps.commands.cli_options import KV, Device, Json, Threads, flag, lines, option
-from edgevlm.apps.commands.lazy import lazy_app
+from edgevlm.apps.commands.lazy import plain_app
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr
 
@@ -169,20 +169,6 @@ def build(
             print(json_line("engine", fields) if json else line, flush=True)  # click would write past the progress line
 
 
-bundles = lazy_app(
-    {
-        "list": (f"{__name__}:list_bundles", "List the cached bundles."),
-        "verify": (f"{__name__}:verify", "Check every byte of bundles."),
-        "pull": (f"{__name__}:pull", "Download a bundle from the hub."),
-        "push": (f"{__name__}:push", "Upload a bundle to the hub."),
-        "remove": (f"{__name__}:remove", "Remove cached bundles."),
-    },
-    name="bundles",
-    help="List, share, verify and remove bundles.",
-    epilog="EDGEVLM_CACHE names another directory for cached bundles.",
-)
-
-
 def list_bundles(json: Json = False) -> None:
     """List the cached bundles: name, family, precisions, size and directory."""
     from edgevlm.apps.bundles import cache
@@ -251,6 +237,12 @@ def remove(
 
     for path in remove_bundles(name):
         to_stderr(f"removed {path}")
+
+
+bundles = plain_app(
+    {"list": list_bundles, "verify": verify, "pull": pull, "push": push, "remove": remove}, name="bundles",
+    help="List, share, verify and remove bundles.", epilog="EDGEVLM_CACHE names another directory for cached bundles.",
+)  # fmt: skip
 
 
 def policies(

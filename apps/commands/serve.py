@@ -18,6 +18,7 @@ from edgevlm.apps.commands.cli_options import (
     option,
     with_settings,
 )  # fmt: skip
+from edgevlm.apps.commands.lazy import plain_app
 from edgevlm.apps.credentials import secret, state_key
 from edgevlm.apps.settings import RunSettings
 from edgevlm.packages import needed
@@ -76,15 +77,6 @@ def serve(
     server.serve(load, json, quiet, join)
 
 
-config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")
-
-
-@config.callback()
-def _config() -> None:
-    """Check a server's configuration."""
-
-
-@config.command("check")
 def check(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Check this edgevlm.toml.")] = Path("edgevlm.toml"),
     json: Json = False,
@@ -105,3 +97,6 @@ def check(
         typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
     else:
         to_stderr(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")
+
+
+config = plain_app({"check": check}, name="config", help="Check a server's configuration.")

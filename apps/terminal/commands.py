@@ -31,12 +31,12 @@ class Commands:
 
     def __call__(self, line: str) -> None:
         """Carry out a slash command or ask a question; an error is one line."""
-        line = line.strip()
         try:
             if is_command(line):
-                self._command(line.split()[0])
-            elif line:
-                self._run.ask_typed(line)
+                for each in self._command(line.split()[0]):
+                    self._say(each)
+            elif line.strip():
+                self._run.ask_typed(line.strip())
         except UserError as error:
             self._say(str(error))
 
@@ -48,25 +48,23 @@ class Commands:
         gone = [fact.question for fact in scene.departed()] if scene is not None else []
         return [*gone, *(text for text in all_questions() if "<" not in text)]
 
-    def _command(self, name: str) -> None:
+    def _command(self, name: str) -> list[str]:
         session = self._run.session
         if name == "/help":
-            lines = [f"{name:<12} {what}" for name, what in COMMANDS.items()]
-        elif name == "/questions":
-            lines = all_questions() if session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
-        elif name == "/policy":
+            return [f"{name:<12} {what}" for name, what in COMMANDS.items()]
+        if name == "/questions":
+            return all_questions() if session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
+        if name == "/policy":
             held = f"{session.stats.tokens:,} of {session.budget:,} tokens a layer, {session.stats.cache_bytes / 1e6:.1f} MB"
-            lines = [f"policy {session.policy}, {held}; {session.basis}".removesuffix("; ")]
-        elif name == "/quit":
-            return self._run.shutdown.ask()
-        else:
+            return [f"policy {session.policy}, {held}; {session.basis}".removesuffix("; ")]
+        if name != "/quit":
             raise UserError(f"there is no command {name}; {nearest(name, COMMANDS)}")
-        for each in lines:
-            self._say(each)
+        self._run.shutdown.ask()
+        return []
 
 
 def is_command(line: str) -> bool:
-    return line.startswith("/") and line.split()[0] != "/since"
+    return line.lstrip().startswith("/") and line.split()[0] != "/since"
 
 
 @contextmanager
@@ -83,8 +81,6 @@ def piped_questions(run: RunLoop, say: Notify, descriptor: int) -> Iterator[None
                 if over.is_set():
                     return
                 if run.source.live or is_command(line):
-                    if not is_command(line):
-                        run.started.wait()
                     act(line)
                 else:
                     run.plan.end.append(line)

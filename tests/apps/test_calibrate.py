@@ -3,13 +3,12 @@
 import json
 import shutil
 import subprocess
-import sys
 import time
 
 import checkpoints
 import pytest
 from clips import clip
-from typed import edgevlm, events, of_kind, refused
+from typed import edgevlm, events, of_kind, refused, start
 
 from edgevlm.calib.accuracy.select_policy import TAUS
 from edgevlm.export import export_checkpoint
@@ -73,8 +72,7 @@ def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
 def test_a_kill_keeps_what_was_measured(out):
     """A real process, killed between two sessions; the next one goes on from its records and its layers."""
     arguments = [*DEMO, "--policies", "uniform,random", "--out", str(out), "--json"]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, "-m", "edgevlm", *arguments], **silent)
+    process = start(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (found := list(out.parent.glob(".demo.calibrating-*/kl-16.jsonl"))) or len(_records(found[0])) < 5:
         assert process.poll() is None, "it ended before it could be killed"

@@ -4,15 +4,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from fake_hub import FakeHub, endpoint_of, serving
-from typed import edgevlm, events, refused
+from typed import edgevlm, events, refused, start
 
 from edgevlm.apps.bundles import cache, fetch, hub
 from edgevlm.apps.bundles.hub import HubError, HubId, hub_id
@@ -124,9 +122,7 @@ def test_ctrl_c_leaves_what_arrived(world, command):
         return None
 
     world.hub.answer = stall
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edgevlm", *command, NAME], env=os.environ | world.variables, stderr=subprocess.PIPE, text=True
-    )
+    process = start(*command, NAME, env=os.environ | world.variables)
     assert asked.wait(120)
     until = time.monotonic() + 120
     while not any(part.stat().st_size for part in world.cache.glob("**/*.part")) and time.monotonic() < until:
@@ -223,10 +219,9 @@ finally:
 
 
 def test_a_run_keeps_nothing_of_what_downloads_and_exports_in_memory(world):
-    command = [sys.executable, "-c", KEPT, "run", "--frames", "2", "--json", "--model", NAME]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert '"frames": 2' in done.stdout
+    out, err = start("run", "--frames", "2", "--json", "--model", NAME, code=KEPT).communicate()
+    assert out.splitlines()[-1] == "[]", err
+    assert '"frames": 2' in out
 
 
 def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, tmp_path):

@@ -7,16 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from typed import events, of_kind
+from typed import events, of_kind, start
 
 COUNT = "how many objects are there now?"
-
-
-def process(*arguments, env=None, **options):
-    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    environment = {**os.environ, **(env or {})}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.run(command, env=environment, timeout=120, check=False, **streams)
 
 
 def test_every_option_has_a_variable():
@@ -37,11 +30,12 @@ def test_every_option_has_a_variable():
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["policies"]])
 def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
     with open("/dev/full", "w") as full:
-        done = process(*arguments, stdout=full)
-    assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if line.startswith("edgevlm: ") and "No space left" in line]
-    assert "Traceback" not in done.stderr
-    assert "Exception" not in done.stderr
+        process = start(*arguments, stdout=full)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    assert [line for line in said.splitlines() if line.startswith("edgevlm: ") and "No space left" in line]
+    assert "Traceback" not in said
+    assert "Exception" not in said
 
 
 @pytest.mark.parametrize("arguments", ["policies", "run --frames 20"])
@@ -56,10 +50,12 @@ def test_a_reader_that_has_enough_is_no_failure(arguments):
 @pytest.mark.parametrize(("encoding", "output"), [("utf-8:strict", []), ("ascii", ["--json"])])
 def test_characters_that_cannot_be_shown_end_nothing(encoding, output):
     question = "wh\u00e4t \U0001f600 \udce9?"
-    done = process("run", "--frames", 2, "--ask", question, *output, env={"PYTHONIOENCODING": encoding}, text=False)
-    assert done.returncode == 0, done.stderr
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    process = start("run", "--frames", 2, "--ask", question, *output, env=environment, text=False)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     if output:
-        (answer,) = of_kind(map(json.loads, done.stdout.splitlines()), "answer")
+        (answer,) = of_kind(map(json.loads, out.splitlines()), "answer")
         assert answer["question"] == question
 
 
@@ -79,13 +75,12 @@ main()
 
 @pytest.mark.parametrize("module", ["typer", "numpy", "edgevlm.calib.demo.world"])
 def test_an_interrupt_while_it_loads_is_quiet(module):
-    command = [sys.executable, "-c", INTERRUPTED, "run", module]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (-signal.SIGINT, 130)
-    assert (done.stdout, done.stderr) == ("", "")
+    process = start("run", module, code=INTERRUPTED)
+    assert process.communicate(timeout=120) == ("", "")
+    assert process.returncode in (-signal.SIGINT, 130)
 
 
 def test_a_shell_completes_options():
     words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgevlm run --reindexing ", "COMP_CWORD": "3"}
-    done = process(env=words)
-    assert done.stdout.split() == ["lazy", "eager"], done.stderr
+    command = [sys.executable, "-m", "edgevlm"]
+    assert subprocess.check_output(command, env=os.environ | words, text=True).split() == ["lazy", "eager"]

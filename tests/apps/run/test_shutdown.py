@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 from cameras import MjpegCamera
+from typed import start
 
 from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.format import Snapshot
@@ -37,21 +38,12 @@ main()
 """
 
 
-def start(*arguments, code=None, **options):
-    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), "run", "--threads", "1", *map(str, arguments)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background has it ignored
-    return subprocess.Popen(command, **streams, **ready)
-
-
 def ends(process):
-    """Wait for the end of a process: its exit code and all that it said. How long it took is printed (pytest -s)."""
-    began = time.monotonic()
+    """Wait for the end of a process: its exit code and all that it said."""
     try:
         out, err = process.communicate(timeout=120)
     finally:
         process.kill()
-    print(f"{time.monotonic() - began:.2f} s to the end")
     assert "Traceback" not in err, err
     return process.returncode, out, err
 
@@ -71,7 +63,7 @@ def clean(process, folder, summary=True):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_writes_the_summary_and_the_snapshot(tmp_path, number):
-    process = start("--realtime", "--json", "--state", tmp_path)
+    process = start("run", "--realtime", "--json", "--state", tmp_path)
     process.stdout.readline()
     process.send_signal(number)
     summary = clean(process, tmp_path)
@@ -80,7 +72,9 @@ def test_a_signal_writes_the_summary_and_the_snapshot(tmp_path, number):
 
 def test_in_the_midst_of_an_answer(tmp_path):
     """An answer of 88 tokens of a second each is cancelled, and leaves nothing in the snapshot."""
-    process = start("--no-realtime", "--frames", 20, "--json", "--state", tmp_path, "--ask-at", f"5:{COUNT}", code=SLOW_ANSWER)
+    process = start(
+        "run", "--no-realtime", "--frames", 20, "--json", "--state", tmp_path, "--ask-at", f"5:{COUNT}", code=SLOW_ANSWER
+    )
     for line in process.stderr:
         if "generating" in line:
             break
@@ -92,7 +86,7 @@ def test_in_the_midst_of_an_answer(tmp_path):
 def test_while_the_source_blocks_in_a_read(tmp_path):
     """A camera that sends a few pictures and then nothing, its connection open."""
     with MjpegCamera(frames=100, hangs=True) as camera:
-        process = start("--camera", camera.url, "--fps", 30, "--json", "--state", tmp_path)
+        process = start("run", "--camera", camera.url, "--fps", 30, "--json", "--state", tmp_path)
         for line in process.stdout:
             if json.loads(line)["frames"]:
                 break
@@ -104,7 +98,7 @@ def test_while_the_source_blocks_in_a_read(tmp_path):
 
 @pytest.mark.parametrize("output", [["--json"], []])
 def test_a_reader_that_goes_away(tmp_path, output):
-    process = start("--realtime", *output, "--state", tmp_path, "--state-every", "0.2")
+    process = start("run", "--realtime", *output, "--state", tmp_path, "--state-every", "0.2")
     while not kept(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
@@ -137,7 +131,7 @@ def test_a_terminal_that_goes_away(tmp_path):
 def test_a_second_signal_does_not_wait(tmp_path):
     """The first one waits for a frame that takes for ever."""
     slow = SLOW_ANSWER.replace("if len(rows):", "if len(rows) or len(arguments[0]) > 40:").replace("sleep(1)", "sleep(60)")
-    process = start("--realtime", "--json", "--chunk", 8, "--state", tmp_path, code=slow)
+    process = start("run", "--realtime", "--json", "--chunk", 8, "--state", tmp_path, code=slow)
     for line in process.stderr:
         if "generating" in line:
             break

@@ -4,13 +4,11 @@ import json
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from cameras import MjpegCamera
-from typed import edgevlm, events, of_kind, refused
+from typed import edgevlm, events, of_kind, refused, start
 
 from edgevlm.calib.demo.world import World
 from edgevlm.runtime.model import Model
@@ -20,11 +18,6 @@ from edgevlm.runtime.snapshots.format import Snapshot
 
 COUNT = "how many objects are there now?"
 RUN = ["run", "--json", "--threads", "1", "--no-realtime", "--policy", "infinipot-v"]
-
-
-def start(*arguments, **options):
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen([sys.executable, "-m", "edgevlm", *RUN, *map(str, arguments)], **streams)
 
 
 def run(*arguments):
@@ -42,7 +35,7 @@ def killed_at_random(folder, delays):
     for delay in delays:
         found = newest(folder)
         asks = ["--ask-at", f"{found.about['session']['time_s']}:{COUNT}"] if found else []
-        process = start("--state", folder, "--state-every", "0.05", "--frames", "1000000", *asks)
+        process = start(*RUN, "--state", folder, "--state-every", "0.05", "--frames", "1000000", *asks)
         try:
             for line in process.stdout:
                 event = json.loads(line)
@@ -133,7 +126,7 @@ def test_a_snapshot_of_another_session_is_never_written_over(tmp_path, settings,
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    process = start("--frames", "1000000", "--state", tmp_path, "--state-every", "0.1")
+    process = start(*RUN, "--frames", "1000000", "--state", tmp_path, "--state-every", "0.1")
     try:
         process.stdout.readline()
         assert "another process uses it" in refused(*RUN, "--frames", 1, "--state", tmp_path)
@@ -145,7 +138,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 def test_a_disk_that_fills_costs_a_warning_and_no_frame(tmp_path):
     """By a limit on the size of a file, lowered and raised again from outside."""
-    process, said = start("--frames", "1000000", "--state", tmp_path, "--state-every", "0.1"), ""
+    process, said = start(*RUN, "--frames", "1000000", "--state", tmp_path, "--state-every", "0.1"), ""
     try:
         until(lambda: len(snapshots(tmp_path)) == 2)
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)

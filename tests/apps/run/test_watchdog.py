@@ -4,10 +4,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 
 import pytest
 from processes import mjpeg_camera
+from typed import start
 
 from edgevlm.apps.run.process import Notifier
 
@@ -64,14 +64,11 @@ def test_each_message(manager):
     assert manager.until("STOPPING") == [" ".join(message.split()) for message in sent]
 
 
-def start(manager, *arguments, code=None):
-    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), *map(str, arguments)]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, env={**os.environ, **manager.environment}, **silent)
+SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def test_a_run_from_its_start_to_its_end(manager):
-    process = start(manager, "run", "--realtime", "--frames", "9")
+    process = start("run", "--realtime", "--frames", "9", env=os.environ | manager.environment, **SILENT)
     said = manager.until("STOPPING=1")
     assert process.wait(120) == 0
     signs = [message for message in said if not message.startswith("STATUS=")]
@@ -86,7 +83,8 @@ def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
     (tmp_path / "pictures").mkdir()
     with mjpeg_camera(tmp_path / "pictures") as camera:
         timeouts = ("--open-timeout", "60", "--stall-timeout", "0.5", "--read-timeout", "1")
-        process = start(manager, "run", "--camera", f"http://127.0.0.1:{camera.port}/live", "--fps", "10", *timeouts)
+        watched = ("--camera", f"http://127.0.0.1:{camera.port}/live", "--fps", "10")
+        process = start("run", *watched, *timeouts, env=os.environ | manager.environment, **SILENT)
         manager.until("READY=1")
         camera.kill()
         said = manager.until(f"STATUS=http://127.0.0.1:{camera.port}/live: reconnecting")
@@ -110,7 +108,8 @@ def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
 def test_a_model_that_hangs_is_heard_no_more(manager, tmp_path, arguments, alive, hung):
     if "serve" in arguments:
         pytest.importorskip("fastapi")
-    process = start(manager, *(str(tmp_path) if part == "STATE" else part for part in arguments), code=HUNG_MODEL)
+    typed = (str(tmp_path) if part == "STATE" else part for part in arguments)
+    process = start(*typed, code=HUNG_MODEL, env=os.environ | manager.environment, **SILENT)
     try:
         manager.until("READY=1")
         for _ in range(3):  # a sign of life may be a tick behind
