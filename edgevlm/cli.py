@@ -19,14 +19,14 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or t
 
 WATCH, MODELS, MACHINE = "Watch", "Models and policies", "This machine"
 COMMANDS = {  # in the order of --help
-    "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it.", WATCH),
+    "run": ("edgevlm.apps.commands.watch:run", "Watch a stream and answer questions about it.", WATCH),
     "watch": ("edgevlm.apps.commands.watch:watch", "Report when the answer to a question becomes yes.", WATCH),
-    "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page.", WATCH),
-    "ask": ("edgevlm.apps.commands.ask:ask", "Ask a running server.", WATCH),
-    "digest": ("edgevlm.apps.commands.ask:digest", "Show what happened while you were away.", WATCH),
-    "journal": ("edgevlm.apps.commands.ask:journal", "Show what cameras have written down.", WATCH),
-    "forget": ("edgevlm.apps.commands.ask:forget", "Delete what was seen, from memory and disk.", WATCH),
-    "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration.", WATCH),
+    "serve": ("edgevlm.apps.commands.watch:serve", "Serve cameras over HTTP, with a page.", WATCH),
+    "ask": ("edgevlm.apps.commands.watch:ask", "Ask a running server.", WATCH),
+    "digest": ("edgevlm.apps.commands.watch:digest", "Show what happened while you were away.", WATCH),
+    "journal": ("edgevlm.apps.commands.watch:journal", "Show what cameras have written down.", WATCH),
+    "forget": ("edgevlm.apps.commands.watch:forget", "Delete what was seen, from memory and disk.", WATCH),
+    "config": ("edgevlm.apps.commands.watch:config", "Check a server's configuration.", WATCH),
     "plan": ("edgevlm.apps.commands.models:plan", "Estimate memory and speed before building anything.", MODELS),
     "models": ("edgevlm.apps.commands.models:models", "List models, their memory and their speed here.", MODELS),
     "export": ("edgevlm.apps.commands.models:export", "Turn a checkpoint into a bundle that edgevlm runs.", MODELS),

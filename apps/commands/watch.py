@@ -1,19 +1,55 @@
-"""``edgevlm watch``."""
+"""Commands that watch, and that ask what was seen: ``run``, ``watch``, ``serve``, ``config``, ``ask`` and others."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import EncryptWith, Json, Snapshots, flag, given, of_file, option, with_settings
+from edgevlm.apps.commands.cli_options import (
+    EncryptWith,
+    Json,
+    KeyFile,
+    Snapshots,
+    StateKeyFile,
+    flag,
+    given,
+    lines,
+    of_file,
+    option,
+    with_settings,
+)  # fmt: skip
+from edgevlm.apps.commands.lazy import plain_app
+from edgevlm.apps.credentials import secret, state_key
 from edgevlm.apps.settings import RunSettings
+from edgevlm.errors import UserError
 from edgevlm.packages import needed
-from edgevlm.progress import progress
+from edgevlm.progress import progress, to_stderr
 
-RULE, SEND = "When it opens and closes", "Where events go"
-DEMO_SEED = 10  # of a world that shows a red square within seconds
-EPILOG = """
+ASK = """
+\b
+Examples:
+  edgevlm ask "how many objects are there now?"
+  edgevlm ask "who came in?" --since 10m          about the last ten minutes
+  edgevlm digest --since 8h                       what happened in the night
+  edgevlm journal --search bicycle                what a camera wrote down
+  edgevlm forget --since 13:30 --until 14:00      delete half an hour
+"""
+EPILOG = {
+    "run": """
+\b
+Examples:
+  edgevlm run                                     watch the demo and ask
+  edgevlm run --camera 0 --model ORG/NAME         watch a webcam
+  edgevlm run --camera rtsp://HOST/PATH --model BUNDLE --state DIR
+  edgevlm run --video shop.mp4 --model BUNDLE --ask "Who came in?" --json
+
+Each option has a variable: EDGEVLM_RUN_MODEL is --model. EDGEVLM_RUN_ASK and EDGEVLM_RUN_ASK_AT take one question a line.
+Ctrl-C and SIGTERM end a run with its summary and a last snapshot.
+""",
+    "watch": """
 \b
 Examples:
   edgevlm watch "is there a red square?"
@@ -21,7 +57,63 @@ Examples:
                 --model ORG/NAME --open-after 2 --mqtt mqtt://HOST --state DIR
 
 It opens when the answer becomes yes, and closes when it no longer is. Several watches and cameras: edgevlm serve.
-"""
+""",
+    "serve": """
+\b
+Examples:
+  edgevlm serve                                   serve the demo camera
+  edgevlm serve --camera rtsp://HOST/PATH --model ORG/NAME
+  edgevlm serve edgevlm.toml                      several cameras
+  edgevlm serve --cluster head --key-file key     begin a cluster
+  edgevlm ask "how many objects are there now?"   ask from another shell
+""",
+    **dict.fromkeys(("ask", "digest", "journal", "forget"), ASK),
+}
+
+STREAM, MACHINE, RULE, SEND = "Stream", "Memory and machine", "When it opens and closes", "Where events go"
+PANELS = {
+    None: ("camera", "video", "model", "ask", "ask_at", "policy", "budget", "fps", "state"),
+    STREAM: (
+        "frames", "seconds", "realtime", "chunk", "frame_size", "seed", "wait", "rule", "size", "pixel_format",
+        "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
+    ),
+    MACHINE: (
+        "append", "encode", "reindexing", "store_bytes", "host_bytes", "state_every", "state_key_file",
+        "precision", "vision_precision", "kv", "threads", "engine", "stats_every",
+    ),
+}  # fmt: skip
+RARE = (
+    "chunk", "frame_size", "size", "pixel_format", "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
+    "reindexing", "store_bytes", "host_bytes", "vision_precision", "kv", "engine", "stats_every",
+)  # fmt: skip
+DEMO_SEED = 10  # of a world that shows a red square within seconds
+Server = Annotated[str, option("URL", "Talk to the server at this address.")]
+Stream = Annotated[str | None, option("NAME", "Use this camera only.", "all")]
+Since = Annotated[str | None, option("10m|14:03", "Begin this long ago, or at this time.")]
+Until = Annotated[str | None, option("5m|14:10", "End this long ago, or at this time.", "now")]
+LOCAL = "http://127.0.0.1:8000"
+
+
+@with_settings(RunSettings, PANELS, RARE)
+def run(
+    settings: RunSettings,
+    json: Json = False,
+    questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
+    quiet: Annotated[bool, flag("--quiet", "Write answers and errors only.", panel=MACHINE)] = False,
+) -> None:
+    """Watch a stream and answer questions about it.
+
+    On a terminal, ask while it plays. Elsewhere the demo ends after 384 frames.
+    """
+    with progress("starting"):
+        from edgevlm.apps.launch import launch
+
+    if questions:
+        from edgevlm.calib.demo.questions import all_questions
+
+        typer.echo("\n".join(all_questions()))
+        return
+    launch(settings, as_json=json, quiet=quiet)
 
 
 @with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, typed_only=True)
@@ -70,3 +162,168 @@ def watch(
     settings |= given(state=state, snapshots=snapshots, state_key=of_file(state_key_file))
     settings |= {"cameras": {"demo" if camera == "demo" else "camera": {"source": camera}}, "watches": [asked], "sinks": sinks}
     watching.watch(config.check_config(settings, "watch"), SourceOptions(seed=seed), json, quiet)
+
+
+@with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "append", "encode", "threads")}, typed_only=True)
+def serve(
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
+    camera: Annotated[list[str] | None, option("[NAME=]SRC", "Watch this camera; may be given again.", "demo")] = None,
+    host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
+    port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
+    key_file: KeyFile = None,
+    cluster: Annotated[str | None, option("head|ADDRESS", "Begin a cluster, or join the one there.")] = None,
+    state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
+    state_key_file: EncryptWith = None,
+    snapshots: Snapshots = None,
+    assigned: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set any key of edgevlm.toml; may be given again.", allow_from_autoenv=False
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Annotated[bool, flag("--quiet", "Write errors only.")] = False,
+) -> None:
+    """Serve cameras over HTTP, with a page.
+
+    The page is at the address it prints. Programs ask with OpenAI's clients.
+    """
+    with progress("starting"):
+        server = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
+        configuration = needed("edgevlm.apps.serve.config", "edgevlm serve", "serve")
+    if config is None and not camera and Path("edgevlm.toml").is_file():
+        to_stderr("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
+    typed = {
+        **settings, "state": state, "snapshots": snapshots, "state_key": of_file(state_key_file),
+        "server": {"host": host, "port": port, "key": of_file(key_file)}, "cluster": {"join": cluster},
+    }  # fmt: skip
+
+    def load() -> Any:
+        return configuration.settings_of(config, camera, typed, assigned or lines("EDGEVLM_SERVE_SET"))
+
+    join = needed("edgevlm.apps.cluster.member", "--cluster", "cluster").join if load().cluster.join else None
+    server.serve(load, json, quiet, join)
+
+
+def check(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Check this edgevlm.toml.")] = Path("edgevlm.toml"),
+    json: Json = False,
+) -> None:
+    """Check a configuration, and open nothing."""
+    from edgevlm.apps.run.output import wall_clock
+    from edgevlm.apps.schemas import json_line
+
+    config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
+    sinks = needed("edgevlm.apps.watches.sinks", "edgevlm config check", "serve")
+    settings = config.settings_of(path)
+    for each in settings.cameras.values():
+        secret(each.source)
+    config.server_key(settings.server)
+    state_key(settings.state_key)
+    sinks.open_sinks(settings.sinks)
+    if json:
+        typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
+    else:
+        to_stderr(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")
+
+
+config = plain_app({"check": check}, name="config", help="Check a server's configuration.")
+
+
+def ask(
+    question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="Ask this; - or nothing: from stdin.")] = None,
+    stream: Annotated[str | None, option("NAME", "Ask about this camera.", "the only one")] = None,
+    url: Server = LOCAL,
+    since: Since = None,
+    until: Until = None,
+    key_file: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Ask a running server."""
+    from edgevlm.apps.serve.client import ask_server, questions
+
+    for each in questions(question):
+        ask_server(each, stream, url, key_file, json, given(since=since, until=until))
+
+
+def forget(
+    stream: Stream = None,
+    last: Annotated[str | None, option("1h", "Forget what was seen in this time.")] = None,
+    since: Since = None,
+    until: Until = None,
+    everything: Annotated[bool, flag("--all", "Forget all.")] = False,
+    state: Annotated[str | None, option("DIR", "Forget in this folder, which nothing uses.")] = None,
+    state_key_file: StateKeyFile = None,
+    url: Server = LOCAL,
+    key_file: KeyFile = None,
+    yes: Annotated[bool, flag("--yes", "Do not ask first.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete what was seen, from memory and disk.
+
+    Rows of the memory, snapshots, thumbnails, events and the journal of that time go: on a server, or in a folder.
+    Rows of later frames keep what they drew from those that are deleted.
+    """
+    from edgevlm.apps.forget import Span, forget_folder, in_words
+    from edgevlm.apps.schemas import json_line
+    from edgevlm.apps.serve.client import forget_served
+
+    if last is not None and (since or until):
+        raise UserError("--last is --since until now: give one of them")
+    since = last or since
+    span, where = Span.typed(since, until, everything), stream or ("all cameras" if state is None else state)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError("this deletes for good: give --yes")
+        typer.confirm(f"Delete {span} of {where} for good?", abort=True, err=True)
+    if state is not None:
+        done = forget_folder(state, span, stream, state_key(of_file(state_key_file)))
+    else:
+        done = forget_served(url, given(stream=stream, since=since, until=until, all=everything), key_file)
+    for name, counts in done.items():
+        typer.echo(json_line("forgotten", {"stream": name, **counts}) if json else in_words(name, counts))
+
+
+def digest(
+    since: Since = "8h",
+    until: Until = None,
+    stream: Stream = None,
+    search: Annotated[str | None, option("TEXT", "Show what has these words.")] = None,
+    url: Server = LOCAL,
+    key_file: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Show what happened while you were away.
+
+    A running server says when its watches were open, and what its journal says, by time.
+    """
+    from edgevlm.apps.serve.client import show_digest
+
+    show_digest(given(since=since, until=until, camera=stream, search=search), url, key_file, json)
+
+
+def journal(
+    search: Annotated[str | None, option("TEXT", "Show lines that have these words.")] = None,
+    since: Since = None,
+    until: Until = None,
+    stream: Stream = None,
+    limit: Annotated[int, option("N", "Show the newest N lines.", min=1, max=1000)] = 100,
+    url: Server = LOCAL,
+    key_file: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Show what cameras have written down.
+
+    A server writes a journal where its configuration has [journal] every = MINUTES. The oldest line comes first.
+    """
+    from edgevlm.apps.journal import Line
+    from edgevlm.apps.run.clock import moment
+    from edgevlm.apps.schemas import json_line
+    from edgevlm.apps.serve.client import journal_of
+
+    lines = journal_of(url, given(search=search, since=since, until=until, camera=stream, limit=str(limit)), key_file)
+    if not lines:
+        to_stderr("no line was found; a server writes a journal where its configuration has [journal] every = MINUTES")
+    for each in reversed(lines):
+        typer.echo(json_line("line", each) if json else str(Line(each["camera"], moment(each["time"]), each["text"])))

@@ -6,8 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -28,7 +27,7 @@ from edgevlm.apps.run.process import (
     silence_what_is_gone,
 )  # fmt: skip
 from edgevlm.apps.sources import Frame, Source, State
-from edgevlm.calib.demo.questions import DemoScene
+from edgevlm.calib.demo.questions import DemoScene, parse
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.time_window import NothingHeld
@@ -112,17 +111,17 @@ class RunLoop:
                 self.session.check_window(**Asked(**window).seconds())
 
     def __call__(self) -> None:
-        """Run to the end and write the summary, whatever ends it; questions for the end are asked unless interrupted.
-
-        A signal ends it after the frame in progress, and raises KeyboardInterrupt where it had to be woken.
-        """
+        """Run to the end and write the summary; a signal raises KeyboardInterrupt where the run had to be woken."""
+        ticking = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
         with self.shutdown:
             try:
-                with self._ticking():
-                    self._watch()
-                    if not self.shutdown.asked:
-                        self._ask_rest()
+                ticking.start()
+                self._watch()
+                if not self.shutdown.asked:
+                    self._ask_rest()
             finally:
+                self._stopped.set()
+                ticking.join()
                 if not self.shutdown.forced:  # else the user does not wait for the model to finish
                     self._close()
 
@@ -248,23 +247,11 @@ class RunLoop:
         """Return the question in the model's own words; None when it is the demo model and was never taught it."""
         if not self.session.model.is_demo:
             return text
-        from edgevlm.calib.demo.questions import parse
-
         question = parse(text)
-        return question.text if question is not None else None
-
-    @contextmanager
-    def _ticking(self) -> Iterator[None]:
-        """Report statistics and signs of life while the block runs, and bring its end soon once that is asked for."""
-        thread = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stopped.set()
-            thread.join()
+        return None if question is None else question.text
 
     def _tick(self) -> None:
+        """Report statistics and signs of life until the run stops, and bring its end soon once that is asked for."""
         status, due = SourceStatus(self.source), time.monotonic() + self.stats_every
         try:
             while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):

@@ -2,8 +2,6 @@
 
 import json
 import random
-import resource
-import signal
 import time
 
 import pytest
@@ -134,38 +132,6 @@ def test_a_folder_in_use_is_refused(tmp_path):
         process.kill()
         process.communicate()
     run("--frames", 1, "--state", tmp_path)  # a killed one holds nothing
-
-
-def test_a_disk_that_fills_costs_a_warning_and_no_frame(tmp_path):
-    """By a limit on the size of a file, lowered and raised again from outside."""
-    process, said = start(*RUN, "--frames", "1000000", "--state", tmp_path, "--state-every", "0.1"), ""
-    try:
-        until(lambda: len(snapshots(tmp_path)) == 2)
-        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, hard))
-        said = next(line for line in process.stderr if "no snapshot in" in line)
-        stuck = newest(tmp_path).path
-        stats = (event for event in map(json.loads, process.stdout) if event["event"] == "stats")
-        first = [next(stats)["frames"] for _ in range(2)]
-        assert newest(tmp_path).path == stuck, "the good ones stay"
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-        until(lambda: newest(tmp_path).path != stuck)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        said += process.communicate(timeout=120)[1]
-    assert process.returncode == 0, said
-    assert first[1] > first[0], "frames went on"
-    assert said.count("no snapshot in") == 1
-    assert "the file grew too large" in said
-    assert said.count("snapshots are written again") == 1
-    assert not [path for path in tmp_path.iterdir() if path.suffix == ".unfinished"]
-
-
-def until(done):
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_credentials_never_enter_a_snapshot(tmp_path):
