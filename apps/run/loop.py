@@ -15,17 +15,7 @@ import psutil
 
 from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
-from edgevlm.apps.run.process import (
-    ALIVE,
-    READY,
-    STARTING,
-    STOPPING,
-    Notifier,
-    Shutdown,
-    SourceStatus,
-    is_gone,
-    silence_what_is_gone,
-)  # fmt: skip
+from edgevlm.apps.run.process import Notifier, Shutdown, is_gone, silence_what_is_gone, source_news
 from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.calib.demo.questions import DemoScene, parse
 from edgevlm.errors import UserError
@@ -127,7 +117,7 @@ class RunLoop:
 
     def _close(self) -> None:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
-        self.notifier.send(STOPPING)
+        self.notifier.send(Notifier.STOPPING)
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
         if self.alone:
@@ -210,7 +200,7 @@ class RunLoop:
             self._take(frame)
             self._steps += 1
             if not self.started.is_set():
-                self.notifier.send(READY)
+                self.notifier.send(Notifier.READY)
                 self.started.set()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
@@ -252,15 +242,15 @@ class RunLoop:
 
     def _tick(self) -> None:
         """Report statistics and signs of life until the run stops, and bring its end soon once that is asked for."""
-        status, due = SourceStatus(self.source), time.monotonic() + self.stats_every
+        news, due = source_news(self.source), time.monotonic() + self.stats_every
         try:
             while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))):
                 if time.monotonic() >= due:
                     due += self.stats_every
                     self.output.stats(self.stats(self._last))
                 self._tell_manager()
-                if (news := status.news()) is not None:
-                    self.output.notice(news)
+                if (line := next(news)) is not None:
+                    self.output.notice(line)
                 if self.alone and is_gone(sys.stdout):
                     self.shutdown.ask()
         except (OSError, UserError):  # the loop's own writing meets it again, and reports it
@@ -278,4 +268,4 @@ class RunLoop:
         self.notifier.send(f"STATUS={source.name}: {source.state.value}, {self.session.stats.frames:,} frames")
         lives = (source.live and source.state is State.RUNNING) or source.attempts != before[1]
         if self._steps != before[0] or (self._reading and lives):
-            self.notifier.send(ALIVE if self.started.is_set() else STARTING)
+            self.notifier.send(Notifier.ALIVE if self.started.is_set() else Notifier.STARTING)

@@ -16,8 +16,6 @@ from typing import Any, TextIO
 from edgevlm.apps.sources import Source, State
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
-STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # two minutes more to start, from now
 
 
 class Shutdown:
@@ -104,6 +102,9 @@ class Notifier:
     (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 
+    READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
+    STARTING = "EXTEND_TIMEOUT_USEC=120000000"  # two minutes more to start, from now
+
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         name = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
@@ -113,28 +114,21 @@ class Notifier:
 
     def send(self, message: str) -> None:
         """Send READY, STARTING, ALIVE, STOPPING, or ``STATUS=``, one line for ``systemctl status``."""
-        if self._socket is not None and (self._is_watched or message != ALIVE):
+        if self._socket is not None and (self._is_watched or message != self.ALIVE):
             with suppress(OSError):
                 self._socket.sendto(" ".join(message.split()).encode(errors="replace"), socket.MSG_DONTWAIT, self._address)
 
 
-class SourceStatus:
-    """Notices a source that stops giving frames, and one that continues."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._since = source, 0.0
-        self._reported: tuple[State, str] | None = None
-
-    def news(self) -> str | None:
-        """Return a line for a person, without credentials; None when nothing has changed that matters."""
-        state, problem, name = self._source.state, self._source.problem, self._source.name
+def source_news(source: Source) -> Iterator[str | None]:
+    """Yield a line whenever the source has stopped giving frames or continues, without credentials; else None."""
+    reported, since = None, 0.0
+    while True:
+        state, problem, line = source.state, source.problem, None
         if problem is None or state in (State.ENDED, State.FAILED):
-            if self._reported is None or state is not State.RUNNING:
-                return None
-            self._reported = None
-            return f"{name}: running again after {time.monotonic() - self._since:.0f} s"
-        if (state, problem) == self._reported:
-            return None
-        self._since = self._since if self._reported else time.monotonic()
-        self._reported = (state, problem)
-        return f"{name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"
+            if reported is not None and state is State.RUNNING:
+                reported, line = None, f"{source.name}: running again after {time.monotonic() - since:.0f} s"
+        elif (state, problem) != reported:
+            since = since if reported else time.monotonic()
+            reported = state, problem
+            line = f"{source.name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"
+        yield line

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.output import wall_clock
-from edgevlm.apps.run.process import ALIVE, READY, STARTING, STOPPING, Notifier
+from edgevlm.apps.run.process import Notifier
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.guard import Guard
@@ -86,7 +86,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
         done.set()
         serving.set()  # nobody waits for it any more
         reporter.join(ALIVE_S)
-        Notifier().send(STOPPING)
+        Notifier().send(Notifier.STOPPING)
         listening.close()
         if member is not None:
             member.close()
@@ -140,16 +140,16 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
     """Reopen cameras with a torn memory, and tell a service manager that the server starts, and that all its streams get on."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not serving.wait(ALIVE_S):
-        notifier.send(STARTING)
+        notifier.send(Notifier.STARTING)
     if not done.is_set():
-        notifier.send(READY)
+        notifier.send(Notifier.READY)
     while not done.is_set():
         service.reopen_torn()
         frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
         notifier.send(f"STATUS={len(service.streams)} streams, {frames:,} frames")
         signs = service.signs_of_life()
         if all(sign != before.get(name) for name, sign in signs.items()):
-            notifier.send(ALIVE)
+            notifier.send(Notifier.ALIVE)
             before = signs
         done.wait(ALIVE_S)
 

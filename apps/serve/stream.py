@@ -22,7 +22,7 @@ from edgevlm.apps.run.clock import moment
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
-from edgevlm.apps.run.process import ALIVE, STARTING, Notifier
+from edgevlm.apps.run.process import Notifier
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, JournalSettings, ServeConfig
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
@@ -93,7 +93,7 @@ class SignsOfLife(Notifier):
         self.count = 0
 
     def send(self, message: str) -> None:
-        self.count += message in (ALIVE, STARTING)
+        self.count += message in (self.ALIVE, self.STARTING)
 
 
 class Owner(Protocol):

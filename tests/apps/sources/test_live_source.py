@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from edgevlm.apps.run.process import SourceStatus
+from edgevlm.apps.run.process import source_news
 from edgevlm.apps.sources import SourceError, SourceOptions, State
 from edgevlm.apps.sources import live as live_module
 from edgevlm.apps.sources.base import Connection, Grabbed
@@ -96,18 +96,18 @@ def until(condition, seconds=120):
 def test_it_runs_stalls_runs_again_and_is_connected_anew(live):
     first, second = Scripted().say(Grabbed()), Scripted()
     source = live(Camera(first, second))
-    status = SourceStatus(source)
+    news = source_news(source)
     assert source.read().image.shape == (2, 3, 3)
-    assert (source.state, source.problem, status.news()) == (State.RUNNING, None, None)
+    assert (source.state, source.problem, next(news)) == (State.RUNNING, None, None)
     until(lambda: source.state is State.STALLED)
-    assert status.news() == "camera: stalled (no frame for 0.7 s)"
+    assert next(news) == "camera: stalled (no frame for 0.7 s)"
     first.say(Grabbed())
     source.read()
     assert (source.state, source.reconnects) == (State.RUNNING, 0)
-    assert status.news().startswith("camera: running again after ")
+    assert next(news).startswith("camera: running again after ")
     until(lambda: source.state is State.RECONNECTING)
-    assert status.news() == "camera: reconnecting (no frame for 2.5 s)"
-    assert status.news() is None, "once is enough"
+    assert next(news) == "camera: reconnecting (no frame for 2.5 s)"
+    assert next(news) is None, "once is enough"
     second.say(Grabbed())
     source.read()
     assert (source.state, source.reconnects, source.problem) == (State.RUNNING, 1, None)
@@ -150,7 +150,7 @@ def test_a_camera_that_is_not_there_yet_is_waited_for(live):
     source = live(camera, SourceOptions(fps=1e9, wait=True, backoff_s=(0.2, 0.2)))
     until(lambda: source.problem is not None)
     assert source.state is State.INITIALISING
-    assert SourceStatus(source).news() == "camera: waiting for it (Connection refused)"
+    assert next(source_news(source)) == "camera: waiting for it (Connection refused)"
     assert source.read() is not None
     assert (source.state, source.reconnects) == (State.RUNNING, 0)
 
