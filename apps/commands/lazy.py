@@ -10,17 +10,26 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 
-class PlainCommand(TyperCommand):
-    """A command whose help is plain text in 80 columns, its options under the headings of ``rich_help_panel``."""
+class PlainHelp:
+    """Help in plain text: options under the headings of ``rich_help_panel``, without their variables."""
 
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for param in self.get_params(ctx):
+            param.show_envvar = False
+            if (record := param.get_help_record(ctx)) is not None:
+                usual = "Arguments" if param.param_type_name == "argument" else "Options"
+                heading = getattr(param, "rich_help_panel", None) or usual
+                rows.append((heading, record[0].partition(" <")[0], with_default(record[1])))
+        write_under_headings(rows, formatter)
+
+
+class PlainCommand(PlainHelp, TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_options(self, ctx, formatter)
 
-
-class LazyGroup(TyperGroup):
+class LazyGroup(PlainHelp, TyperGroup):
     """Lists its commands by name and summary; ``targets`` says which ``module:attribute`` each is, a function or a Typer."""
 
     targets: ClassVar[Mapping[str, str]] = {}
@@ -37,7 +46,7 @@ class LazyGroup(TyperGroup):
         return params
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_options(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         commands: Mapping[str, Any] = self.commands
         listed = [(each.rich_help_panel or "Commands", name, each.help or "") for name, each in commands.items()]
         write_under_headings([(heading, name, text.partition("\n")[0]) for heading, name, text in listed], formatter)
@@ -64,18 +73,6 @@ def plain_app(commands: Mapping[str, Callable[..., None]], **settings: Any) -> t
     for name, function in commands.items():
         app.command(name, cls=PlainCommand)(function)
     return app
-
-
-def write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments and options under their headings, without their variables, which the epilog explains."""
-    rows = []
-    for param in command.get_params(ctx):
-        param.show_envvar = False
-        if (record := param.get_help_record(ctx)) is not None:
-            usual = "Arguments" if param.param_type_name == "argument" else "Options"
-            heading = getattr(param, "rich_help_panel", None) or usual
-            rows.append((heading, record[0].partition(" <")[0], with_default(record[1])))
-    write_under_headings(rows, formatter)
 
 
 def write_under_headings(rows: Sequence[tuple[str, ...]], formatter: Any) -> None:

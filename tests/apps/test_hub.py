@@ -200,6 +200,12 @@ def test_a_moved_branch_is_followed_and_the_old_copy_serves_while_the_hub_is_awa
     assert told == [f"{world.hub.url[7:]} answers 500 for {NAME}; using the copy downloaded before, commit {world.commit[:12]}"]
 
 
+def test_a_repository_that_was_renamed_is_found_by_its_old_name(world):
+    told, world.hub.renamed = [], {"shop/old": NAME}
+    fetch.resolve_checkpoint("shop/old", quiet, told.append)
+    assert told == [f"shop/old is called {NAME} now"]
+
+
 def test_pickled_weights_alone_are_refused(world):
     files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
     world.hub.add("shop/pickled", files | {"pytorch_model.bin": b"x" * 9999})

@@ -2,14 +2,13 @@
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 
+import pexpect
 import pytest
 from cameras import MjpegCamera
 from typed import start
@@ -108,23 +107,15 @@ def test_a_reader_that_goes_away(tmp_path, output):
 
 
 def test_a_terminal_that_goes_away(tmp_path):
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="40")
-        os.execv(sys.executable, [sys.executable, "-m", "edgevlm", "run", "--state", str(tmp_path)])
-    shown, deadline = "", time.monotonic() + 120
-    while "holds" not in shown and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            shown += os.read(terminal, 65536).decode(errors="replace")
-    os.close(terminal)
+    terminal = {"dimensions": (40, 120), "env": os.environ | {"TERM": "xterm-256color"}, "encoding": "utf-8"}
+    child = pexpect.spawn(sys.executable, ["-m", "edgevlm", "run", "--state", str(tmp_path)], timeout=120, **terminal)
+    child.expect("holds")
+    os.close(child.child_fd)
     deadline = time.monotonic() + 120
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+    while child.isalive() and time.monotonic() < deadline:
         time.sleep(0.05)
-    if ended == (0, 0):
-        os.kill(pid, signal.SIGKILL)
-    assert ended != (0, 0), shown[-500:]
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    child.terminate(force=True)
+    assert child.exitstatus == 0
     assert kept(tmp_path)
 
 
