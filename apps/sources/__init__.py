@@ -33,8 +33,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
     from edgevlm.apps.sources.live import ReadAhead
 
     options = options or SourceOptions()
-    check_source(camera, video)
-    kind, target = kind_of(camera, video)
+    kind, target = check_source(camera, video)
     source = _open(kind, target, options) if kind in OWN else load_class("sources", kind)(target, options)
     if source.live:
         return source
@@ -46,8 +45,8 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
     return ReadAhead(source)
 
 
-def check_source(camera: str | None, video: str | None) -> None:
-    """Raise SourceError if it is invalid, as far as this shows without opening it."""
+def check_source(camera: str | None, video: str | None) -> tuple[str, str]:
+    """Return :func:`kind_of` it. Raises SourceError if it is invalid, as far as this shows without opening it."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
@@ -55,27 +54,25 @@ def check_source(camera: str | None, video: str | None) -> None:
         from edgevlm.apps.sources.recordings import check_readable
 
         check_readable(Path(target))
+    return kind, target
 
 
 def _open(kind: str, target: str, options: SourceOptions) -> Source:
-    if kind in RECORDED:
-        from edgevlm.apps.sources.recordings import FolderSource, StdinSource, VideoSource
+    from edgevlm.apps.sources import devices, gstreamer, live, network, recordings
 
-        if kind == "video":
-            return VideoSource(target, options.fps)
-        if kind == "folder":
-            return FolderSource(target, options.fps, options.camera_fps)
-        return StdinSource(options.fps, options.camera_fps)
+    if kind == "video":
+        return recordings.VideoSource(target, options.fps)
+    if kind == "folder":
+        return recordings.FolderSource(target, options.fps, options.camera_fps)
+    if kind == "stdin":
+        return recordings.StdinSource(options.fps, options.camera_fps)
     if kind == "demo":
         from edgevlm.apps.sources.demo import DemoSource
 
         return DemoSource(options.fps, options.seed)
-    from edgevlm.apps.sources import devices, gstreamer, network
-    from edgevlm.apps.sources.live import LiveSource
-
     opened: dict[str, Callable[[str, SourceOptions], Connection]] = {"usb": devices.UsbConnection, "network": network.connect}
     what = gstreamer.csi_pipeline(target, options) if kind == "csi" else target
-    return LiveSource(mask_credentials(target), partial(opened.get(kind, gstreamer.GstPipeline), what, options), options)
+    return live.LiveSource(mask_credentials(target), partial(opened.get(kind, gstreamer.GstPipeline), what, options), options)
 
 
 def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:

@@ -196,10 +196,9 @@ class FrameSampler:
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """A picture before it is converted.
+    """A picture before it is converted, by the source's own time in seconds.
 
-    stamp_s: the source's own time, seconds. intra: it does not depend on earlier pictures. corrupt: it is damaged. decoded:
-    False for data that arrives before the first keyframe, which only shows that the link is alive.
+    intra: it does not depend on earlier pictures. decoded: False for data before the first keyframe: the link is alive.
     """
 
     stamp_s: float | None = None

@@ -80,13 +80,10 @@ class VideoSource(Recording):
         rate = self._capture.property("FPS")
         self._period = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
         self._clock = RecordedClock(self._period)
-        self._decoded = 0
 
     def _advance(self) -> float | None:
-        if (grabbed := self._capture.grab()) is None:
-            return None
-        self._decoded += 1
-        return self._clock(0.0 if grabbed.stamp_s is None and self._decoded == 1 else grabbed.stamp_s)
+        grabbed = self._capture.grab()
+        return None if grabbed is None else self._clock(grabbed.stamp_s)
 
     def _picture(self) -> Image | None:
         return self._capture.retrieve()
@@ -140,16 +137,14 @@ class FolderSource(Recording):
 
     def __init__(self, folder: str | Path, fps: float | None, rate: float | None = None) -> None:
         super().__init__(Path(folder).name, fps)
-        self._folder, self._rate, self._next = Path(folder), rate or fps or 1.0, 0
+        self._rate, self._next = rate or fps or 1.0, 0
         try:
-            names = [
-                entry.name for entry in os.scandir(folder) if entry.is_file() and Path(entry.name).suffix.lower() in SUFFIXES
-            ]
+            found = [path for path in Path(folder).iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
         except OSError as error:
             raise SourceError(f"{folder}: cannot be read ({error.strerror})") from None
-        if not names:
+        if not found:
             raise SourceError(f"{folder}: is a folder without pictures ({', '.join(sorted(SUFFIXES))})")
-        self._names = sorted(names, key=natural)
+        self._paths = sorted(found, key=lambda path: natural(path.name))
 
     @property
     def end_s(self) -> float:
@@ -157,14 +152,14 @@ class FolderSource(Recording):
         return self._next / self._rate
 
     def _advance(self) -> float | None:
-        if self._next == len(self._names):
+        if self._next == len(self._paths):
             return None
         self._next += 1
         return (self._next - 1) / self._rate
 
     def _picture(self) -> Image | None:
         try:
-            return decode_picture((self._folder / self._names[self._next - 1]).read_bytes())
+            return decode_picture(self._paths[self._next - 1].read_bytes())
         except OSError:
             return None
 

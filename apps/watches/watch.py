@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 GAP_S = 30.0  # without a probability, beyond `every`, after which a hold begins anew
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -51,33 +51,18 @@ class WatchSettings(BaseModel):
     on: Literal["open", "close", "both"] = "both"
     sinks: Annotated[list[WatchName], Field(max_length=64)] = []
 
-    @field_validator("choices")
+    @field_validator("choices", "answer", "close_below", "schedule")
     @classmethod
-    def _choices(cls, value: list[str]) -> list[str]:
-        if len(set(value)) < len(value):
-            raise ValueError("the same choice stands twice")
-        return value
-
-    @field_validator("answer")
-    @classmethod
-    def _answer(cls, value: list[str], info: Any) -> list[str]:
-        choices = info.data.get("choices", [])
-        if choices and not set(value) < set(choices):
+    def _fit(cls, value: Any, info: ValidationInfo) -> Any:
+        name, choices, above = info.field_name, info.data.get("choices", []), info.data.get("open_above", 1.0)
+        if name == "choices" and len(set(value)) < len(value):
+            raise ValueError("duplicate choice; give each once")
+        if name == "answer" and choices and not set(value) < set(choices):
             raise ValueError(f"give some of the choices, not all: {', '.join(choices)}")
-        return value
-
-    @field_validator("close_below")
-    @classmethod
-    def _close_below(cls, value: float, info: Any) -> float:
-        if value > info.data.get("open_above", 1.0):
-            raise ValueError(f"{value:g} is above open_above, {info.data['open_above']:g}; set it too")
-        return value
-
-    @field_validator("schedule")
-    @classmethod
-    def _schedule(cls, value: list[str]) -> list[str]:
-        for each in value:
-            Hours.parse(each)
+        if name == "close_below" and value > above:
+            raise ValueError(f"{value:g} is above open_above, {above:g}; set it too")
+        for each in value if name == "schedule" else ():
+            covers(each, datetime.now())
         return value
 
 
@@ -109,7 +94,7 @@ class Watch(WatchSettings):
 
     def asks(self, now: datetime) -> bool:
         """Whether its schedule covers this local time."""
-        return not self.schedule or any(Hours.parse(each).cover(now) for each in self.schedule)
+        return not self.schedule or any(covers(each, now) for each in self.schedule)
 
 
 def slug(text: str) -> str:
@@ -117,45 +102,26 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:64].rstrip("-") or "watch"
 
 
-@dataclass(frozen=True, slots=True)
-class Hours:
-    """Days of the week, 0 Monday, and minutes of the day from which to which; past midnight where the end is not later."""
-
-    days: frozenset[int]
-    start: int
-    end: int
-
-    @classmethod
-    def parse(cls, text: str) -> Hours:
-        """Raises ValueError if it is invalid."""
-        match = re.fullmatch(r"(?:([a-z]{3}(?:[-,][a-z]{3})*) ?)?(?:(\d\d):(\d\d)-(\d\d):(\d\d))?", text.strip().lower())
-        if not match or not match[0]:
-            raise ValueError(f"{text!r}: write it like 'mon-fri 08:00-18:00', 'sat,sun' or '22:00-06:00'")
-        days: set[int] = set()
-        for part in (match[1] or "mon-sun").split(","):
-            first, _, last = part.partition("-")
-            if first not in DAYS or (last or first) not in DAYS:
-                raise ValueError(f"{text!r}: the days are {', '.join(DAYS)}")
-            begin, count = DAYS.index(first), (DAYS.index(last or first) - DAYS.index(first)) % 7
-            days |= {(begin + day) % 7 for day in range(count + 1)}
-        if match[2] is None:
-            return cls(frozenset(days), 0, 24 * 60)
-        from_hour, from_minute, to_hour, to_minute = (int(match[group]) for group in range(2, 6))
-        if (
-            max(from_hour, to_hour) > 24
-            or max(from_minute, to_minute) > 59
-            or max(60 * from_hour + from_minute, 60 * to_hour + to_minute) > 24 * 60
-        ):
-            raise ValueError(f"{text!r}: a time of day is from 00:00 to 24:00")
-        return cls(frozenset(days), 60 * from_hour + from_minute, 60 * to_hour + to_minute)
-
-    def cover(self, now: datetime) -> bool:
-        """Whether they cover this local time."""
-        minute, today = 60 * now.hour + now.minute, now.weekday()
-        if self.start < self.end:
-            return today in self.days and self.start <= minute < self.end
-        yesterday = (now - timedelta(days=1)).weekday()
-        return (today in self.days and minute >= self.start) or (yesterday in self.days and minute < self.end)
+def covers(hours: str, now: datetime) -> bool:
+    """Whether ``mon-fri 08:00-18:00`` covers a local time; an end that is not later is the next day's. Raises ValueError."""
+    match = re.fullmatch(r"(?:([a-z]{3}(?:[-,][a-z]{3})*) ?)?(?:(\d\d):(\d\d)-(\d\d):(\d\d))?", hours.strip().lower())
+    if not match or not match[0]:
+        raise ValueError(f"{hours!r}: write it like 'mon-fri 08:00-18:00', 'sat,sun' or '22:00-06:00'")
+    days = set[int]()
+    for part in (match[1] or "mon-sun").split(","):
+        first, _, last = part.partition("-")
+        if first not in DAYS or (last or first) not in DAYS:
+            raise ValueError(f"{hours!r}: the days are {', '.join(DAYS)}")
+        begin, count = DAYS.index(first), (DAYS.index(last or first) - DAYS.index(first)) % 7
+        days |= {(begin + day) % 7 for day in range(count + 1)}
+    from_hour, from_minute, to_hour, to_minute = (int(each) for each in match.groups()[1:]) if match[2] else (0, 0, 24, 0)
+    start, end = 60 * from_hour + from_minute, 60 * to_hour + to_minute
+    if max(from_minute, to_minute) > 59 or max(start, end) > 24 * 60:
+        raise ValueError(f"{hours!r}: a time of day is from 00:00 to 24:00")
+    minute, today = 60 * now.hour + now.minute, now.weekday()
+    if start < end:
+        return today in days and start <= minute < end
+    return (today in days and minute >= start) or ((today - 1) % 7 in days and minute < end)
 
 
 @dataclass(slots=True)

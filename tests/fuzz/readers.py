@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -279,9 +280,10 @@ def words(data: bytes) -> None:
     ]  # fmt: skip
     for module, name in readers:
         allow(of(module, name), text)
-    for read in (of("apps.watches.watch", "Hours").parse, of("apps.sources.hosts", "is_network")):
-        with suppress(ValueError):
-            read(text)
+    with suppress(ValueError):
+        of("apps.watches.watch", "covers")(text, datetime.now())
+    with suppress(ValueError):
+        of("apps.sources.hosts", "is_network")(text)
 
 
 # seeds
