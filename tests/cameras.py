@@ -1,23 +1,24 @@
-"""An MJPEG camera on loopback, made with the standard library."""
+"""The Motion JPEG camera of mjpeg_server.py in this process: frames whose brightness counts up, at 50 a second."""
 
-import http.server
 import threading
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from mjpeg_server import Camera
 
 cv2 = pytest.importorskip("cv2")
 
 
-class MjpegCamera(http.server.ThreadingHTTPServer):
-    """Serves frames whose brightness counts up, at 50 a second, until ``frames`` are sent; then it ends, or ``hangs``."""
+class MjpegCamera(Camera):
+    """Ends after ``frames`` frames, or ``hangs`` then."""
 
-    daemon_threads = True
+    pause = 0.02
 
     def __init__(self, frames, hangs=False):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.frames, self.hangs, self.closing = frames, hangs, threading.Event()
+        super().__init__(0, Path("/nonexistent"))
+        shades = (cv2.imencode(".jpg", np.full((48, 64, 3), 2 * index, np.uint8))[1].tobytes() for index in range(125))
+        self.pictures, self.frames, self.hangs = [list(shades)], frames, hangs
         self.url = f"http://127.0.0.1:{self.server_port}/live"
 
     def __enter__(self):
@@ -25,25 +26,5 @@ class MjpegCamera(http.server.ThreadingHTTPServer):
         return self
 
     def __exit__(self, *_):
-        self.closing.set()
+        self.hangups += 1
         self.shutdown()
-
-    def handle_error(self, *_):
-        """Quiet: a reader that has enough hangs up."""
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-        self.end_headers()
-        for index in range(self.server.frames):
-            _, jpeg = cv2.imencode(".jpg", np.full((48, 64, 3), (index * 2) % 250, np.uint8))
-            self.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(jpeg))
-            self.wfile.write(jpeg.tobytes() + b"\r\n")
-            time.sleep(0.02)
-        if self.server.hangs:
-            self.server.closing.wait()
-
-    def log_message(self, *_):
-        """Quiet."""

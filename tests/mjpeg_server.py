@@ -7,6 +7,7 @@ A line on stdin sets one thing: ``mode ok|mute|half|garbage``, ``size 0|1``, ``p
 
 import base64
 import http.server
+import math
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ class Camera(http.server.ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     mode, size, pause, password, hangups = "ok", 0, 0.01, "", 0
+    frames, hangs = math.inf, False  # after so many it hangs up, or sends nothing more
 
     def __init__(self, port, folder):
         super().__init__(("127.0.0.1", port), Handler)
@@ -45,9 +47,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
         self.end_headers()
-        while camera.hangups == hangups:
+        while camera.hangups == hangups and (count < camera.frames or camera.hangs):
             pictures = camera.pictures[camera.size]
-            if camera.mode != "mute":
+            if camera.mode != "mute" and count < camera.frames:
                 self.send(pictures[count % len(pictures)], camera.mode)
                 count += 1
             time.sleep(camera.pause)

@@ -32,8 +32,8 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
 
 
 def frames(size: tuple[int, int]) -> NDArray[np.float32]:
-    """Three of vtest.avi, a second apart: normalised float32 ``[3, 3, H, W]``."""
-    with closing(open_source(None, str(clip("vtest.avi")), SourceOptions(fps=1.0))) as source:
+    """Three of bikes.mp4, a second apart: normalised float32 ``[3, 3, H, W]``."""
+    with closing(open_source(None, str(clip("bikes.mp4")), SourceOptions(fps=1.0))) as source:
         images = [frame.image for frame, _ in zip(source, range(3), strict=False)]
     small = np.stack([cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA) for image in images])
     return small.transpose(0, 3, 1, 2).astype(np.float32) / 127.5 - 1

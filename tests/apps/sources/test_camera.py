@@ -1,50 +1,14 @@
 """Live sources through OpenCV, from an MJPEG camera on loopback."""
 
-import hashlib
-import re
 import time
 from functools import partial
 
 import ordeal
 import pytest
-from cameras import Handler, MjpegCamera
 from ordeal import Ordeal, frozen, held_up, hung_up, locked
 from processes import SIZES, mjpeg_camera
 
-from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
-
-
-class DigestHandler(Handler):
-    """Asks for the user ``u`` and the password ``p@ss/word`` by the Digest scheme (RFC 2617, MD5)."""
-
-    def do_GET(self):
-        given = dict(re.findall(r'(\w+)="?([^",]*)"?', self.headers.get("Authorization", "")))
-        secret, request = (md5(text) for text in ("u:camera:p@ss/word", f"GET:{self.path}"))
-        middle = ":".join(given.get(name, "") for name in ("nonce", "nc", "cnonce", "qop"))
-        if given.get("response") == md5(f"{secret}:{middle}:{request}"):
-            super().do_GET()
-            return
-        self.send_response(401)
-        self.send_header("WWW-Authenticate", 'Digest realm="camera", nonce="n0nce", qop="auth"')
-        self.end_headers()
-
-
-def md5(text):
-    return hashlib.md5(text.encode()).hexdigest()
-
-
-@pytest.mark.parametrize(("password", "right"), [("p%40ss%2Fword", True), ("wrong", False)])
-def test_digest(password, right):
-    with MjpegCamera(frames=1000) as camera:
-        camera.RequestHandlerClass = DigestHandler
-        address = camera.url.replace("//", f"//u:{password}@")
-        if right:
-            source = open_source(address, None)
-            assert source.read().image.shape == (48, 64, 3)
-            source.close()
-            return
-        with pytest.raises(SourceError, match="401"):
-            open_source(address, None)
+from edgevlm.apps.sources import SourceOptions, State, open_source
 
 
 def url(camera):

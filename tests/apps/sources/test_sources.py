@@ -14,36 +14,41 @@ from edgevlm.apps.sources.recordings import JUMP_S, LEAST_S, RecordedClock
 from edgevlm.errors import UserError
 
 
-@pytest.mark.parametrize(("name", "fps"), [("bikes.mp4", 5.0), ("vtest.avi", 1.0)])
-def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
-    path = clip(name)
+def test_a_file_gives_the_frames_that_pyav_decodes():
+    path, fps = clip("bikes.mp4"), 5.0
     frames = list(open_source(None, str(path), SourceOptions(fps=fps)))
-    times = [frame.time_s for frame in frames]
     sampler, wanted = FrameSampler(fps), []
     with av.open(str(path)) as container:
         for decoded in container.decode(video=0):
             if sampler.wants(float(decoded.time)):
                 wanted.append((float(decoded.time), decoded.to_ndarray(format="rgb24")))
     assert len(frames) == len(wanted)
-    assert np.allclose(times, [t for t, _ in wanted], atol=0.002)
+    assert np.allclose([frame.time_s for frame in frames], [t for t, _ in wanted], atol=0.002)
     for frame, (_, image) in zip(frames[::5], wanted[::5], strict=True):
         assert frame.image.shape == image.shape
         assert np.abs(frame.image.astype(int) - image).mean() < 3, "colour conversion differs by a level or two"
 
 
-def test_a_damaged_clip_is_watched_to_its_end():
-    """box.mp4 begins with a broken keyframe, and its times go back and forth."""
-    source = open_source(None, str(clip("box.mp4")), SourceOptions(fps=10))
+def test_a_damaged_clip_is_watched_to_its_end(tmp_path):
+    """Its first keyframe is broken, and so are pictures here and there."""
+    data = bytearray(clip("bikes.mp4").read_bytes())
+    with av.open(str(clip("bikes.mp4"))) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    for at, size in packets[::40]:
+        data[at + size // 2 : at + size // 2 + 100] = bytes(100)
+    (tmp_path / "clip.mp4").write_bytes(data)
+    source = open_source(None, str(tmp_path / "clip.mp4"), SourceOptions(fps=10))
     times = [frame.time_s for frame in source]
     assert source.state is State.ENDED
-    assert len(times) > 140, "ten a second of 15 seconds"
+    assert times[-1] > 9
+    assert len(times) > 80
     assert (np.diff(times) > 0).all()
 
 
-@pytest.mark.parametrize("content", [b"", b"this is no video\n" * 100, clip])
+@pytest.mark.parametrize("content", [b"", b"this is no video\n" * 100, b"\0\0\0 ftypisom\0\0\2\0isomiso2avc1mp41\0\0\0\bfree"])
 def test_what_is_no_video_is_one_line(tmp_path, content):
     path = tmp_path / "clip.mp4"
-    path.write_bytes(content if isinstance(content, bytes) else clip("bikes.mp4").read_bytes()[:2000])
+    path.write_bytes(content)
     with pytest.raises(SourceError, match=r"clip\.mp4"):
         list(open_source(None, str(path), SourceOptions(fps=2)))
 
