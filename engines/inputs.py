@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from edgevlm.engines.onnx_file import external_tensors, value_shapes
+from edgevlm.engines.onnx_file import external_tensors, operators, value_shapes
 from edgevlm.errors import BundleError, CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec, VisionSpec
-from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, TowerBuffer
+from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, TowerBuffer
 from edgevlm.runtime.kv import DTYPES, KVType
 
 HALF = 128  # the code of an embedding that stands for 0
@@ -96,6 +96,14 @@ def per_layer_files(bundle: Bundle) -> list[str]:
     return [graph_of(bundle, f"per-layer{index}") for index in range(bundle.decoder.layers + 1)]
 
 
+def first_sparse_layer(bundle: Bundle) -> int:
+    """The first layer that attends by a pattern: the ``st-spattn`` graph has dense attention in those before it.
+
+    Raises UserError for a bundle without that graph.
+    """
+    return operators(bundle.file(graph_of(bundle, "st-spattn")).read_bytes())["GroupQueryAttention"]
+
+
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
     """What a tower cache must be; raises UserError for a bundle without the graph, CacheError for memory of another size."""
     if (spec := bundle.vision.changed) is None:
@@ -103,15 +111,6 @@ def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
     if buffer.size != spec.cache_bytes:
         raise CacheError(f"this tower keeps {spec.cache_bytes} bytes and the buffer has {buffer.size}")
     return spec
-
-
-def check_layer(spec: DecoderSpec, capacity: int, layer: int, rows: int, past: Int32) -> None:
-    """Raise CacheError or CacheFull where ``rows`` cannot be appended behind ``past [kv_heads]`` in a layer's buffer."""
-    lengths = past.tolist()  # a few: faster one by one than by numpy
-    if past.shape != (spec.kv_heads,) or min(lengths) < 0:
-        raise CacheError(f"past must be {spec.kv_heads} lengths of at least 0, not {past!r}")
-    if (most := max(lengths)) + rows > capacity:
-        raise CacheFull(f"layer {layer} attends to {most} rows of {capacity}: {rows} more do not fit")
 
 
 def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
@@ -132,6 +131,22 @@ def check_step(
     if over.size:
         held, most = int(past_len[over[0]]), int(capacity[over[0]])
         raise CacheFull(f"layer {over[0]} holds {held} rows of {most}: {rows} more do not fit")
+
+
+def check_pattern(spec: DecoderSpec, rows: int, past_len: Int32, pattern: FramePattern | None, sparse: bool) -> None:
+    """Raise CacheError for a pattern that is not for these rows, and for one given to a decoder that is not ``sparse``."""
+    if pattern is None:
+        return
+    if not sparse:
+        raise CacheError("this decoder takes no pattern: bind it with sparse=True")
+    (layers, heads, *patches) = pattern.previous.shape
+    if (layers, heads) != (spec.layers, spec.kv_heads) or len(patches) != 1 or patches[0] < 1 or rows % patches[0]:
+        wanted = f"[{spec.layers}, {spec.kv_heads}, p] for {rows} rows of whole frames"
+        raise CacheError(f"previous must be {wanted}, not {list(pattern.previous.shape)}")
+    if not 0 <= pattern.shared <= int(past_len.min()):
+        raise CacheError(f"{pattern.shared} shared slots: the layers hold from {past_len.min()} rows")
+    if np.any(pattern.previous >= past_len[:, None, None]) or int(pattern.previous.min()) < -1:
+        raise CacheError("previous must hold slots of valid rows, or -1")
 
 
 def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:

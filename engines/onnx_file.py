@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgevlm.packages import needs
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 FLOAT16 = 10  # TensorProto.DataType
 
@@ -62,9 +62,36 @@ def external_types(model: bytes) -> set[int]:
     return {tensor.kind for tensor in external_tensors(model)}
 
 
-def operators(model: bytes) -> set[str]:
-    """Return the names of the operators of a graph's nodes. Raises ValueError likewise."""
-    return {node.op_type for node in _read(model).graph.node}
+def operators(model: bytes) -> Counter[str]:
+    """Return how many nodes a graph has of each operator. Raises ValueError likewise."""
+    return Counter(node.op_type for node in _read(model).graph.node)
+
+
+def with_input(model: bytes, name: str, like: str) -> bytes:
+    """Make the value ``name`` of a graph an input, of the type and shape of the input ``like``, and drop what computed it.
+
+    Outputs named ``.._out`` and unused inputs are dropped too. A model that has the input is returned as it is. Raises
+    ValueError likewise.
+    """
+    proto = _read(model)
+    graph, inputs = proto.graph, {value.name: value for value in proto.graph.input}
+    if name in inputs:
+        return model
+    if like not in inputs:
+        raise ValueError(f"is not part of a decoder (it has no {like})")
+    outputs = [value for value in graph.output if not value.name.endswith("_out")]
+    needed = {value.name for value in outputs}
+    nodes: list[NodeProto] = []
+    for node in reversed(graph.node):
+        if name not in node.output and needed & set(node.output):
+            nodes.insert(0, node)
+            needed |= set(node.input)
+    kept = type(graph)(name=graph.name, node=nodes, output=outputs, initializer=graph.initializer)
+    kept.input.extend(value for value in graph.input if value.name in needed)
+    kept.input.add().CopyFrom(inputs[like])
+    kept.input[-1].name = name
+    graph.CopyFrom(kept)
+    return bytes(proto.SerializeToString())
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:

@@ -1,4 +1,4 @@
-"""ONNX Runtime on a CUDA device: the same graphs and bindings as on the CPU, keys and values bound at the device's addresses.
+"""ONNX Runtime on a CUDA device: whole decoder graphs, keys and values bound at the device's addresses.
 
 Rows that come and go, a few kilobytes a call, are bound in the host's memory; ONNX Runtime copies them. It puts what the CUDA
 provider has no kernel for on the CPU: GroupQueryAttention has one for float16 alone, so the bundle must keep fp16.
@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
+from edgevlm.engines.inputs import check_buffers, check_pattern, check_probes, check_step, graph_of
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
-from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers, OnnxRuntimeTower
+from edgevlm.engines.onnxruntime_layers import OnnxRuntimeTower, bind_array
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer, KVDevice, TowerBuffer
+from edgevlm.runtime.engine import Decoder, Fetch, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult, TowerBuffer
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32
@@ -27,7 +29,8 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
     """One bundle loaded on the first CUDA device. Raises UserError where it would run on the CPU instead."""
 
     kv_device: KVDevice = "cuda"
-    ort_device = "cuda"
+    by_layer = False
+    ort_device = "cuda"  # the same, as ONNX Runtime calls it
     kv_types: Sequence[str] = ("fp16",)
     shrunk = "cpu:0;gpu:0"
     export_hint = "edgevlm export {} --device cuda"
@@ -47,6 +50,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
             )
         with redirect_stdout(sys.stderr):  # where it says what it does not find
             ort.preload_dlls()  # cuDNN and CUDA of wheels lie where no loader looks
+        self._decoders: dict[str, Any] = {}  # by variant
         super().__init__(bundle, threads=threads)
         _ = self._vision  # opened at once: whether CUDA starts is known before a stream begins
 
@@ -54,9 +58,16 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
     def takes(cls, bundle: Bundle) -> bool:
         return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
-    def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
-        """No per-layer decoder runs on CUDA: raises UserError."""
-        raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
+        """The bundle's ``full`` graph, and with ``sparse`` its ``st-spattn`` graph, bound to one buffer a layer."""
+        check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
+        return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
+
+    def session(self, variant: str) -> Any:
+        """The session of a decoder graph, opened by the first call. Raises UserError if the bundle does not have the graph."""
+        if variant not in self._decoders:
+            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "full")
+        return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
         """The tower's cache lies in the host's memory, and CUDA's graphs read the device's: raises UserError."""
@@ -70,3 +81,111 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 "is missing or of another version; edgevlm doctor says which, --engine onnxruntime-cpu runs without"
             )
         return session
+
+
+class OnnxRuntimeCudaDecoder:
+    """A whole decoder graph bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
+
+    Two sets of bindings: one for a single row and its logits, in which nothing is rebound between calls, and one for
+    everything else, in which only the small inputs and the outputs are. Calls with a pattern go to the ``st-spattn`` graph.
+    Not for use by two threads at once.
+    """
+
+    def __init__(
+        self, engine: OnnxRuntimeCuda, variant: str, buffers: Sequence[KVBuffer], probes: Sequence[int], sparse: bool = False
+    ) -> None:
+        spec = engine.bundle.decoder
+        check_probes(spec, probes)
+        self._session, self._spec = engine.session(variant), spec
+        self._calls, self._ort_device = engine.calls, engine.ort_device
+        self._sparse = OnnxRuntimeCudaDecoder(engine, "st-spattn", buffers, probes) if sparse else None
+        self._buffers = tuple(buffers)  # keeps their owners alive
+        self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
+        self._probes = tuple(probes)
+        self._total_len = np.zeros(spec.layers, np.int32)
+        self._one = self._bind_memory()
+        self._many = self._bind_memory()
+        self._one_arrays = self._arrays(1, 1)
+        self._bind_arrays(self._one, self._one_arrays)
+
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+        rows: Sequence[Sequence[Int32]] | None = None,
+        fetch: Fetch | None = None,
+    ) -> StepResult:
+        """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
+        assert (rows, fetch) == (None, None), "a whole graph attends to all rows"
+        check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
+        check_pattern(self._spec, len(embeds), past_len, pattern, self._sparse is not None)
+        decoder = self if pattern is None or self._sparse is None else self._sparse
+        return decoder._run(embeds, (cos, sin), past_len, logit_rows, pattern)
+
+    def _run(
+        self,
+        embeds: Float32,
+        tables: tuple[Float32, Float32],
+        past_len: Int32,
+        logit_rows: Sequence[int],
+        pattern: FramePattern | None,
+    ) -> StepResult:
+        rows, (cos, sin) = len(embeds), tables
+        np.add(past_len, rows, out=self._total_len, casting="same_kind")
+        if rows == 1 and len(logit_rows) == 1 and pattern is None:
+            arrays, binding = self._one_arrays, self._one
+        else:
+            arrays, binding = self._arrays(rows, len(logit_rows)), self._many
+            if pattern is not None:
+                arrays["shared"] = np.array([pattern.shared], np.int64)
+                arrays["previous"] = np.ascontiguousarray(pattern.previous, np.int64)
+            self._bind_arrays(binding, arrays)
+        arrays["inputs_embeds"][0, :, : embeds.shape[1]], arrays["cos"][0], arrays["sin"][0] = embeds, cos, sin
+        arrays["inputs_embeds"][0, :, embeds.shape[1] :] = 0
+        arrays["logit_rows"][:] = logit_rows
+        try:
+            self._session.run_with_iobinding(binding, self._calls.options)
+        except Exception as error:
+            lengths = f"{int(past_len.min())} to {int(past_len.max())}"
+            raise RuntimeError(f"ONNX Runtime failed on {rows} rows after {lengths}: {error}") from error
+        heads, dim = self._spec.heads, self._spec.head_dim
+        probes = {
+            layer: np.ascontiguousarray(arrays[f"query{layer}"].reshape(rows, heads, dim).transpose(1, 0, 2))
+            for layer in self._probes
+        }
+        logits = arrays["logits"][0]
+        return StepResult(logits.copy() if binding is self._one else logits, probes)
+
+    def _bind_memory(self) -> Any:
+        binding = self._session.io_binding()
+        for layer, buffer in enumerate(self._buffers):
+            parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
+            for part, address, scale in parts:
+                where = (self._ort_device, 0, buffer.dtype.type, buffer.shape, address)
+                binding.bind_input(f"{part}{layer}", *where)
+                binding.bind_output(f"{part}{layer}_out", *where)
+                if scale is not None:
+                    bind_array(binding.bind_input, f"{part}_scale{layer}", scale[None, :, None])
+        bind_array(binding.bind_input, "total_len", self._total_len)
+        return binding
+
+    def _arrays(self, rows: int, logit_rows: int) -> dict[str, np.ndarray]:
+        s = self._spec
+        half = s.head_dim // 2
+        arrays: dict[str, np.ndarray] = {
+            "inputs_embeds": np.empty((1, rows, s.row_width), np.float32),
+            "cos": np.empty((1, rows, half), np.float32),
+            "sin": np.empty((1, rows, half), np.float32),
+            "logit_rows": np.empty(logit_rows, np.int64),
+            "logits": np.empty((1, logit_rows, s.vocab), np.float32),
+        }
+        return arrays | {f"query{layer}": np.empty((1, rows, s.heads * s.head_dim), np.float32) for layer in self._probes}
+
+    def _bind_arrays(self, binding: Any, arrays: dict[str, np.ndarray]) -> None:
+        for name, array in arrays.items():
+            is_output = name == "logits" or name.startswith("query")
+            bind_array(binding.bind_output if is_output else binding.bind_input, name, array)

@@ -1,4 +1,4 @@
-"""On ONNX Runtime's CPU: the decoder layer by layer (L + 1 sessions, the caller between them), the tower of changed patches."""
+"""On ONNX Runtime's CPU: the decoder, whose dense parts are L + 1 sessions, and the tower that encodes changed patches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.inputs import check_layer, check_rows
-from edgevlm.errors import CacheError
+from edgevlm.engines.inputs import check_pattern, check_probes, check_step
+from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec
-from edgevlm.runtime.engine import Float32, Int32, KVBuffer, TowerBuffer
+from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, StepResult, TowerBuffer, arrays_of
 from edgevlm.runtime.kv import DTYPES
 
 SAME_AS_REQUESTED = 1  # how an arena grows: by no more than is asked for
@@ -31,141 +31,139 @@ def share_arena() -> None:
         ort.create_and_register_allocator(where, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
 
 
+def attention_of(layer: int) -> str:
+    """The name that a layer's attention, ``[1, S, Hq D]``, has in the graphs."""
+    return f"layer{layer}.attention"
+
+
 def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
     """Bind an array in the host's memory, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-class OnnxRuntimeLayers:
-    """A per-layer decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.LayerDecoder`.
+class OnnxRuntimeDecoder:
+    """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    Two sets of bindings, in which nothing is bound again: one for a single row and its logits, and one for calls of the last
-    other size. Not for use by two threads at once.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; :func:`edgevlm.runtime.kernels.attend` is called
+    between two of them, on the cache's own memory. With a pattern, layers from ``sparse_from`` on attend by it. Not for use by
+    two threads at once.
     """
 
-    def __init__(self, sessions: Sequence[Any], spec: DecoderSpec, buffers: Sequence[KVBuffer], calls: Any) -> None:
-        self._sessions, self._spec, self._calls = tuple(sessions), spec, calls
-        self._buffers = tuple(buffers)  # keeps their owners alive
-        self._lengths = np.zeros((2, spec.layers, spec.kv_heads), np.int32)  # of each head after the call, and one less
-        self._of_layer = list(self._lengths.transpose(1, 0, 2))
-        self._one = self._many = self._call = BoundCall(self, 1, 1)
-        self._next = spec.layers + 1  # the layer to attend next; beyond the last there is no call, and no logits
+    def __init__(
+        self,
+        sessions: Sequence[Any],
+        spec: DecoderSpec,
+        buffers: Sequence[KVBuffer],
+        probes: Sequence[int],
+        calls: Any,
+        sparse_from: int | None,
+    ) -> None:
+        check_probes(spec, probes)
+        self._sessions, self._spec, self._calls, self._sparse_from = tuple(sessions), spec, calls, sparse_from
+        self._probes = frozenset(probes)
+        self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
+        self._memory = [(*arrays_of(buffer), buffer) for buffer in buffers]  # and what keeps it alive
+        self._one = self._many = BoundCall(self._sessions, spec, 1, 1)
 
-    def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
-        """Layer 0's query; see the protocol. Raises CacheError before anything is run."""
-        check_rows(self._spec, embeds, cos, sin, logit_rows)
-        size = (len(embeds), len(logit_rows))
-        if size != self._one.size and size != self._many.size:
-            self._many = BoundCall(self, *size)
-        self._call = self._one if size == self._one.size else self._many
-        self._call.give(embeds, cos, sin, logit_rows)
-        self._next = 0
-        return self._run(0)
-
-    def attend(self, layer: int, past: Int32) -> Float32 | None:
-        """The next layer's query; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
-        spec, rows = self._spec, self._call.size[0]
-        if layer != self._next or layer == spec.layers:
-            wanted = f"layer {self._next} is next" if self._next < spec.layers else "begin a call first"
-            raise CacheError(f"layer {layer} cannot be attended to now: {wanted}")
-        check_layer(spec, self._buffers[layer].shape[2], layer, rows, past)
-        total, last = self._of_layer[layer]
-        np.add(past, rows, out=total)
-        np.add(past, rows - 1, out=last)
-        found = self._run(layer + 1)
-        self._next = layer + 1
-        if self._next < spec.layers:
-            return found
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+        rows: Sequence[Sequence[Int32]] | None = None,
+        fetch: Fetch | None = None,
+    ) -> StepResult:
+        """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
+        spec, size = self._spec, (len(embeds), len(logit_rows))
+        check_step(spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
+        check_pattern(spec, len(embeds), past_len, pattern, self._sparse_from is not None)
+        if size not in (self._one.size, self._many.size):
+            self._many = BoundCall(self._sessions, spec, *size)
+        call = self._one if size == self._one.size else self._many
+        call.give(embeds, cos, sin, logit_rows)
+        self._run(call, 0)
+        probes, past = {}, np.repeat(past_len.astype(np.int32)[:, None], spec.kv_heads, 1)
+        for layer, (keys, values, buffer) in enumerate(self._memory):
+            query = call.query(layer)
+            if layer in self._probes:
+                probes[layer] = query.copy()
+            if fetch is not None:
+                past[layer] += fetch(layer, query)
+            how: dict[str, Any] = {"key_scale": buffer.key_scale, "value_scale": buffer.value_scale}
+            if rows is not None:
+                how["rows"] = rows[layer]
+            if pattern is not None and layer >= (self._sparse_from or 0):
+                how |= {"shared": pattern.shared, "previous": pattern.previous[layer]}
+            call.attention[0] = kernels.attend(*call.given(layer), keys, values, past[layer], **how)
+            self._run(call, layer + 1)
         if self._calls.options is not None:  # memory is short: keep nothing for calls of this size
             self._many = self._one
-        return None
+        return StepResult(call.logits[0].copy(), probes)
 
-    def logits(self) -> Float32:
-        """``[R, vocab]`` of the rows asked for."""
-        if self._next != self._spec.layers:
-            raise CacheError("logits come after the last layer: attend to all of them first")
-        logits: Float32 = self._call.logits[0].copy()
-        return logits
-
-    def _run(self, index: int) -> Float32:
+    def _run(self, call: BoundCall, index: int) -> None:
         try:
-            self._sessions[index].run_with_iobinding(self._call.bindings[index], self._calls.options)
+            self._sessions[index].run_with_iobinding(call.bindings[index], self._calls.options)
         except Exception as error:
-            self._next = self._spec.layers + 1
-            raise RuntimeError(
-                f"ONNX Runtime failed on {self._call.size[0]} rows in graph per-layer{index}: {error}"
-            ) from error
-        return self._call.queries[index % 2]
+            raise RuntimeError(f"ONNX Runtime failed on {call.size[0]} rows in part {index} of the decoder: {error}") from error
 
 
 class BoundCall:
-    """The small arrays of calls of S rows that ask for the logits of R, and each graph's binding to them and to the memory.
+    """The arrays of calls of S rows that ask for the logits of R, bound to every part of a decoder. size: (S, R).
 
-    What one graph gives the next one takes: two sets in turn. size: (S, R).
+    A part's outputs are the next one's inputs: two sets of arrays take turns.
     """
 
-    def __init__(self, decoder: OnnxRuntimeLayers, rows: int, logit_rows: int) -> None:
-        s = decoder._spec
-        self.size, self.hidden = (rows, logit_rows), s.hidden
+    def __init__(self, sessions: Sequence[Any], s: DecoderSpec, rows: int, logit_rows: int) -> None:
+        self.size, self._spec = (rows, logit_rows), s
         widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim, s.hidden)
 
         def array(width: int, count: int = rows) -> Float32:
             return np.zeros((1, count, width), np.float32)
 
-        self.embeds, self.features = array(s.hidden), [array(s.hidden) for _ in range(s.deepstack)]
-        self.cos, self.sin, self.logits = array(s.head_dim // 2), array(s.head_dim // 2), array(s.vocab, logit_rows)
-        self.logit_rows = np.zeros(logit_rows, np.int64)
-        self.passed = [[array(width) for width in widths] for _ in range(2)]
-        self.queries = [query[0].reshape(rows, s.heads, s.head_dim).transpose(1, 0, 2) for query, *_ in self.passed]
+        self._embeds, self._features = array(s.hidden), [array(s.hidden) for _ in range(s.deepstack)]
+        self._cos, self._sin, self.logits = array(s.head_dim // 2), array(s.head_dim // 2), array(s.vocab, logit_rows)
+        self._logit_rows, self.attention = np.zeros(logit_rows, np.int64), array(widths[0])
+        self._passed = [[array(width) for width in widths] for _ in range(2)]  # query, key, value, residual
         given: dict[str, np.ndarray] = {
-            "inputs_embeds": self.embeds,
-            "cos": self.cos,
-            "sin": self.sin,
-            "logit_rows": self.logit_rows,
+            "inputs_embeds": self._embeds,
+            "cos": self._cos,
+            "sin": self._sin,
+            "logit_rows": self._logit_rows,
         }
-        given |= {f"features{layer}": features for layer, features in enumerate(self.features)}
+        given |= {f"features{layer}": features for layer, features in enumerate(self._features)}
         self.bindings = []
-        for index, session in enumerate(decoder._sessions):
-            names = [node.name for node in session.get_outputs() if not node.name.endswith("_out")]
-            made: dict[str, np.ndarray] = dict(zip(names, self.passed[index % 2], strict=False))  # per-layer0 gives no residual
-            binding = session.io_binding()
-            if index:
-                layer = index - 1
-                _bind_memory(binding, layer, decoder._buffers[layer], decoder._lengths[:, layer])
+        for index, session in enumerate(sessions):
+            binding, names = session.io_binding(), [node.name for node in session.get_outputs()]
+            made = dict(zip(names, self._passed[index % 2], strict=False))  # the first part gives no residual
             if index == s.layers:
                 made = {"logits": self.logits}
             for node in session.get_inputs():
-                if node.name in given:
-                    bind_array(binding.bind_input, node.name, given[node.name])
+                attended = node.name == attention_of(index - 1)
+                bind_array(binding.bind_input, node.name, self.attention if attended else given[node.name])
             for name, each in made.items():
                 bind_array(binding.bind_output, name, each)
             self.bindings.append(binding)
             given |= made
-        self._given = given  # keeps them alive
 
     def give(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
         """Take a call's rows; features that they do not have are zeros."""
-        width = self.hidden
-        self.embeds[0], self.cos[0], self.sin[0], self.logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
-        for start, features in enumerate(self.features, 1):
+        width = self._spec.hidden
+        self._embeds[0], self._cos[0], self._sin[0], self._logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
+        for start, features in enumerate(self._features, 1):
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
+    def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
+        """A layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once the part before it has run."""
+        query, key, value, _ = self._passed[layer % 2]
+        return query[0], key[0], value[0]
 
-def _bind_memory(binding: Any, layer: int, buffer: KVBuffer, lengths: Int32) -> None:
-    """Bind each KV head of a layer to its part of the buffer, which is dense, and to its lengths ``[2, kv_heads]``."""
-    _, heads, capacity, dim = buffer.shape
-    parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
-    for head in range(heads):
-        for part, address, scale in parts:
-            name = f"{part}{layer}_{head}"
-            start = address + head * capacity * dim * buffer.dtype.itemsize
-            where = ("cpu", 0, buffer.dtype.type, (1, 1, capacity, dim), start)
-            binding.bind_input(name, *where)
-            binding.bind_output(f"{name}_out", *where)
-            if scale is not None:
-                bind_array(binding.bind_input, f"{part}_scale{layer}_{head}", scale[None, None, head : head + 1])
-        for name, length in zip(("total_len", "last_row"), lengths, strict=True):
-            bind_array(binding.bind_input, f"{name}{layer}_{head}", length[head : head + 1])
+    def query(self, layer: int) -> Float32:
+        """The same query as ``[heads, S, head_dim]``, a view."""
+        heads = self._passed[layer % 2][0].reshape(self.size[0], self._spec.heads, self._spec.head_dim)
+        return heads.transpose(1, 0, 2)
 
 
 class OnnxRuntimeTower:

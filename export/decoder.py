@@ -16,9 +16,8 @@ What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edg
 has the inputs and outputs of those for TensorRT.
 
 Graphs of one builder and one weights file: ``full``; ``st-spattn`` for the prefill of frames, in which the layers from one on
-attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more. A bundle of another KV precision has
-``full`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors. ``per-layer0`` to ``per-layer{L}`` are
-``full`` split between the layers' projections and their attention (:class:`PerLayerGraphs`).
+attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more. ``per-layer0`` to ``per-layer{L}``
+are ``full`` without attention (:class:`PerLayerGraphs`): the CPU engine runs these, CUDA the others.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile
-from edgevlm.export.kv import HeadMemory, Memory
+from edgevlm.export.kv import Memory
 from edgevlm.export.options import ExportOptions, Samples
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import WeightTable, head_table, write_table
@@ -89,10 +88,8 @@ def write_decoder(
         if sparse and "st-spattn" in profile.variants:
             start = first_sparse_layer(shape, options.st_spattn_from)
             writers["st-spattn"] = DecoderGraph(graph("decoder-st-spattn"), shape, profile, start, options.kv)
-        if options.kv != "fp32" and "fp32-kv" in profile.variants:
-            writers["fp32-kv"] = DecoderGraph(graph("decoder-fp32-kv"), shape, profile)
         if "per-layer" in profile.variants:
-            writers["per-layer"] = PerLayerGraphs(graph, shape, profile, options.kv)
+            writers["per-layer"] = PerLayerGraphs(graph, shape, profile)
         for writer in writers.values():
             writer.start()
         for layer in range(shape.layers):
@@ -268,27 +265,21 @@ class DecoderGraph:
 
 @dataclass(slots=True)
 class PerLayerGraphs:
-    """The L + 1 graphs of a decoder that is driven layer by layer, under construction beside the others.
+    """The dense parts of a decoder, L + 1 graphs, under construction beside the others. The caller attends between them.
 
     ``graph`` makes an empty one of a name. ``per-layer0`` makes layer 0's query, key and value of the rows; ``per-layer{l}``
-    appends those of layer ``l - 1`` and attends, finishes that layer and projects the next one, or gives the logits:
+    takes the attention of layer ``l - 1``, finishes that layer and projects the next one, or gives the logits:
 
         per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
-        per-layer{l}  what the one before gave, by its names: query [1, S, Hq D], key, value [1, S, Hkv D], residual [1, S, E]
-                      (inputs_embeds for l = 1); with DeepStack features{l-1} [1, S, E] after the layers that have them
-                      total_len{l-1}_{h}, last_row{l-1}_{h} (one less) int32 [1]   cos, sin, but for l = L: logit_rows int64 [R]
-                      key{l-1}_{h}, value{l-1}_{h} [1, 1, C, D], with int8 key_scale{l-1}_{h}, value_scale{l-1}_{h} [1, 1, 1, D]
-        outputs       query, key, value and the residual of layer l, in this order; of the last one logits [1, R, V]
-                      key{l-1}_{h}_out, value{l-1}_{h}_out: to be bound to the addresses of what they append to
-
-    Each KV head has an attention node and a length of its own, so that between two calls a caller may put other rows before the
-    new ones. ``total_len`` counts the rows valid in each head of that layer after the call.
+        per-layer{l}  layer{l-1}.attention [1, S, Hq D]   the residual of the graph before (inputs_embeds for l = 1)
+                      cos, sin, but for l = L: logit_rows int64 [R]   with DeepStack features{l-1} [1, S, E]
+        outputs       query [1, S, Hq D], key, value [1, S, Hkv D] and the residual of layer l, in this order; of the last one
+                      logits [1, R, V]
     """
 
     graph: Callable[[str], GraphBuilder]
     shape: DecoderShape
     profile: Profile
-    kv: KVType
     parts: list[DecoderGraph] = field(default_factory=list)
 
     def start(self) -> None:
@@ -297,24 +288,22 @@ class PerLayerGraphs:
         part.residual = part.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
 
     def layer(self, layer: int, w: LayerWeights) -> None:
-        """End one graph with this layer's projections, and begin the next with its attention."""
+        """End one graph with this layer's projections, and begin the next after its attention."""
         s, before = self.shape, self.parts[-1]
         _, key, value, residual = before.project(layer, w, before.residual, before.delta)
-        given = {f"query{layer}": s.heads * s.head_dim, key: s.kv_size, value: s.kv_size, residual: s.hidden}
-        for name, width in list(given.items())[1:]:
+        for name, width in {key: s.kv_size, value: s.kv_size, residual: s.hidden}.items():
             if name != "inputs_embeds":
                 before.graph.output(name, TensorProto.FLOAT, [1, "S", width])
         part = self._opened()
-        for name, width in given.items():
-            part.graph.input(name, TensorProto.FLOAT, [1, "S", width])
+        attention = part.graph.input(f"layer{layer}.attention", TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
+        part.residual = part.graph.input(residual, TensorProto.FLOAT, [1, "S", s.hidden])
         if layer < s.deepstack:
             part.graph.input(f"features{layer}", TensorProto.FLOAT, [1, "S", s.hidden])
         if layer == s.layers - 1:
             part.graph.input("logit_rows", TensorProto.INT64, ["R"])
         else:
             part.operators.tables()
-        part.residual = residual
-        part.after(layer, w, HeadMemory(part.graph, s, self.kv).attend(layer, f"query{layer}", key, value))
+        part.after(layer, w, attention)
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         self.parts[-1].logits(final_norm, head)
@@ -323,7 +312,7 @@ class PerLayerGraphs:
         return {f"{variant}{index}": part.graph for index, part in enumerate(self.parts)}
 
     def _opened(self) -> DecoderGraph:
-        part = DecoderGraph(self.graph(f"decoder-per-layer-{len(self.parts)}"), self.shape, self.profile, kv=self.kv)
+        part = DecoderGraph(self.graph(f"decoder-per-layer-{len(self.parts)}"), self.shape, self.profile)
         part.features = [f"features{layer}" for layer in range(self.shape.deepstack)]
         self.parts.append(part)
         return part

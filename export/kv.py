@@ -7,7 +7,7 @@ a layer: new rows are rounded to codes, and attention is over what the codes say
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Memory:
         g.node("Split", [total, ones], [f"total_len{layer}" for layer in range(layers)], axis=0)
         g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
 
-    def bound(self, layer: int | str) -> tuple[list[str], list[str]]:
+    def bound(self, layer: int) -> tuple[list[str], list[str]]:
         """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
         s, g, kind = self.shape, self.graph, stored_as(self.kv)
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
@@ -60,7 +60,7 @@ class Memory:
         rows = [g.cast(row, f"{row}.fp16", np.float16) for row in rows]
         return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
-    def attention(self, layer: int | str, rows: list[str], attended: str) -> str:
+    def attention(self, layer: int, rows: list[str], attended: str) -> str:
         """The same of query, key and value in the type that attention takes."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
@@ -90,26 +90,3 @@ class Memory:
         g = self.graph
         plain = g.cast(rows, f"{rows}.float", np.float32)
         return plain if self.kv == "fp16" else g.node("Mul", [plain, f"{part}_scale{layer}"], [f"{rows}.numbers"])
-
-
-@dataclass(slots=True)
-class HeadMemory(Memory):
-    """The same with a memory and a length for each KV head: ``key{l}_{h}``, ``value{l}_{h}`` ``[1, 1, C, D]``.
-
-    ``total_len{l}_{h}`` and ``last_row{l}_{h}`` are inputs: three nodes less a layer.
-    """
-
-    def attention(self, layer: int | str, rows: list[str], attended: str) -> str:
-        s, g = self.shape, self.graph
-        heads = range(s.kv_heads)
-        for head in heads:
-            g.input(f"total_len{layer}_{head}", TensorProto.INT32, [1])
-            g.input(f"last_row{layer}_{head}", TensorProto.INT32, [1])
-        parts = []
-        for row, width in zip(rows, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim), strict=True):
-            parts.append([f"{row}_{head}" for head in heads])
-            g.node("Split", [row, g.constant(f"width{width}", np.full(s.kv_heads, width, np.int64))], parts[-1], axis=-1)
-        one = Memory(g, replace(s, heads=s.heads // s.kv_heads, kv_heads=1), self.kv)
-        by_head = zip(heads, zip(*parts, strict=True), strict=True)
-        found = [one.attention(f"{layer}_{head}", list(each), f"{attended}_{head}") for head, each in by_head]
-        return g.node("Concat", found, [attended], axis=-1)

@@ -36,13 +36,8 @@ QUESTIONS = (
 
 
 def in_fp32(bundle: Bundle) -> Bundle:
-    """The same model with an fp32 cache. Raises UserError for one of another KV precision that has no graph for it."""
-    spec = bundle.decoder
-    if spec.kv == "fp32":
-        return bundle
-    if "fp32-kv" not in spec.graphs:
-        raise UserError(f"{bundle.path}: has no fp32-kv decoder graph; export the checkpoint again with --kv {spec.kv}")
-    return replace(bundle, decoder=replace(spec, kv="fp32", graphs={"full": spec.graphs["fp32-kv"]}))
+    """The same model with an fp32 cache."""
+    return replace(bundle, decoder=replace(bundle.decoder, kv="fp32"))
 
 
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
@@ -50,8 +45,7 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None
 
     ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.
     """
-    spec = manifest["decoder"]
-    exact = {**spec, "kv": "fp32", "graphs": {"full": spec["graphs"]["fp32-kv"]}}
+    exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
     progress("measuring how far keys and values reach")
     measured_scales(Bundle.load(folder, verify="size")).save(folder / SCALES)
@@ -64,8 +58,8 @@ def measured_scales(
     """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
 
     Of keys that is the longest rotary pair, of values the largest number, of each layer, KV head and channel.
-    frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError where a bundle has no fp32 graph,
-    or is of a model with too few positions for a frame and a question.
+    frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError for a
+    model with too few positions for a frame and a question.
     """
     exact = in_fp32(bundle)
     spec, chat = exact.decoder, Chat(exact.chat)

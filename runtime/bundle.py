@@ -31,8 +31,10 @@ from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-FORMAT = 4  # written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..
-READS = (1, 2, 3, 4)
+# written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..; in 5 the
+# per-layer graphs do not attend
+FORMAT = 5
+READS = (1, 2, 3, 4, 5)
 FADING = ("20/19.5", "1.0/0.9")  # of LLaVA, in HERMES's App. D
 _QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest said so
 MANIFEST = "bundle.json"

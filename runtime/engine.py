@@ -6,7 +6,7 @@ Vision features, token embeddings, and a decoder that appends to KV buffers it d
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -55,7 +55,7 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """What the rows of an ``st-spattn`` call see of the cache; the call appends whole frames of p rows.
+    """What the rows of a sparse call see of the cache; the call appends whole frames of p rows.
 
     A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at its own place in the
     frame before: for the call's first frame the one in slot ``previous[l, head, place]``, -1 for none.
@@ -77,6 +77,11 @@ class StepResult:
     probes: dict[int, Float32]
 
 
+Fetch = Callable[[int, Float32], Int32]
+"""Called with a layer and its rotated queries ``[heads, S, head_dim]`` before the layer attends. Puts rows after those that are
+valid in the layer's buffer, and returns how many each KV head attends to, ``[kv_heads]``."""
+
+
 class Decoder(Protocol):
     """A decoder bound to one stream's KV buffers."""
 
@@ -88,43 +93,20 @@ class Decoder(Protocol):
         past_len: Int32,
         logit_rows: Sequence[int] = (-1,),
         pattern: FramePattern | None = None,
+        rows: Sequence[Sequence[Int32]] | None = None,
+        fetch: Fetch | None = None,
     ) -> StepResult:
         """Append S rows in place and return the logits of the rows asked for.
 
         embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, head_dim / 2]`` of the new rows;
         past_len: ``[layers]``, the valid rows of each layer before it. Afterwards rows ``[past_len[l], past_len[l] + S)`` of
         layer ``l`` hold the new keys (rotated) and values; committing them is up to the caller. ``logit_rows`` index the
-        S rows (negative from the end), ``()`` for none. ``pattern`` goes with the ``st-spattn`` variant, and only with it.
+        S rows (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
+
+        For an engine that works ``by_layer``: ``rows[l][h]`` are the valid rows that the new ones see of a layer and KV head,
+        int32, each once; with ``fetch`` the new rows stand after those fetched.
         Raises CacheFull or CacheError before a byte is changed.
         """
-        ...
-
-
-class LayerDecoder(Protocol):
-    """A decoder in parts, split at its KV boundary, bound to one stream's KV buffers, for one call after another.
-
-    Between the projection of a layer and its attention the caller may put rows where they are to be attended to.
-    """
-
-    def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
-        """Begin a call of S rows, as :meth:`Decoder.step` takes them.
-
-        Returns the rotated query of layer 0, ``[heads, S, head_dim]``, which stays until the next call of a method. Raises
-        CacheError for other shapes.
-        """
-        ...
-
-    def attend(self, layer: int, past: Int32) -> Float32 | None:
-        """Append the call's rows to ``layer`` and go through it: rows ``[0, past[h])`` of KV head h are attended to.
-
-        past: ``[kv_heads]``. The new keys (rotated) and values stand at ``[past[h], past[h] + S)`` afterwards, causal among
-        themselves. Returns the next layer's query, None after the last. Raises CacheFull where they do not fit, and CacheError
-        for layers out of turn, before a byte is changed.
-        """
-        ...
-
-    def logits(self) -> Float32:
-        """After the last layer: logits of the rows asked for, float32 ``[rows asked for, vocabulary]``."""
         ...
 
 
@@ -164,9 +146,13 @@ class ChangedTower(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded bundle on one backend. kv_device: where its cache buffers are."""
+    """One loaded bundle on one backend.
+
+    kv_device: where its cache buffers are. by_layer: whether its decoders take ``rows`` and ``fetch``.
+    """
 
     kv_device: KVDevice
+    by_layer: bool
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
@@ -187,18 +173,11 @@ class Engine(Protocol):
         """Token ids ``[N]`` to embeddings ``[N, hidden]``."""
         ...
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> Decoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
         """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped.
 
-        ``probes`` are the layers whose queries each step returns. ``variant`` is one of the bundle's decoder graphs; decoders
-        of several variants may be bound to the same buffers. Raises UserError for a variant that the bundle does not have.
-        """
-        ...
-
-    def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
-        """Bind the per-layer decoder to one buffer a layer; bindings persist until it is dropped.
-
-        Raises UserError for a bundle without per-layer graphs, and on a backend that cannot drive them.
+        ``probes`` are the layers whose queries each step returns; ``sparse``: whether steps may come with a pattern. Raises
+        UserError for a bundle without the graphs that this takes.
         """
         ...
 

@@ -17,7 +17,7 @@ from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, presen
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.changes import References
 from edgevlm.runtime.chunk import Encoded
-from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult, arrays_of
+from edgevlm.runtime.engine import Decoder, Fetch, FramePattern, Int32, StepResult, arrays_of
 from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, seen_rows
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
@@ -97,15 +97,15 @@ class Stream:
         self.evidence_heads = model.bundle.evidence_heads()
         asked = {*needs.probe_layers, *needs.guidance_layers, self.evidence_heads.layer}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
-        self._by_layer: LayerByLayer | None = None
-        if isinstance(policy, Retrieval):
+        self._retrieval = policy if isinstance(policy, Retrieval) else None
+        if self._retrieval is not None:
+            if not engine.by_layer:
+                raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
             self.store = store or Store()
-            policy.open(self.cache, self.store)
-            self._by_layer = LayerByLayer(engine.bind_layers(buffers), probes, policy)
-        self.decoder: Decoder = self._by_layer or engine.bind(buffers, probes)
-        self.sparse = engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
+            self._retrieval.open(self.cache, self.store)
+        self._sparse = needs.variant == "st-spattn"
+        self.decoder: Decoder = engine.bind(buffers, probes, self._sparse)
         self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
-        self._by_head: LayerByLayer | None = None  # for such questions, bound by the first
         rule: Reindexing = reindexing if policy.bounded else "never"
         layout = vision.positions, vision.grid, vision.tokens_per_second, decoder.axes
         self.positions = Positions(model.bundle.limit, text_rows, rule, *layout)
@@ -359,7 +359,7 @@ class Stream:
 
     def _append_vision(self, frames: Sequence[Frame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
         """ahead: how many frames these come after the next. sparsely: through the sparse graph, where the policy has one."""
-        sparsely = sparsely and self.sparse is not None and self.frames > 0
+        sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
             embeds, rows = self.rows(frames, self.frames + ahead)
@@ -474,9 +474,7 @@ class Stream:
             yield
         finally:
             with self.changing():
-                if self._narrowed is not None:
-                    self._narrowed.restore()
-                    self._narrowed = None
+                self._narrowed = None
                 self.cache.rollback(mark)
                 self.positions.restore(position)
                 self._seq = seq
@@ -485,9 +483,8 @@ class Stream:
         """Raise UserError where questions cannot be about a window of time."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
-        if self.model.engine.kv_device != "host":
-            advice = "ask without since and until, or run on --engine onnxruntime-cpu"
-            raise UserError(f"windows of time need the cache in the host's memory; {advice}")
+        if not self.model.engine.by_layer:
+            raise UserError("windows of time run on --engine onnxruntime-cpu alone; ask without since and until, or run on it")
 
     def _narrow(self, window: TimeWindow, now: float) -> NarrowedMemory:
         self.check_window()
@@ -498,15 +495,7 @@ class Stream:
         if not any((mask & held).any() for mask, held in zip(shown, of_memory, strict=True)):
             oldest = [int(cache.frame(layer)[held].min()) for layer, held in enumerate(of_memory) if held.any()]
             raise NothingHeld(window, self.times.at(min(oldest)) if oldest else None)
-        narrowed = NarrowedMemory(cache, shown, frames)
-        if not narrowed.even and self._by_head is None:
-            try:
-                layers = self.model.engine.bind_layers(cache.buffers())
-                self._by_head = LayerByLayer(layers, (self.evidence_heads.layer,))
-            except BaseException:
-                narrowed.restore()
-                raise
-        return narrowed
+        return NarrowedMemory(cache, shown, frames)
 
     def append_question(self, embeds: Float32) -> Float32:
         """Append a question's rows ``[S, hidden]``, note where the last one looks, and return its logits, ``[vocabulary]``."""
@@ -553,29 +542,21 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and commit rows that there is room for, through the sparse prefill graph when there is a pattern.
+        """Append and commit rows that there is room for; those of a question about a window of time are not committed.
 
         embeds: float32 ``[n, width]``. The rows' ``seq`` is the stream's.
         """
         tables = rope_tables(rows.position, self.model.bundle.inv_freq, self.cache.pair_axis)
         if self._narrowed is not None:
-            past = self._narrowed.extend(len(rows))
-            if self._narrowed.even:
-                result = self.decoder.step(embeds, *tables, past[:, 0], logit_rows)
-            else:
-                assert self._by_head is not None
-                result = self._by_head.step(embeds, *tables, past, logit_rows)
+            result = self._narrowed.step(self.decoder, embeds, *tables, logit_rows)
             self._seq += len(rows)
             return result
         self.cache.reserve(len(rows))
-        if self._by_layer is not None:
-            text: Phase = "answer" if len(rows) == 1 else "question"
-            self._by_layer.phase = "prefill" if (rows.kind == Kind.VISION).any() else text
+        text: Phase = "answer" if len(rows) == 1 else "question"
+        phase: Phase = "prefill" if (rows.kind == Kind.VISION).any() else text
         try:
-            if pattern is None or self.sparse is None:
-                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows)
-            else:
-                result = self.sparse.step(embeds, *tables, self.cache.lengths, logit_rows, pattern)
+            with _fetching(self._retrieval, *tables, phase) as fetch:
+                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows, pattern, fetch=fetch)
             rows = replace(rows, seq=np.arange(self._seq, self._seq + len(rows), dtype=np.int64))
         except BaseException:
             self.cache.abort()
@@ -589,42 +570,21 @@ class Stream:
         return result
 
 
-class LayerByLayer:
-    """A :class:`~edgevlm.runtime.engine.Decoder` of per-layer graphs.
+@contextmanager
+def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
+    """What a retrieval policy fetches for each layer of a step; afterwards the new rows stand before the rows fetched."""
+    if policy is None:
+        yield None
+        return
+    policy.begin(cos, sin)
 
-    probes: layers whose queries a step returns. policy: fetches rows for each layer. ``phase``: that of the next rows.
-    """
+    def fetch(layer: int, query: Float32) -> Int32:
+        if layer:
+            policy.working.settle(layer - 1, len(cos))
+        return policy.attend(layer, query, phase)
 
-    def __init__(self, layers: LayerDecoder, probes: Sequence[int], policy: Retrieval | None = None) -> None:
-        self._layers, self._probes, self._policy = layers, frozenset(probes), policy
-        self.phase: Phase = "prefill"
-
-    def step(
-        self,
-        embeds: Float32,
-        cos: Float32,
-        sin: Float32,
-        past_len: Int32,
-        logit_rows: Sequence[int] = (-1,),
-        pattern: FramePattern | None = None,
-    ) -> StepResult:
-        """Append rows as the protocol has it; they are causal among themselves and see the working set before them.
-
-        past_len: ``[layers]``, or ``[layers, kv_heads]``.
-        """
-        policy, probes = self._policy, {}
-        if policy is not None:
-            policy.begin(cos, sin)
-        query: Float32 | None = self._layers.begin(embeds, cos, sin, logit_rows)
-        for layer, past in enumerate(past_len):
-            assert query is not None  # but for the last layer's, there is a next
-            if layer in self._probes:
-                probes[layer] = query.copy()
-            fetched = policy.attend(layer, query, self.phase) if policy is not None else 0
-            query = self._layers.attend(layer, (past + fetched).astype(np.int32))
-            if policy is not None:
-                policy.working.settle(layer, len(embeds))
-        return StepResult(self._layers.logits(), probes)
+    yield fetch
+    policy.working.settle(policy.shape.layers - 1, len(cos))
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import CacheFull, UserError
+from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind, KVCache
-from edgevlm.runtime.engine import Int32, arrays_of
+from edgevlm.runtime.engine import Decoder, Float32, StepResult
 from edgevlm.runtime.evidence import FrameTimes, SeenRows
 
 Bool = NDArray[np.bool_]
@@ -63,60 +63,30 @@ def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> B
 
 
 class NarrowedMemory:
-    """A cache of which, until :meth:`restore`, a decoder attends to some rows alone.
-
-    They are moved to the front of each KV head's keys and values, and the call's rows follow them; the rows that are written
-    over are kept beside, a copy of at most half the cache and of the rows appended. What the cache knows of its rows stays as
-    it is, and the cache must not be used meanwhile.
-    """
+    """A question's rows, behind those of the cache and not committed, which see some of the cache's rows and each other."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
         """shown: ``[kv_heads, n_l]`` of each layer. frames: the first and last of the window, for :meth:`seen`."""
         self._cache, self._frames = cache, frames
-        self._lengths = np.stack([mask.sum(1, dtype=np.int32) for mask in shown])  # [layers, kv_heads]
-        self.even = bool((self._lengths == self._lengths[:, :1]).all())  # so that a decoder of the full graph can do it
-        self._free_rows = int((cache.capacities - cache.lengths).min())
+        self._shown = [[np.flatnonzero(head).astype(np.int32) for head in mask] for mask in shown]
         self._appended = 0
-        self._slots: list[list[NDArray[np.int64]]] = []  # of each layer and head, where the rows at the front were
-        self._saved: list[tuple[NDArray, NDArray[np.int64], NDArray]] = []
-        try:
-            for buffer, mask, counts in zip(cache.buffers(), shown, self._lengths.tolist(), strict=True):
-                memory = arrays_of(buffer)
-                self._slots.append([self._move(memory, *each) for each in enumerate(zip(mask, counts, strict=True))])
-        except BaseException:
-            self.restore()
-            raise
 
-    def _move(self, memory: tuple[NDArray, NDArray], head: int, shown: tuple[Bool, int]) -> NDArray[np.int64]:
-        """Move a head's rows to the front; returns where they were."""
-        held, count = shown
-        holes, after = np.flatnonzero(~held[:count]), count + np.flatnonzero(held[count:])
-        over = np.concatenate([holes, np.arange(count, min(count + self._free_rows, len(held)))])
-        for rows in (part[head] for part in memory):
-            self._saved.append((rows, over, rows[over]))
-            rows[holes] = rows[after]
-        slots = np.arange(count)
-        slots[holes] = after
-        return slots
-
-    def extend(self, rows: int) -> Int32:
-        """Return where ``rows`` more rows go, ``[layers, kv_heads]``. Raises CacheFull if the whole cache has no room."""
-        if self._appended + rows > self._free_rows:
-            raise CacheFull(f"{self._appended} rows of text and {rows} more do not fit in {self._free_rows}")
-        self._appended += rows
-        past: Int32 = self._lengths + np.int32(self._appended - rows)
-        return past
+    def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
+        """Append S rows behind those before them, as :meth:`Decoder.step` takes them."""
+        held = self._cache.lengths
+        before = np.arange(self._appended, dtype=np.int32)
+        rows = [
+            [np.concatenate([head, before + np.int32(start)]) for head in of_layer]
+            for of_layer, start in zip(self._shown, held, strict=True)
+        ]
+        result = decoder.step(embeds, cos, sin, (held + self._appended).astype(np.int32), logit_rows, rows=rows)
+        self._appended += len(embeds)
+        return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
         """The frames' rows that a KV head sees, their runs cut to the window: copies."""
-        cache, (first, last), slot = self._cache, self._frames, self._slots[layer][head]
-        of_frames = cache.kind(layer)[head, slot] == Kind.VISION
-        key, slot = cache.dequantize("key", layer, slice(len(slot)))[head, of_frames], slot[of_frames]
+        cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
+        slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
+        key = cache.dequantize("key", layer)[head, slot]
         frame, row, col, confirmed = (part(layer)[head, slot] for part in (cache.frame, cache.row, cache.col, cache.confirmed))
         return SeenRows(key, np.maximum(frame, first), row, col, np.minimum(confirmed, last))
-
-    def restore(self) -> None:
-        """Put all rows back."""
-        for rows, over, saved in self._saved:
-            rows[over] = saved
-        self._saved = []

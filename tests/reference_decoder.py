@@ -162,8 +162,7 @@ class Shadow:
         self.reindexed, self.errors, self.choices, self.sparse_frames, self.dense_rows = 0, [], [], [], []
         self.decoder.append(stream.model.engine.embed(np.array(prefix_ids)), np.arange(len(prefix_ids)))
         self.before_append, stream.policy.before_append = stream.policy.before_append, self._before_append
-        for bound in filter(None, (stream.decoder, stream.sparse)):
-            bound.step = self._watched(bound.step)
+        stream.decoder.step = self._watched(stream.decoder.step)
 
     def _before_append(self, cache, rows, guide):
         plan = self.before_append(cache, rows, guide)
@@ -174,7 +173,7 @@ class Shadow:
         return plan
 
     def _watched(self, step):
-        def watched(embeds, cos, sin, past_len, logit_rows=(-1,), pattern=None):
+        def watched(embeds, cos, sin, past_len, logit_rows=(-1,), pattern=None, **others):
             if self.stream.stats.reindexings > self.reindexed:
                 self.reindexed = self.stream.stats.reindexings
                 self.make_dense()
@@ -183,7 +182,7 @@ class Shadow:
             sees = None if pattern is None else self.sees
             logits = self.decoder.append(embeds, np.arange(first, first + len(embeds)), sees)
             (self.dense_rows if pattern is None else self.sparse_frames).append(len(embeds))
-            result = step(embeds, cos, sin, past_len, logit_rows, pattern)
+            result = step(embeds, cos, sin, past_len, logit_rows, pattern, **others)
             if len(result.logits):
                 self.choices.append(int(np.argmax(logits[-1])))
                 self.errors.append(float(np.abs(logits[-1] - result.logits[-1]).max()))

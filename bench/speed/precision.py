@@ -35,7 +35,7 @@ class Forced:
     def __init__(self, model: Model) -> None:
         self.model, self.bundle = model, model.bundle
         self.cache = allocate(self.bundle, [PASSAGE] * self.bundle.decoder.layers, 1)
-        self._decoder = model.engine.bind(self.cache.buffers(), variant="full")
+        self._decoder = model.engine.bind(self.cache.buffers())
 
     def empty(self) -> None:
         self.cache.evict([np.zeros((self.cache.kv_heads, int(n)), np.bool_) for n in self.cache.lengths])

@@ -11,7 +11,7 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.engine import Engine, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult
+from edgevlm.runtime.engine import Engine, Fetch, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.stream import Stream
@@ -74,35 +74,25 @@ class NullEngine:
     """An engine and its own decoder that compute nothing: rows are appended as they are in the arena, results are zeros."""
 
     kv_device: KVDevice = "host"
+    by_layer = True
 
     def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
-        self._engine, self._spec, self._rows, self._asked = engine, spec, 0, 0
+        self._engine, self._spec = engine, spec
         self._probes: Sequence[int] = ()
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> NullEngine:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> NullEngine:
         self._probes = probes
-        return self
-
-    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullEngine:
         return self
 
     def step(
         self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,),
-        pattern: FramePattern | None = None,
+        pattern: FramePattern | None = None, rows: Sequence[Sequence[Int32]] | None = None, fetch: Fetch | None = None,
     ) -> StepResult:  # fmt: skip
-        queries = self.begin(embeds, cos, sin, logit_rows)
-        return StepResult(self.logits(), dict.fromkeys(self._probes, queries))
-
-    def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
-        self._rows, self._asked = len(embeds), len(logit_rows)
-        return np.zeros((self._spec.heads, self._rows, self._spec.head_dim), np.float32)
-
-    def attend(self, layer: int, past: Int32) -> Float32 | None:
-        last = layer == self._spec.layers - 1
-        return None if last else np.zeros((self._spec.heads, self._rows, self._spec.head_dim), np.float32)
-
-    def logits(self) -> Float32:
-        return np.zeros((self._asked, self._spec.vocab), np.float32)
+        queries = np.zeros((self._spec.heads, len(embeds), self._spec.head_dim), np.float32)
+        if fetch is not None:
+            for layer in range(self._spec.layers):
+                fetch(layer, queries)
+        return StepResult(np.zeros((len(logit_rows), self._spec.vocab), np.float32), dict.fromkeys(self._probes, queries))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.inputs import check_step
+from edgevlm.engines.inputs import check_pattern, check_step
 from edgevlm.engines.tensorrt.api import EngineCalls, Loaded, Workspace
 from edgevlm.engines.tensorrt.jobs import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
-from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Float32, FramePattern, Int32, KVBuffer, StepResult
+from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, StepResult
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
 UNUSED = "unused queries"  # the block that probes go to which nobody asked for
@@ -50,21 +49,23 @@ class TensorRTDecoder:
         past_len: Int32,
         logit_rows: Sequence[int] = (-1,),
         pattern: FramePattern | None = None,
+        rows: Sequence[Sequence[Int32]] | None = None,
+        fetch: Fetch | None = None,
     ) -> StepResult:
         """Append S rows; see the protocol. Raises CacheFull or CacheError before a byte is changed.
 
         More rows than an engine takes go in by pieces, each after those before it.
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
-        if pattern is not None:
-            raise CacheError("this decoder graph takes no pattern")
-        rows = len(embeds)
-        wanted = [row % rows for row in logit_rows]
-        kind = self._kind(rows, len(set(wanted)))
+        check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)
+        assert (rows, fetch) == (None, None), "a whole graph attends to all rows"
+        count = len(embeds)
+        wanted = [row % count for row in logit_rows]
+        kind = self._kind(count, len(set(wanted)))
         logits = np.empty((len(wanted), self._spec.vocab), np.float32)
         probes: dict[int, list[Float32]] = {layer: [] for layer in self._probes}
         with self._workspace.lock:
-            for piece in pieces(rows, self._most[kind]):
+            for piece in pieces(count, self._most[kind]):
                 asked = sorted({row for row in wanted if piece.start <= row < piece.stop})
                 local = np.array([row - piece.start for row in asked] or [piece.stop - piece.start - 1], np.int64)
                 inputs = {"inputs_embeds": self._wide(embeds[piece]), "cos": cos[piece][None], "sin": sin[piece][None]}

@@ -18,7 +18,7 @@ from edgevlm.engines.tensorrt.jobs import BuildSettings, jobs_of, pieces
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
-from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVDevice, LayerDecoder, TowerBuffer
+from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVDevice, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
@@ -26,6 +26,7 @@ class TensorRT:
     """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
 
     kv_device: KVDevice = "cuda"
+    by_layer = False
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
@@ -77,22 +78,18 @@ class TensorRT:
         """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
-    def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
-        """No per-layer graphs are built for TensorRT: raises UserError."""
-        raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
-
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """No engines are built of the graph of changed patches: raises UserError."""
         raise UserError("--encode changed runs on --engine onnxruntime-cpu alone; give --encode all")
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> TensorRTDecoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
         """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.
 
-        Raises UserError for probes that the engine was built without.
+        Raises UserError for probes that the engine was built without, and for ``sparse``.
         """
         check_probes(self.bundle.decoder, probes)
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
-        graph_of(self.bundle, variant)
+        graph_of(self.bundle, "st-spattn" if sparse else "full")
         for layer, buffer in enumerate(buffers):
             if buffer.shape[2] != self.settings.capacity:
                 raise UserError(

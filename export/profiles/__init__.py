@@ -98,7 +98,7 @@ def load_profile(name: str) -> Profile:
     """The profile called ``name``; raises UserError naming the nearest known one."""
     check_profile(name)
     if name == ONNXRUNTIME:
-        return Profile(name, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, ("full", "st-spattn", "fp32-kv", "per-layer"))
+        return Profile(name, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, ("full", "st-spattn", "per-layer"))
     from edgevlm.export.profiles import tensorrt
 
     return tensorrt.PROFILES[name]

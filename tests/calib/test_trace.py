@@ -30,13 +30,13 @@ def test_attention_norms_and_mass_are_those_of_transformers(model, oracle, monke
     appended = []
     bind = model.engine.bind
 
-    def recording(buffers, probes=()):
-        decoder = bind(buffers, probes)
+    def recording(*of):
+        decoder = bind(*of)
         step = decoder.step
 
-        def recorded(embeds, *rest):
+        def recorded(embeds, *rest, **others):
             appended.append(np.array(embeds))
-            return step(embeds, *rest)
+            return step(embeds, *rest, **others)
 
         decoder.step = recorded
         return decoder

@@ -4,6 +4,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from cuda_backend import shim_driver
+from runner import WholeGraph
 
 from edgevlm import Session
 from edgevlm.calib.demo.world import World
@@ -17,17 +18,10 @@ from edgevlm.runtime.model import Model, demo_bundle
 BUDGET, FRAMES = 256, 40
 
 
-class OnHost(OnnxRuntimeCuda):
-    """Everything but the provider and the device that addresses are said to be of."""
-
-    ort_device, shrunk, kv_types = "cpu", "cpu:0", ("fp32", "fp16")
-    provider, providers = "CPUExecutionProvider", ("CPUExecutionProvider",)
-
-
 @pytest.fixture(scope="module")
 def models():
     host = Model.load("demo", threads=1)
-    yield host, Model(host.bundle, OnHost(host.bundle, threads=1), host.tokenizer, host.closing, host.is_demo)
+    yield host, Model(host.bundle, WholeGraph(host.bundle, threads=1), host.tokenizer, host.closing, host.is_demo)
     host.close()
 
 
@@ -73,9 +67,10 @@ def test_a_session_goes_on_from_a_snapshot(models, monkeypatch, tmp_path):
             np.testing.assert_array_equal(resumed[name], array)
 
 
-def test_a_cut_decoder_is_refused(models):
+def test_policies_that_fetch_rows_are_refused(models, monkeypatch):
+    monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
     with pytest.raises(UserError, match="run on --engine onnxruntime-cpu alone"):
-        models[1].engine.bind_layers([])
+        Session.open(models[1], policy="rekv", budget=BUDGET)
 
 
 def test_encoding_what_changed_is_refused_before_a_stream_begins(models, monkeypatch):

@@ -9,17 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
+from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Decoder, Float32, FramePattern, Int32, KVBuffer, LayerDecoder, StepResult, load_engine
+from edgevlm.runtime.engine import Decoder, Float32, FramePattern, KVBuffer, StepResult
 from edgevlm.runtime.kv import DTYPES
+
+
+class WholeGraph(OnnxRuntimeCuda):
+    """The CUDA engine on the CPU's provider: ONNX Runtime computes the whole graph, attention included."""
+
+    ort_device, shrunk, kv_types = "cpu", "cpu:0", ("fp32", "fp16", "int8")
+    provider, providers = "CPUExecutionProvider", ("CPUExecutionProvider",)
 
 
 class Runner:
     """Append rows, keep count, read logits. ``keys[l]``, ``values[l]`` are ``[1, kv_heads, capacity, head_dim]``."""
 
-    def __init__(self, bundle: Path, capacity: int = 512, probes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, bundle: Path, capacity: int = 512, probes: Sequence[int] = (), engine: type[OnnxRuntimeCpu] = OnnxRuntimeCpu
+    ) -> None:
         self.bundle = Bundle.load(bundle)
-        self.engine = load_engine("onnxruntime-cpu", self.bundle, threads=1)
+        self.engine = engine(self.bundle, threads=1)
         self.tokenizer = Tokenizer.from_file(str(self.bundle.file(self.bundle.chat.tokenizer)))
         spec = self.bundle.decoder
         shape, kind, scales = (1, spec.kv_heads, capacity, spec.head_dim), DTYPES[spec.kv], self.bundle.kv_scales()
@@ -69,31 +80,3 @@ class Runner:
         while len(tokens) < count:
             tokens.append(int(np.argmax(self.step(self.embed(tokens[-1:])).logits[0])))
         return tokens
-
-
-class Layered:
-    """Per-layer graphs stepped as one decoder; ``queries``: those of the last step, by layer."""
-
-    def __init__(self, decoder: LayerDecoder, kv_heads: int) -> None:
-        self.decoder, self.kv_heads = decoder, kv_heads
-        self.queries: list[Float32] = []
-
-    def step(
-        self,
-        embeds: Float32,
-        cos: Float32,
-        sin: Float32,
-        past_len: Int32,
-        logit_rows: Sequence[int] = (-1,),
-        pattern: FramePattern | None = None,
-    ) -> StepResult:
-        """past_len: ``[layers]``, the rows of all heads of a layer, or ``[layers, kv_heads]``."""
-        assert pattern is None
-        query: Float32 | None = self.decoder.begin(embeds, cos, sin, logit_rows)
-        self.queries = []
-        for layer, past in enumerate(past_len):
-            assert query is not None
-            self.queries.append(query.copy())
-            query = self.decoder.attend(layer, np.broadcast_to(past, self.kv_heads).astype(np.int32))
-        assert query is None
-        return StepResult(self.decoder.logits(), {})

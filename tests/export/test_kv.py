@@ -14,6 +14,7 @@ import pytest
 import torch
 from runner import Runner
 
+from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.errors import BundleError
 from edgevlm.export.kv_scales import in_fp32, measured_scales
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
@@ -59,7 +60,7 @@ def test_new_rows_are_rounded_as_the_cache_rounds_them(exported: Callable[..., A
     embeds = np.random.default_rng(0).standard_normal((25, exact.bundle.decoder.hidden)).astype(np.float32)
     runner.step(embeds, ())
     tables = exact.tables(np.arange(25, dtype=np.int32))
-    exact.engine.bind(buffers, variant="fp32-kv").step(embeds, *tables, np.zeros(2, np.int32), ())
+    OnnxRuntimeCpu(exact.bundle, threads=1).bind(buffers).step(embeds, *tables, np.zeros(2, np.int32), ())
     for part, found, scale in ((memory[0], runner.keys[0], scales.key[0]), (memory[1], runner.values[0], scales.value[0])):
         difference = np.abs(found[0, :, :25].astype(int) - codes(part[0, :, :25], scale))
         assert difference.max() <= 1

@@ -61,7 +61,7 @@ def frames_and_a_question(runner: Runner) -> np.ndarray:
         if "st-spattn" in spec.graphs:
             previous = np.full((spec.layers, spec.kv_heads, p), -1, np.int64)
             previous += (frame - 1) * (PREFIX + p + 1 + np.arange(p))
-            pattern, decoder = FramePattern(PREFIX + p, previous), runner.engine.bind(runner.buffers, variant="st-spattn")
+            pattern, decoder = FramePattern(PREFIX + p, previous), runner.engine.bind(runner.buffers, sparse=True)
         logits.append(runner.step(rows(p, spec.row_width), range(p), decoder, pattern).logits)
     logits += [runner.step(rows(1, spec.hidden)).logits for _ in range(QUESTION)]
     found = np.concatenate(logits)

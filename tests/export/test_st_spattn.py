@@ -1,4 +1,4 @@
-"""The st-spattn graph against the readable decoder with a mask, after other rows have left every layer and head."""
+"""Sparse prefill against the readable decoder with a mask, after other rows have left every layer and head."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reference_decoder import ReferenceDecoder
-from runner import Runner
+from runner import Runner, WholeGraph
 
+from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.runtime.engine import FramePattern
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
@@ -25,9 +26,9 @@ PREFIX, QUESTION = 5, 7
 class Twin:
     """A runner with both decoders, and the reference that sees and forgets the same; ``slots[layer][head]`` holds seqs."""
 
-    def __init__(self, made: Any, start: int, seed: int = 0) -> None:
-        self.runner, self.reference, self.start = Runner(made.bundle, 256), ReferenceDecoder(made.checkpoint), start
-        self.sparse = self.runner.engine.bind(self.runner.buffers, variant="st-spattn")
+    def __init__(self, made: Any, start: int, engine: type[OnnxRuntimeCpu] = OnnxRuntimeCpu, seed: int = 0) -> None:
+        self.runner, self.reference, self.start = Runner(made.bundle, 256, (), engine), ReferenceDecoder(made.checkpoint), start
+        self.sparse = self.runner.engine.bind(self.runner.buffers, sparse=True)
         spec = self.runner.bundle.decoder
         self.p = self.runner.bundle.vision.tokens_per_frame
         self.slots = [[np.arange(0) for _ in range(spec.kv_heads)] for _ in range(spec.layers)]
@@ -88,15 +89,18 @@ class Twin:
             r.past_len[layer] = kept_count
 
 
-def twin(exported: Any, which: int, seed: int = 0) -> Twin:
+def twin(exported: Any, which: int, engine: type[OnnxRuntimeCpu], seed: int = 0) -> Twin:
     family, shape = SHAPES[which]
-    return Twin(exported(family, **shape), START[which], seed)
+    return Twin(exported(family, **shape), START[which], engine, seed)
 
 
+@pytest.mark.parametrize("engine", [OnnxRuntimeCpu, WholeGraph])
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("which", range(len(SHAPES)))
-def test_frames_and_a_dense_question_equal_the_reference(exported: Any, which: int, chunk: int) -> None:
-    t = twin(exported, which, seed=chunk)
+def test_frames_and_a_dense_question_equal_the_reference(
+    exported: Any, which: int, chunk: int, engine: type[OnnxRuntimeCpu]
+) -> None:
+    t = twin(exported, which, engine, seed=chunk)
     errors, absent, present = [], 0, 0
     for round_ in range(4):
         first = t.pattern().previous[t.start :]
@@ -112,10 +116,13 @@ def test_frames_and_a_dense_question_equal_the_reference(exported: Any, which: i
     assert max(errors) < 1e-3
 
 
+@pytest.mark.parametrize("engine", [OnnxRuntimeCpu, WholeGraph])
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("which", [0, 2])
-def test_rows_are_written_where_they_belong_and_nowhere_else(exported: Any, which: int, chunk: int) -> None:
-    t = twin(exported, which)
+def test_rows_are_written_where_they_belong_and_nowhere_else(
+    exported: Any, which: int, chunk: int, engine: type[OnnxRuntimeCpu]
+) -> None:
+    t = twin(exported, which, engine)
     t.append_frames(2)
     t.evict(0.6)
     r = t.runner

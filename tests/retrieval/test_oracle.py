@@ -61,9 +61,9 @@ class Shadow:
         self.ragged += len({len(seq) for seq, _ in self.views[layer]}) > 1
         return counts
 
-    def _step(self, embeds, cos, sin, past_len, logit_rows=(-1,), pattern=None):
+    def _step(self, embeds, *rest, **others):
         self.views = [[None] * self.decoder.kv_heads for _ in range(self.decoder.layers)]
-        result = self.step(embeds, cos, sin, past_len, logit_rows)
+        result = self.step(embeds, *rest, **others)
         self.decoder.views = self.views
         last = self.stream.positions.next
         logits = self.decoder.append(embeds, np.arange(last - len(embeds), last))

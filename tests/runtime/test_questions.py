@@ -81,7 +81,7 @@ def test_it_sees_the_frames_of_the_chunk_in_progress(model):
         for image in frames(CHUNK + 2, model):
             session.watch(image)
         held = stream.cache.lengths.copy()
-        stream.decoder.step = lambda *of: (seen.append((len(of[0]), int(of[3].max()))), step(*of))[1]
+        stream.decoder.step = lambda *of, **how: (seen.append((len(of[0]), int(of[3].max()))), step(*of, **how))[1]
         session._chunk._engine = SimpleNamespace(encode=lambda pixels: (encoded.append(len(pixels)), encode(pixels))[1])
         for _ in range(2):
             session.ask("what color was it?", max_tokens=1).wait()

@@ -121,9 +121,9 @@ def test_frames_of_a_chunk_not_full_enter_once_for_all_questions():
         alone = [session.classify([each])[0].probabilities for each in asked]
         appended, step = [], session._stream.decoder.step
 
-        def counted(embeds, *rest):
+        def counted(embeds, *rest, **others):
             appended.append(len(embeds))
-            return step(embeds, *rest)
+            return step(embeds, *rest, **others)
 
         session._stream.decoder.step = counted
         together = session.classify(asked)

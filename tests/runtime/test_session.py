@@ -70,9 +70,9 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy, chunk):
         stream = session._stream
         step, seen = stream.decoder.step, []
 
-        def watched(embeds, cos, sin, past_len, logit_rows=(-1,), step=step, seen=seen):
+        def watched(embeds, cos, sin, past_len, *rest, step=step, seen=seen, **others):
             seen.append(int(past_len.max()) + len(embeds))
-            return step(embeds, cos, sin, past_len, logit_rows)
+            return step(embeds, cos, sin, past_len, *rest, **others)
 
         stream.decoder.step = watched
         for image in frames(21, model):
@@ -165,12 +165,12 @@ class Held:
         self.reached, self.go_on = threading.Event(), threading.Event()
         session._stream.decoder = self
 
-    def step(self, *of):
+    def step(self, *of, **how):
         self.steps += 1
         if self.steps == self.at:
             self.reached.set()
             assert self.go_on.wait(120)
-        result = self.step_of(*of)
+        result = self.step_of(*of, **how)
         result.logits[:, list(self.stops)] = -np.inf
         return result
 
@@ -245,7 +245,7 @@ def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model, m
 
 
 class Broken:
-    def step(self, *_):
+    def step(self, *_, **others):
         raise ZeroDivisionError
 
 

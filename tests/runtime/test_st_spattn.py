@@ -109,17 +109,6 @@ def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     assert max(shadow.errors) < 1e-3
 
 
-def test_the_graph_is_opened_only_when_a_policy_asks(made):
-    model, _ = made
-    p = model.bundle.vision.tokens_per_frame
-    fresh = Model.load(model.bundle.path, threads=1)
-    with Session.open(fresh, policy="lottery:variant=full", budget=4 * p):
-        assert list(fresh.engine._decoders) == ["full"]
-    with Session.open(fresh, policy="lottery", budget=4 * p):
-        assert list(fresh.engine._decoders) == ["full", "st-spattn"]
-    fresh.close()
-
-
 def a_cache(seen, prefix=2, grid=(2, 3)):
     """One layer, two heads; ``seen``: (frame, place) of the vision rows after the prefix."""
     cache = KVCache(1, 2, 8, 64, inv_freq=np.ones(4))
