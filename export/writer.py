@@ -44,7 +44,7 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
     check = partial(check_target, force=force)
     check(out_dir)
     model = _read(checkpoint, options, profile, progress)
-    vision.count_parameters(model.parts.vision, checkpoint)  # all its tensors are there
+    vision.check_tensors(model.parts.vision, checkpoint)
     with atomic_directory(out_dir, check, key=fingerprint(source, options.facts()), notify=notify) as folder:
         samples = options.samples
         if isinstance(samples, ActivationSampler):

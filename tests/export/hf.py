@@ -1,4 +1,4 @@
-"""One transformers forward over a whole video and the text around it: the oracle of families beside LLaVA's."""
+"""One transformers forward over a whole video and the text around it: the oracle of every family."""
 
 from __future__ import annotations
 
@@ -35,13 +35,24 @@ class Video:
         *, trained: bool = True,
     ):  # fmt: skip
         self.model, self.family, self.fps, self.trained = model, family, fps, trained
-        body = self._smolvlm(tokens, pixels) if family == "smolvlm" else self._qwen(tokens, pixels)
+        kind = "smolvlm" if family == "smolvlm" else family.partition("_")[0].rstrip("23")
+        body = getattr(self, f"_{kind}")(tokens, pixels)
         self.prefix, self.video = len(prefix), len(body)
         self.ids = prefix + body + suffix
 
+    def _llava(self, tokens: Any, pixels: Float32) -> list[int]:
+        config, tensor = self.model.config, torch.from_numpy(pixels)
+        self.given: dict[str, Any] = {"pixel_values_videos": tensor[None]}
+        self.place = config.image_token_id if self.family == "llava" else config.video_token_id
+        if self.family == "llava":
+            self.given = {"pixel_values": tensor}
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        per_frame = {"llava": side, "llava_next_video": side // 2, "llava_onevision": -(-side // 2)}[self.family] ** 2
+        return [self.place] * (len(pixels) * per_frame + (self.family == "llava_onevision"))  # its newline closes the video
+
     def _smolvlm(self, tokens: Any, pixels: Float32) -> list[int]:
         config = self.model.config
-        self.given: dict[str, Any] = {"pixel_values": torch.from_numpy(pixels)[None]}
+        self.given = {"pixel_values": torch.from_numpy(pixels)[None]}
         self.place = config.image_token_id
         count = self.model.model.image_seq_len
         body: list[int] = []
@@ -69,7 +80,7 @@ class Video:
 
     def positions(self, count: int) -> torch.Tensor | None:
         """Position ids ``[3, 1, count]`` of the ids and what follows them; None for one axis."""
-        if self.family == "smolvlm":
+        if "qwen" not in self.family:
             return None
         ids = torch.tensor([self.ids])
         kinds = (ids == self.place).int() * 2

@@ -80,7 +80,7 @@ def unpatched(patches: Any, grid: Any, size: tuple[int, int]) -> NDArray[np.floa
     return cut.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, *size)
 
 
-def generated(folder: Path, family: str, frames: NDArray[np.float32], closing_rows: int) -> list[int]:
+def generated(folder: Path, family: str, frames: NDArray[np.float32]) -> list[int]:
     """transformers' greedy tokens, the one that ends them left out."""
     from transformers import AutoTokenizer
 
@@ -95,19 +95,12 @@ def generated(folder: Path, family: str, frames: NDArray[np.float32], closing_ro
     if family == "smolvlm":  # of a stream, which has no length
         before, after = before + "You are provided the following series of frames from a video.\n", "\n\n" + after
     prefix, suffix = (tokenizer.encode(part, add_special_tokens=False) for part in (before, after))
-    if family in CLASSES:
-        video = Video(model, family, lambda part: tokenizer.encode(part, add_special_tokens=False), frames, FPS, prefix, suffix)
-        ids, given = video.ids, dict(video.given)
-        if family.startswith("qwen"):
-            given["mm_token_type_ids"] = (torch.tensor([ids]) == video.place).int() * 2
-        if family == "qwen2_5_vl":
-            given["second_per_grid_ts"] = torch.tensor([2 / FPS])
-    else:
-        side = model.config.vision_config.image_size // model.config.vision_config.patch_size
-        per_frame = {"llava": side, "llava_next_video": side // 2, "llava_onevision": -(-side // 2)}[family] ** 2
-        ids = prefix + tokenizer.encode(place) * (len(frames) * per_frame + closing_rows) + suffix
-        tensor = torch.from_numpy(frames)
-        given = {"pixel_values": tensor} if family == "llava" else {"pixel_values_videos": tensor[None]}
+    video = Video(model, family, lambda part: tokenizer.encode(part, add_special_tokens=False), frames, FPS, prefix, suffix)
+    ids, given = video.ids, dict(video.given)
+    if family.startswith("qwen"):
+        given["mm_token_type_ids"] = (torch.tensor([ids]) == video.place).int() * 2
+    if family == "qwen2_5_vl":
+        given["second_per_grid_ts"] = torch.tensor([2 / FPS])
     found = model.generate(input_ids=torch.tensor([ids]), **given, max_new_tokens=TOKENS, do_sample=False)[
         0, len(ids) :
     ].tolist()
@@ -125,9 +118,9 @@ def test_greedy_answers_equal_transformers(tmp_path: Path, family: str, shape: s
                 session.watch(image, index / FPS)
             answer = session.ask(QUESTION, max_tokens=TOKENS)
             answer.wait()
-            size, rows = session.model.bundle.vision.size, len(model.bundle.closing_rows())
+            size = session.model.bundle.vision.size
         assert not family.startswith("qwen") or size != model.bundle.vision.size
     frames = pixels(folder, family, seen, size)
-    assert answer.token_ids == generated(folder, family, frames, rows)
-    assert answer.token_ids != generated(folder, family, np.full_like(frames, 0.5), rows), "what was seen matters"
+    assert answer.token_ids == generated(folder, family, frames)
+    assert answer.token_ids != generated(folder, family, np.full_like(frames, 0.5)), "what was seen matters"
     assert len(set(answer.token_ids)) > 1

@@ -1,21 +1,29 @@
-"""Checkpoints that cannot be exported: one line each, naming the file and what to do; nothing is written."""
+"""What a user may point the command at: one line that names the file and the way out, exit code 2, nothing half-written."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from more_checkpoints import make_more
+from safetensors.torch import load_file, save_file
 
+from edgevlm.cli import main
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.runtime.bundle import MANIFEST, Bundle, seal_manifest
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2, "shard_size": "400KB"}
+INDEX = "model.safetensors.index.json"
 Change = Callable[[Path], Any]
 
 
@@ -72,8 +80,6 @@ def tensor(name: str, edit: Callable[[Any], Any]) -> Change:
     """Change one tensor of the checkpoint, in whichever shard it is."""
 
     def change(folder: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
         shard = folder / json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][name]
         tensors = load_file(shard)
         tensors[name] = edit(tensors[name])
@@ -89,18 +95,58 @@ def with_nan(weights: Any) -> Any:
 
 SHARD = "model-00002-of-00004.safetensors"
 NORMED = "language_model.model.layers.1.mlp.down_proj.weight"
+
+
+def edgevlm(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The command, in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["edgevlm", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(str(end.value.code))
+
+
+def mapped(file: str) -> Change:
+    """One tensor is said to lie in ``file``."""
+
+    def change(folder: Path) -> None:
+        index = json.loads((folder / INDEX).read_text())
+        index["weight_map"][NORMED] = file
+        (folder / INDEX).write_text(json.dumps(index))
+
+    return change
+
+
+def linked(name: str) -> Change:
+    """A file of the checkpoint becomes a link to the same file outside its folder."""
+
+    def change(folder: Path) -> None:
+        (folder.parent / "elsewhere").mkdir()
+        shutil.move(folder / name, folder.parent / "elsewhere" / name)
+        (folder / name).symlink_to(folder.parent / "elsewhere" / name)
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/no'\ntR.")
+
+
+def without_special_tokens(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in ("<image>", "<video>")]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
 CASES: list[tuple[Change, str]] = [
     (without("config.json"), r"config\.json: is missing"),
-    (text("config.json", '{"model_type": "lla'), r"config\.json: is not valid JSON"),
-    (text("config.json", "[]"), r"config\.json: is not a JSON object"),
+    (text("config.json", "[" * 100_000), r"config\.json: is not valid JSON"),
     (config(model_type="llava_next"), r"'llava_next' is not known; did you mean 'llava_next_video'"),
     (piped("config.json"), r"config\.json: cannot be read \(.*it is no file"),
-    (config(quantization_config=[1]), r"\(quantization_config: "),
     (config(vision__image_size=2**40), r"\(vision_config\.image_size"),
-    (config(text__rope_parameters={"rope_theta": float("nan")}), r"\(text_config\.rope_parameters\.rope_theta"),
     (config(text_config=None), r"has no text_config"),
     (config(text__model_type="qwen4"), r"'qwen4' cannot be exported; did you mean 'qwen[23]'"),
-    (config(text__hidden_size=None), r"head_dim 682 is not a multiple of 8"),
     (config(text__num_key_value_heads=4), r"6 attention heads cannot share 4"),
     (config(text__num_hidden_layers=4), r"no tensor 'text\.layers\.3"),
     (config(text__vocab_size=1000), r"has shape .* where config\.json means \(1000, 96\)"),
@@ -114,15 +160,24 @@ CASES: list[tuple[Change, str]] = [
     (config(image_token_index=None), r"has no image_token_id"),
     (without(SHARD), rf"{SHARD}: is missing"),
     (cut(SHARD), rf"{SHARD}: is damaged or truncated"),
-    (without("model.safetensors.index.json"), r"model\.safetensors: is missing; only safetensors"),
+    (mapped("../../etc/passwd"), r"names '\.\./\.\./etc/passwd', which lies outside the checkpoint's folder"),
+    (linked(SHARD), rf"{SHARD}: is a link out of the checkpoint's folder"),
+    (linked("tokenizer.json"), r"tokenizer\.json: is a link out of the checkpoint's folder"),
+    (pickled, r"pytorch_model\.bin: pickled weights can run code and are not read; convert them"),
     (without("tokenizer.json"), r"tokenizer\.json: is missing"),
     (text("tokenizer.json", "{}"), r"tokenizer\.json: cannot be read"),
+    (without_special_tokens, r"tokenizer\.json: lacks token"),
     (without("chat_template.jinja"), r"chat_template\.jinja: is missing"),
     (text("chat_template.jinja", "{{ messages }}"), r"never writes '<image>'"),
+    (text("chat_template.jinja", "<image>{{ ''.__class__.__mro__[1].__subclasses__() }}"), r"does not render \(access to"),
+    (
+        text("chat_template.jinja", "<image>{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
+        r"takes more than 2 s or 256 MB",
+    ),
+    (text("chat_template.jinja", "<image>{{ 'a' * 9999999999 }}"), r"takes more than 2 s or 256 MB"),
     (without("processor_config.json"), r"processor_config\.json: is missing"),
     (processor(size={"shortest_edge": 56}), r"vision tower takes 56 x 56"),
     (processor(do_pad=True), r"do_pad"),
-    (processor(image_std=[1, 1, float("nan")]), r"\(image_std"),
     (processor(resample=0), r"resample 0 \(nearest\) cannot be exported; set it to one of 2 \(bilinear\), 3 .*, 1 \(lanczos\)"),
     (tensor(NORMED, lambda weights: weights.to(dtype=torch.int8)), r"tensor '.*' is I8; give the checkpoint before"),
     (tensor(NORMED, with_nan), r"safetensors: tensor '.*' holds NaN or infinity"),
@@ -132,19 +187,24 @@ CASES: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), CASES, ids=[message[:30] for _, message in CASES])
-def test_one_line_and_nothing_written(exported: Any, tmp_path: Path, change: Change, message: str) -> None:
-    folder = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "checkpoint"))
+def test_one_line_and_nothing_written(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], change: Change,
+    message: str,
+) -> None:  # fmt: skip
+    folder = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "in" / "checkpoint"))
     assert (folder / SHARD).exists()
     change(folder)
-    with pytest.raises(UserError, match=message) as error:
-        export_checkpoint(folder, tmp_path / "out")
-    assert "\n" not in str(error.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    capsys.readouterr()
+    assert edgevlm(monkeypatch, "export", folder, "--out", tmp_path / "out" / "bundle") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("edgevlm: ")
+    assert said.err.count("\n") == 1, said.err
+    assert re.search(message, said.err)
+    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
 def test_frames_may_be_cropped_instead(exported: Any, tmp_path: Path) -> None:
-    from edgevlm.runtime.bundle import Bundle
-
     folder = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "checkpoint"))
     crop = {"height": 56, "width": 56}
     processor(size={"shortest_edge": 64}, crop_size=crop, do_center_crop=True, resample=2)(folder)
@@ -154,8 +214,6 @@ def test_frames_may_be_cropped_instead(exported: Any, tmp_path: Path) -> None:
 
 def test_older_names_of_tensors_and_files_are_known(exported: Any, tmp_path: Path) -> None:
     """The layout of transformers 4.52 and later: model.*, vision_model, preprocessor_config.json, tokenizer_config."""
-    from safetensors.torch import load_file, save_file
-
     made = exported("llava", layers=2, heads=6, kv_heads=2)
     folder = Path(shutil.copytree(made.checkpoint, tmp_path / "checkpoint"))
     tensors = load_file(folder / "model.safetensors")
@@ -176,3 +234,52 @@ def test_older_names_of_tensors_and_files_are_known(exported: Any, tmp_path: Pat
     again = export_checkpoint(folder, tmp_path / "out")
     for name in ("decoder.weights", "decoder.onnx", "vision.weights", "vision.onnx", "bundle.json"):
         assert (again / name).read_bytes() == (made.bundle / name).read_bytes(), name
+
+
+def test_a_mark_around_frames_that_is_no_token(tmp_path: Path) -> None:
+    folder = make_more(tmp_path / "checkpoint", "smolvlm")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    mark = next(token for token in content["added_tokens"] if token["content"] == "<global-img>")
+    mark["content"] = "<other>"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json: lacks token .*<global-img>"):
+        export_checkpoint(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_code_of_a_checkpoint_is_run(exported: Any, tmp_path: Path) -> None:
+    """``auto_map`` is what transformers follows with ``trust_remote_code``; here it is ignored."""
+    folder = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "checkpoint"))
+    for name in ("modeling_evil.py", "tokenization_evil.py", "configuration_evil.py"):
+        (folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    evil = {
+        "AutoConfig": "configuration_evil.C",
+        "AutoModel": "modeling_evil.M",
+        "AutoTokenizer": ["tokenization_evil.T", None],
+    }
+    config(auto_map=evil)(folder)
+    tokens = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens | {"auto_map": evil}))
+    export_checkpoint(folder, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_links_of_the_hub_s_cache_are_followed(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE).checkpoint
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0123", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(made.iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))
+    assert Checkpoint(snapshot).tensors.keys() == Checkpoint(made).tensors.keys()
+
+
+def test_a_bundle_of_another_version(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    bundle = Path(shutil.copytree(exported("llava", **SHAPE).bundle, tmp_path / "bundle"))
+    manifest = json.loads((bundle / MANIFEST).read_text())
+    (bundle / MANIFEST).write_bytes(seal_manifest(manifest | {"format": 99}))
+    assert edgevlm(monkeypatch, "run", "--frames", "1", "--json", "--model", bundle) == 2
+    said = capsys.readouterr().err
+    assert "is of bundle format 99 and this edgevlm reads format" in said
+    assert said.count("\n") == 1

@@ -1,4 +1,4 @@
-"""An export that was killed goes on behind what it had finished, and makes the bytes that an undisturbed one makes."""
+"""A bundle appears whole or not at all, and an export that was killed resumes and makes the same bytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +21,23 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.graph import ExportJournal
 from edgevlm.runtime import files
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import Bundle, check_target
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
-atomic_directory = partial(files.atomic_directory, check=lambda _: None)
+
+
+LIMITED = """
+import resource, sys
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint, writer
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+for size in sys.argv[3:]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), limits[1]))
+    try:
+        export_checkpoint(sys.argv[1], sys.argv[2], force=True)
+    except UserError as error:
+        print(error)
+"""
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -170,3 +184,78 @@ def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) 
     export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notify=said.append)
     assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
     assert leftovers(out) == []
+
+
+def test_an_export_killed_half_way_leaves_the_old_bundle(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE)
+    target = tmp_path / "bundle"
+    shutil.copytree(exported("llava", **SHAPE, seed=1).bundle, target)
+    old = Bundle.load(target).files
+    (tmp_path / ".bundle.edgevlm-abandoned").mkdir()
+    killed_at("hashing", made.checkpoint, target, force=True)
+    assert Bundle.load(target).files == old
+    assert len(leftovers(tmp_path)) == 1  # its own: what was abandoned before it is gone
+    export_checkpoint(made.checkpoint, target, force=True)
+    assert Bundle.load(target).files != old
+    assert leftovers(tmp_path) == []
+
+
+def test_a_full_disk_is_one_line_and_changes_nothing(exported: Any, tmp_path: Path) -> None:
+    """The file size limit stands for the disk: it strikes in the vision graph, in its weights, in the decoder's."""
+    made = exported("llava", **SHAPE)
+    target = tmp_path / "bundle"
+    shutil.copytree(made.bundle, target)
+    sizes = (200, 5_000, 100_000, 500_000)
+    result = subprocess.run(
+        [sys.executable, "-c", LIMITED, made.checkpoint, target, *map(str, sizes)], capture_output=True, text=True
+    )
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(sizes), result.stderr
+    assert all("could not be written (the file grew too large)" in line for line in lines)
+    Bundle.load(target)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_bundle_whose_replacement_was_killed_is_put_back(tmp_path: Path, loaded: bool) -> None:
+    target = tmp_path / "bundle"
+    target.mkdir()
+    (target / "bundle.json").write_text("old")
+    child = os.fork()
+    if child == 0:
+        rename = os.rename
+
+        def killed(source: Path, place: Path) -> None:
+            rename(source, place)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.rename = killed  # type: ignore[assignment]
+        with files.atomic_directory(target, partial(check_target, force=True)) as folder:
+            (folder / "bundle.json").write_text("new")
+    os.waitpid(child, 0)
+    assert not target.exists()
+    if loaded:
+        with pytest.raises(UserError, match="bundle"):
+            Bundle.load(target)
+    else:
+        with (
+            pytest.raises(UserError, match="pass --force"),
+            files.atomic_directory(target, partial(check_target, force=False)),
+        ):
+            pass
+    assert (target / "bundle.json").read_text() == "old"
+
+
+def test_what_is_there_is_not_replaced_unasked(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "photo.jpg").write_text("x")
+    cases = [(made.bundle, False, "--force"), (tmp_path / "file", True, "is a file"), (tmp_path / "other", True, "else")]
+    for target, force, message in cases:
+        said: list[str] = []
+        with pytest.raises(UserError, match=message):
+            export_checkpoint(made.checkpoint, target, force=force, progress=said.append)
+        assert said == []
+    assert (tmp_path / "other" / "photo.jpg").exists()
+    Bundle.load(made.bundle)

@@ -13,12 +13,11 @@ import onnxruntime as ort
 import pytest
 import torch
 from engine_runner import opened
-from torch import nn
 
 from edgevlm.bench.seeded import decoder_bundle
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.vision import GRAPH, VisionTower, write_vision
-from edgevlm.export.vision.layers import ACTIVATIONS, VisionGraph, averaging, bilinear
+from edgevlm.export.vision.layers import ACTIVATIONS, VisionGraph
 from edgevlm.runtime.bundle import FileRecord
 from edgevlm.runtime.engine import load_engine
 
@@ -124,24 +123,17 @@ def test_a_frames_features_do_not_depend_on_its_company(tmp_path: Path, frames: 
     assert np.any(together.run(None, {"pixel_values": frames})[0] != alone), "in one call they would"
 
 
-class OneLayer(VisionTower):
-    """Rows of pixels ``[F, 3, side, side * n]`` through ``layer(graph, rows)``, of rows ``[F, side * side, 3 n]``."""
+class OneLinear(VisionTower):
+    """A linear and its activation: ``[F, 3, 9, 4]`` to ``[F, 9, 6]``."""
 
-    def __init__(self, layer: Callable[[VisionGraph, str], str], side: int, tokens: int, width: int) -> None:
-        self.layer, self.size, self.tokens, self.width = layer, (side, 4 * side), tokens, width
+    size, tokens, width = (9, 4), 9, 6
+
+    def __init__(self, kind: str, bias: bool) -> None:
+        self.kind, self.bias = kind, bias
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
-        side = self.size[0]
-        cut = graph.transpose("turned", graph.reshape("cut", pixels, 0, 3, side, side, 4), 0, 2, 3, 1, 4)
-        return self.layer(graph, graph.reshape("rows", cut, -1, side * side, 12))
-
-    def run(self, folder: Path, standard: bool, **arrays: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
-        """What it gives for random rows, and these."""
-        write_vision(self, Tensors(**arrays), folder, standard=standard)  # type: ignore[arg-type]
-        pixels = np.random.default_rng(1).standard_normal((2, 3, *self.size)).astype(np.float32) * 3
-        found = opened(folder / GRAPH).run(None, {"pixel_values": pixels})[0]
-        cut = pixels.reshape(2, 3, self.size[0], self.size[0], 4).transpose(0, 2, 3, 1, 4)
-        return found, torch.from_numpy(cut.reshape(2, -1, 12).copy())
+        rows = graph.reshape("rows", graph.transpose("turned", pixels, 0, 2, 1, 3), 0, 9, -1)
+        return graph.linear("fc", rows, 12, 6, bias=self.bias, activation=self.kind)
 
 
 @pytest.mark.parametrize("standard", [False, True])
@@ -152,45 +144,9 @@ def test_activations_are_transformers_own(tmp_path: Path, kind: str, bias: bool,
 
     rng = np.random.default_rng(0)
     arrays = {"fc_weight": rng.standard_normal((6, 12)) / 3} | ({"fc_bias": rng.standard_normal(6)} if bias else {})
-    tower = OneLayer(lambda g, rows: g.linear("fc", rows, 12, 6, bias=bias, activation=kind), 3, 9, 6)
-    found, rows = tower.run(tmp_path, standard, **arrays)
-    product = rows.double() @ torch.from_numpy(arrays["fc_weight"]).T + torch.from_numpy(arrays.get("fc_bias", np.zeros(6)))
+    write_vision(OneLinear(kind, bias), Tensors(**arrays), tmp_path, standard=standard)  # type: ignore[arg-type]
+    pixels = np.random.default_rng(1).standard_normal((2, 3, 9, 4)).astype(np.float32) * 3
+    found = opened(tmp_path / GRAPH).run(None, {"pixel_values": pixels})[0]
+    rows = pixels.transpose(0, 2, 1, 3).reshape(2, 9, 12).astype(np.float64)
+    product = torch.from_numpy(rows @ arrays["fc_weight"].T + arrays.get("fc_bias", np.zeros(6)))
     np.testing.assert_allclose(found, ACT2FN[kind](product).numpy(), atol=3e-6)
-
-
-@pytest.mark.parametrize("standard", [False, True])
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
-def test_norms_are_torch_s(tmp_path: Path, kind: str, skip: bool, standard: bool) -> None:
-    def layer(g: VisionGraph, rows: str) -> str:
-        twice = g.mul("twice", rows, 2.0)
-        return g.node("Concat", getattr(g, kind)("norm", rows, 12, 1e-5, twice if skip else ""), "both", axis=-1)
-
-    rng = np.random.default_rng(0)
-    arrays = {"norm_weight": rng.standard_normal(12), "norm_bias": rng.standard_normal(12)}
-    found, rows = OneLayer(layer, 3, 9, 24).run(tmp_path, standard, **arrays)
-    total = rows.double() * (3 if skip else 1)
-    weight, bias = (torch.from_numpy(array) for array in arrays.values())
-    normed = (
-        nn.functional.layer_norm(total, (12,), weight, bias, 1e-5)
-        if kind == "layer_norm"
-        else nn.functional.rms_norm(total, (12,), weight, 1e-5)
-    )
-    np.testing.assert_allclose(found, torch.cat([normed, total], -1).numpy(), atol=3e-6)
-
-
-@pytest.mark.parametrize(("side", "few"), [(5, 3), (27, 14), (4, 2)])
-def test_resampling_is_torch_s(tmp_path: Path, side: int, few: int) -> None:
-    matrix = bilinear(side, few)
-    found, rows = OneLayer(lambda g, x: g.resample("r", x, 12, matrix), side, few**2, 12).run(tmp_path, standard=True)
-    grid = rows.double().unflatten(1, (side, side)).permute(0, 3, 1, 2)
-    small = nn.functional.interpolate(grid, size=(few, few), mode="bilinear")
-    np.testing.assert_allclose(found, small.flatten(2).transpose(1, 2).numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize(("side", "stride"), [(4, 2), (5, 2), (7, 3)])
-def test_pools_are_torch_s(tmp_path: Path, side: int, stride: int) -> None:
-    tower = OneLayer(lambda g, x: g.resample("pool", x, 12, averaging(side, stride)), side, (side // stride) ** 2, 12)
-    found, rows = tower.run(tmp_path, standard=True)
-    grid = rows.unflatten(1, (side, side)).permute(0, 3, 1, 2)
-    np.testing.assert_allclose(found, nn.AvgPool2d(stride, stride)(grid).flatten(2).transpose(1, 2).numpy(), atol=1e-5)
