@@ -1,5 +1,6 @@
 """Nodes of a cluster in one process, on real sockets, with a head that is called directly and a clock that is set."""
 
+import json
 import threading
 from contextlib import ExitStack
 
@@ -15,7 +16,7 @@ from edgevlm.apps.cluster.agent import NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.head import Head, HeadAway
 from edgevlm.apps.cluster.routes import ClusterRoutes
-from edgevlm.apps.cluster.shared import shared_at
+from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.run import uvicorn_config
@@ -46,7 +47,7 @@ class Node:
         self.service = Service(ServeConfig(**config, threads=1), self.notices.append, sinks={"kept": self.sent})
         listening = uvicorn.Config(None, port=0).bind_socket()
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        arguments = (name, self.url, shared_at(cluster.shared), memory, self.notices.append, lambda: cluster.now)
+        arguments = (name, self.url, Shared(cluster.shared), memory, self.notices.append, lambda: cluster.now)
         self.agent = NodeAgent(self.service, self.call, *arguments)
         self.app = make_app(self.service)
         self.server = uvicorn.Server(uvicorn_config(ClusterRoutes(self.app, self.service, self.agent), self.service))
@@ -58,7 +59,7 @@ class Node:
         if not self.hears:
             raise HeadAway("cut off")
         with self.cluster.lock:
-            return getattr(self.cluster.head, method)(*arguments)
+            return json.loads(json.dumps(self.cluster.head.call(method, *arguments)))
 
     def step(self):
         try:
@@ -95,7 +96,8 @@ class Cluster:
             for name in names or self.nodes:
                 self.nodes[name].step()
             where = self.where()
-            if where == before and all(each["node"] == where.get(name) for name, each in self.head.view()["cameras"].items()):
+            cameras = self.head.call("view")["cameras"]
+            if where == before and all(each["node"] == where.get(name) for name, each in cameras.items()):
                 return where
             before = where
 

@@ -6,32 +6,37 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from edgevlm import __version__
-from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Lease
-from edgevlm.apps.cluster.head import EMPTY, HeadAway, View, boot_time
-from edgevlm.apps.cluster.moving_events import FILE as EVENTS
-from edgevlm.apps.cluster.moving_events import MovingEvents
-from edgevlm.apps.cluster.needs import ModelNeeds
+from edgevlm.apps.bundles.hub import hub_id
+from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Director, Fields, Lease
+from edgevlm.apps.cluster.head import HeadAway, boot_time
 from edgevlm.apps.cluster.notes import NoteFollower
-from edgevlm.apps.cluster.shared import Shared, folder_of
+from edgevlm.apps.cluster.shared import EPOCH, MovingEvents, Shared
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.forget import Forgotten, Span
+from edgevlm.apps.forget import Span
+from edgevlm.apps.planning.formulas import camera_bytes
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig
 from edgevlm.apps.serve.service import Hooks, Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.settings import AUTO, check_policy
+from edgevlm.runtime.helper_process import call_in_helper
+from edgevlm.runtime.settings import AUTO, check_policy, parse_budget
 
 RETRY_S = 30.0  # until a camera that could not be opened is tried again
 DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
+HUB_S = 30.0  # until the hub is asked again for a model that it did not give
+RESOLVE = "edgevlm.apps.bundles.fetch:resolve_config"
+NOTHING = (0, 0, 0.0)  # of a model that does not run here
+Planned = tuple[int, int, float]  # bytes of a model, bytes of each camera, frames a second of all its cameras together
 Call = Callable[..., Any]  # of a head's method by its name
 
 
@@ -59,40 +64,30 @@ class NodeAgent(Hooks):
         self.name, self.url, self._shared, self._memory = name, url, shared, memory_bytes
         self._service, self.call, self._notify, self._clock = service, call, notify, clock
         self.instance, self._lease = uuid4().hex, Lease()
+        self.needs: dict[str, Planned] = {}  # what models take here, by name, as far as it is known
         self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
         self.problems: dict[str, str] = {}  # why cameras could not be opened
         self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
-        self.view: View = EMPTY  # the cluster by the head's last answer
+        self.view: Fields = Director().told  # the cluster by the head's last answer
         self._mark = ""  # that the head gave it
         self._events: dict[str, MovingEvents] = {}
         self._retry: dict[str, float] = {}
         self._refused: list[str] = []  # lines about watches, told once
+        self._fetching: set[str] = set()  # models of the hub
         self._joined, self._told, self._asking = False, "", threading.Lock()
         self.notes = NoteFollower(name, service, shared, self._events, lambda: self.view, notify)
         self._following = threading.RLock()  # over the watches
         self._working = threading.RLock()  # over the cameras
         self._wake, self._done = threading.Event(), threading.Event()
-        self.needs = ModelNeeds(lambda: service.config, self._done, notify)
-        self._threads = [
-            threading.Thread(target=work, name=f"edgevlm-cluster-{work.__name__[1:]}", daemon=True)
-            for work in (self._ask_on, self._work_on)
-        ]
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]
         self._local = service.state / "pictures"  # where they do not lie beside the snapshots
         service.hooks = self
-
-    def cameras_elsewhere(self) -> Collection[str]:
-        return self.view["cameras"].keys()
 
     def start(self) -> None:
         """Begin. The service is open, without cameras."""
         shutil.rmtree(self._local, ignore_errors=True)  # of an earlier process
         for thread in self._threads:
             thread.start()
-
-    def may_watch(self, camera: str) -> bool:
-        """Whether the lease holds, and names it with the epoch that it was opened with."""
-        epoch = self._lease.held(self._clock()).get(camera)
-        return epoch is not None and self.epochs.get(camera) == epoch
 
     def close(self) -> None:
         """Let cameras move where they fit, for DRAIN_S seconds at most; then close the rest, and leave."""
@@ -112,47 +107,58 @@ class NodeAgent(Hooks):
         with suppress(HeadAway, UserError):
             self.call("gone", self.name, self.instance)
 
-    def heard(self) -> dict[str, float]:
-        """Seconds since each node last asked the head; nothing while that does not answer."""
-        try:
-            return {} if self._told else dict(self.call("heard"))
-        except HeadAway:
-            return {}
-
     def _is_moving(self) -> bool:
         """Ask the head whether a camera is to go from here to another node."""
         self.ask()
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
+    # the head
+
     def ask(self) -> None:
         """Ask the head once; join where it does not know this process. Raises HeadAway, UserError."""
         with self._asking:
-            asked = self._clock()
+            asked, notes = self._clock(), self.notes
             try:
                 if not self._joined:
                     self._join()
-                open = {*self.epochs, *self._lease.orders}  # or about to be
-                told = self.call("ask", self.name, self.instance, sorted(open), self.needs.known, *self.notes.done, self._mark)
+                open = sorted({*self.epochs, *self._lease.orders})  # or about to be
+                followed = notes.kept, dict(notes.cameras)
+                told = self.call("ask", self.name, self.instance, open, dict(self.needs), *followed, self._mark)
             except UserError:  # this node was given up: its orders no longer count
                 self._joined, self._lease = False, Lease()
                 raise
             self._lease.renew(asked, told["orders"])
             self.view, self._mark = told["view"] or self.view, told["mark"]
             for model in told["unknown"]:
-                self.needs.learn(model)
+                self._learn(model)
         self._wake.set()
 
     def _join(self) -> None:
-        config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
-        cameras = self._asked_for(config)
+        config, about = self._service.config, {"memory_bytes": self._memory, "url": self.url}
         watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
-        for line in self.call("join", node, self.instance, self.url, cameras, watches, __version__):
+        for line in self.call("join", self.name, self.instance, about, self._asked_for(config), watches, __version__):
             self._notify(mask_credentials(line))
         self._joined = True
         self._notify(f"cluster: {self.name} has joined")
 
-    def _asked_for(self, config: ServeConfig) -> dict[str, dict[str, Any]]:
-        return {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
+    def _asked_for(self, config: ServeConfig) -> dict[str, Fields]:
+        return {name: self.asked_for(settings, config) for name, settings in config.cameras.items()}
+
+    def asked_for(self, settings: CameraSettings, config: ServeConfig | None = None, by_client: bool = False) -> Fields:
+        """Describe a camera for the head: only this node can watch a device or a file, such as ``0``."""
+        whole = (config or self._service.config).camera(settings)
+        source = secret(whole.source)
+        anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)
+        return {
+            "settings": whole.model_dump(exclude_none=True), "model": whole.model or "demo", "fps": whole.fps,
+            "only": None if anywhere else self.name, "by_client": by_client,
+        }  # fmt: skip
+
+    def heard(self) -> dict[str, float]:
+        """Seconds since each node last asked the head; nothing while that does not answer."""
+        with suppress(HeadAway, UserError):
+            return {} if self._told else dict(self.call("heard"))
+        return {}
 
     def _ask_on(self) -> None:
         while not self._done.is_set():
@@ -174,6 +180,44 @@ class NodeAgent(Hooks):
             self._notify(f"cluster: {line or 'the head answers again'}")
         self._told = line
 
+    def _learn(self, model: str) -> None:
+        """Plan a model; one of the hub later, since a download may take longer than a lease."""
+        if hub_id(model) is None:
+            self.needs[model] = self.plan(model)
+        elif model not in self._fetching:
+            self._fetching.add(model)
+            threading.Thread(target=self._fetch, args=(model,), daemon=True).start()
+
+    def _fetch(self, model: str) -> None:
+        """Ask until the hub gives the model; meanwhile it does not run here."""
+        told = ""
+        while not self._done.is_set():
+            try:
+                folder = str(call_in_helper(RESOLVE, model, progress=lambda *done: None, notify=self._notify))
+            except UserError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._notify(told)
+                self.needs[model] = NOTHING
+                self._done.wait(HUB_S)
+            else:
+                self.needs[model] = self.plan(folder)
+                return
+
+    def plan(self, model: str) -> Planned:
+        """What ``edgevlm plan`` predicts of a model that is here; NOTHING, with a notice, where it cannot run."""
+        config = self._service.config
+        budget = None if config.budget is None else parse_budget(str(config.budget))
+        try:
+            plan = make_plan(PlanRequest(model, budget=budget, fps=config.fps, cameras=1))
+        except UserError as error:
+            self._notify(f"{mask_credentials(model)} does not run here: {error}")
+            return NOTHING
+        camera = camera_bytes(plan.roofline.model, plan.budget, plan.chunk, plan.roofline.kv)
+        return max(0, plan.memory.total - camera), camera, plan.speed.prefill_fps
+
+    # cameras
+
     def _work_on(self) -> None:
         while not self._done.is_set():
             self._wake.wait(1.0)
@@ -186,35 +230,31 @@ class NodeAgent(Hooks):
     def work(self) -> None:
         """Close what this node may watch no longer, open what it is to watch, and apply the cluster's watches."""
         with self._working:
-            self._work()
+            view = self.view
+            held = self._lease.held(self._clock())  # no older than the view
+            for name, epoch in list(self.epochs.items()):
+                if held.get(name) != epoch:
+                    self._close(name)
+            self._follow()
+            self.notes.follow()
+            for name, epoch in held.items():
+                if self._done.is_set():
+                    return
+                is_due = name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]
+                if is_due and self._lease.held(self._clock()).get(name) == epoch:  # still, after others were opened
+                    self._open(name, epoch, view["cameras"][name])
+            for name, stream in list(self._service.streams.items()):
+                if self._events[name].events:
+                    self._events[name].note_sent(self._service.delivery.store)
+                if name in self.moves and self.moves[name]["lost_s"] is None and stream.loop.frame is not None:
+                    self._say_lost(name)
 
-    def _work(self) -> None:
-        view = self.view
-        held = self._lease.held(self._clock())  # no older than the view
-        for name, epoch in list(self.epochs.items()):
-            if held.get(name) != epoch:
-                self._close(name)
-        self._follow()
-        self.notes.follow()
-        for name, epoch in held.items():
-            if self._done.is_set():
-                return
-            if self._lease.held(self._clock()).get(name) != epoch:  # no longer, while others were opened
-                continue
-            if name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]:
-                self._open(name, epoch, view["cameras"][name])
-        for name, stream in list(self._service.streams.items()):
-            if not self._events[name].is_empty:
-                self._events[name].note_sent(self._service.delivery.store)
-            if name in self.moves and self.moves[name]["lost_s"] is None and stream.loop.frame is not None:
-                self._say_lost(name)
-
-    def _open(self, name: str, epoch: int, given: Mapping[str, Any]) -> None:
+    def _open(self, name: str, epoch: int, given: Fields) -> None:
         self.epochs[name] = epoch
         try:
             before = self._begin_folder(name, epoch, given["begins"])
             self.notes.follow_at(name, epoch)
-            self._events[name] = MovingEvents(self._shared, folder_of(name, epoch), self._notify)
+            self._events[name] = MovingEvents(self._shared, name, epoch, self._notify)
             self._tell_again(name)
             settings = CameraSettings(**{**given["settings"], **given["switched"]})
             self._service.add(name, settings, given["by_client"], given["paused"])
@@ -230,31 +270,98 @@ class NodeAgent(Hooks):
         for each in before:
             self._shared.delete(name, each)
         self.problems.pop(name, None)
-        resumed = self._service.stream(name).resumed_at
         if epoch > 1 and epoch != given["begins"]:
-            self.moves[name] = {"from_time": resumed, "lost_s": None}
+            self.moves[name] = {"from_time": self._service.stream(name).resumed_at, "lost_s": None}
+
+    def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
+        """Copy the folder of the newest epoch since ``begins``; return the epochs of all older folders. Raises OSError."""
+        shutil.rmtree(self._local / name, ignore_errors=True)
+        known = self._shared.epochs(name)
+        before = [each for each in known if each < epoch]
+        self._shared.begin(name, epoch, max((each for each in before if each >= begins), default=None))
+        if epoch not in known and begins == epoch and before:  # its memory is empty, but its watches are as they were
+            with suppress(FileNotFoundError):
+                events = self._shared.read(f"{name}/{EPOCH}{before[-1]}/{MovingEvents.FILE}")
+                self._shared.write(f"{name}/{EPOCH}{epoch}/{MovingEvents.FILE}", events)
+        return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
+
+    def _tell_again(self, name: str) -> None:
+        """Record the events of the camera's last node, with the same ids, and send those that it has not sent."""
+        for event, unsent in self._events[name].events:
+            watch = self._service.watches.watches.get(event.watch)
+            sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
+            self._service.delivery.record(event, (), sinks)
 
     def _say_lost(self, name: str) -> None:
-        since = self.moves[name]["from_time"]
-        self.moves[name]["lost_s"] = None if since is None else round(max(0.0, time.time() - since), 1)
-        stream = self._service.stream(name)
+        since, stream = self.moves[name]["from_time"], self._service.stream(name)
         if since is None:
             stream.notice("watched here now, with an empty memory: there was no snapshot of it")
             self.moves.pop(name)
         else:
+            self.moves[name]["lost_s"] = round(max(0.0, time.time() - since), 1)
             stream.notice(f"watched here now; {self.moves[name]['lost_s']:.1f} s before are not remembered")
 
     def _close(self, name: str) -> None:
         if name in self._service.streams:
-            thumbnails = len(self._service.stream(name).observer.thumbnails.taken())
             self._service.remove(name)
             with suppress(OSError):  # of one that was frozen or cut off until another had it: what it has just written
                 if any(each > self.epochs[name] for each in self._shared.epochs(name)):
                     self._shared.delete(name, self.epochs[name])
-            self.notes.note_closed(name, self.epochs[name], thumbnails)
+            self.notes.note_closed(name, self.epochs[name])
         shutil.rmtree(self._local / name, ignore_errors=True)
         for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
             known.pop(name, None)
+
+    def describe(self, name: str) -> Fields:
+        """What ``GET /v1/streams/{name}`` answers of a camera that is watched here, with the seconds that a move lost."""
+        lost = self.moves.get(name, {}).get("lost_s")
+        return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
+
+    def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
+        """Give a camera that is watched here another policy or budget, and an empty memory; pause it, or let it go on.
+
+        None leaves it as it is. It stays so wherever the camera moves. Raises HeadAway, UserError, after which it goes on as
+        before, and FieldError for a policy that clients may not name.
+        """
+        change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
+        if change:
+            check_client_policy(policy)
+            with field("policy"):
+                check_policy(policy or AUTO)
+            with self._working:
+                before = self.view["cameras"][name]
+                self._open_again(name, {**before["switched"], **change})
+                if name not in self.epochs:
+                    why = self.problems.get(name, "another node may watch it")
+                    self._open_again(name, before["switched"], before["begins"])
+                    raise UserError(why)
+        if paused is not None:
+            self.call("change", name, {"paused": paused})
+            stream = self._service.stream(name)
+            (stream.pause if paused else stream.resume)()
+
+    def _open_again(self, name: str, switched: Fields, begins: int | None = None) -> None:
+        self.call("change", name, {"switched": switched}, begins)
+        self._retry.pop(name, None)
+        self.ask()
+        self.work()
+
+    # what the service asks
+
+    def cameras_elsewhere(self) -> Collection[str]:
+        return self.view["cameras"].keys()
+
+    def may_watch(self, name: str) -> bool:
+        """Whether the lease holds, and names it with the epoch that it was opened with."""
+        epoch = self._lease.held(self._clock()).get(name)
+        return epoch is not None and self.epochs.get(name) == epoch
+
+    def may_record(self, event: WatchEvent) -> bool:
+        """Whether this node may record an event, which then goes where the camera's next node finds it."""
+        may = self.may_watch(event.camera)
+        if may:
+            self._events[event.camera].add(event)
+        return may
 
     def camera_folder(self, service: Service, name: str) -> Path:
         where = self._where(name)
@@ -268,65 +375,44 @@ class NodeAgent(Hooks):
         """Return where this node stores the snapshots of a camera that is open here."""
         return None if name not in self.epochs else self._shared.where(name, self.epochs[name])
 
-    def _begin_folder(self, name: str, epoch: int, begins: int) -> list[int]:
-        """Copy the folder of the newest epoch since ``begins``; return the epochs of all older folders. Raises OSError."""
-        shutil.rmtree(self._local / name, ignore_errors=True)
-        before = [each for each in self._shared.epochs(name) if each < epoch]
-        is_new = epoch not in self._shared.epochs(name)
-        self._shared.begin(name, epoch, max((each for each in before if each >= begins), default=None))
-        if is_new and begins == epoch and before:  # its memory is empty, but its watches are as they were
-            with suppress(FileNotFoundError):
-                events = self._shared.read(f"{folder_of(name, before[-1])}/{EVENTS}")
-                self._shared.write(f"{folder_of(name, epoch)}/{EVENTS}", events)
-        return [each for each in self._shared.epochs(name, unfinished=True) if each < epoch]
+    def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
+        """Have the cluster watch what this node's configuration names now; return what was done, a line each."""
+        old, new, cameras = self._asked_for(before), self._asked_for(config), self.view["cameras"]
 
-    def forget(self, camera: str | None, span: Span) -> int:
-        """Have all nodes forget what was seen of a camera, or of all, until now at most; return the note's number.
+        def replace(name: str) -> str:
+            is_replaced = name in cameras and name in old
+            if is_replaced:
+                self.call("remove", name)
+            if name in new:
+                self.call("add", name, new[name])
+            return "removed" if name not in new else "opened again" if is_replaced else "added"
 
-        Nodes that are away do so when they are back. Raises UserError for a camera that there never was, HeadAway.
-        """
-        since, until = span.open_ended
-        now = time.time()
-        return int(self.call("forget", camera, since, now if until is None else min(until, now), span.everything))
+        return self._replaced("", old, new, cameras, replace)
 
-    def follow_notes(self, number: int) -> dict[str, Forgotten]:
-        """Forget what the head notes; return what this note deleted here, by camera. Raises UserError, HeadAway."""
-        with self._working:
-            self.ask()
-            self.work()
-            self.ask()
-            return self.notes.counts.get(number, {})
+    def replace_watches(self, service: Service, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
+        old, new = ({each.name: each.model_dump(mode="json") for each in watches} for watches in (before, after))
 
-    def forget_shared(self, number: int) -> tuple[dict[str, Forgotten], list[str]]:
-        """Follow a note in shared folders of cameras that are removed, or whose nodes are away.
+        def replace(name: str) -> str:
+            self.call("watch", name, new.get(name))
+            return "asked on all nodes" if name in new else "removed"
 
-        Returns what it deleted here, by camera, and the nodes that are away and cameras that are not open, which still have
-        to follow it. Raises UserError, HeadAway.
-        """
-        with self._working:
-            self.notes.follow_shared(number)
-            self.ask()
-            return self.notes.counts.get(number, {}), self.notes.waits_for(number)
+        return self._replaced("watch ", old, new, self.view["watches"], replace)
 
-    def may_record(self, event: WatchEvent) -> bool:
-        """Whether this node may record an event, which then goes where the camera's next node finds it."""
-        may = self.may_watch(event.camera)
-        if may:
-            self._events[event.camera].add(event)
-        return may
+    def _replaced(
+        self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
+    ) -> list[str]:
+        """Replace what has changed, and add again what failed before; return what was done, a line each."""
+        done = []
+        for name in {**old, **new}:
+            if old.get(name) != new.get(name) or (name in new and name not in known):
+                try:
+                    done.append(f"{kind}{name}: {replace(name)}")
+                except (UserError, HeadAway) as error:
+                    done.append(f"{kind}{name}: {mask_credentials(str(error))}")
+        self._wake.set()
+        return done
 
-    def _tell_again(self, name: str) -> None:
-        """Record the events of the camera's last node, with the same ids, and send those that it has not sent."""
-        service, events = self._service, self._events[name]
-        for event, unsent in events.each():
-            watch = service.watches.watches.get(event.watch)
-            sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
-            service.delivery.record(event, (), sinks)
-
-    def describe(self, camera: str) -> dict[str, Any]:
-        """Return what ``GET /v1/streams`` adds to a stream: its node, epoch, and seconds that a move lost."""
-        lost = self.moves.get(camera, {}).get("lost_s")
-        return {"node": self.name, "epoch": self.epochs.get(camera), "lost_s": lost}
+    # watches
 
     def add_watch(self, watch: Watch) -> None:
         """Ask a watch on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
@@ -342,67 +428,6 @@ class NodeAgent(Hooks):
             self.call("watch", name, None)
             self.ask()
 
-    def replace_cameras(self, service: Service, before: ServeConfig, config: ServeConfig) -> list[str]:
-        """Have the cluster watch what this node's configuration names now; return what was done, a line each."""
-        old, new, done = self._asked_for(before), self._asked_for(config), []
-        for name in {**old, **new}:
-            is_open = name in self.view["cameras"]
-            if old.get(name) == new.get(name) and is_open:  # else it failed before, and is tried again
-                continue
-            replaced = is_open and name in old
-            try:
-                if replaced:
-                    self.call("remove", name)
-                if name in new:
-                    self.call("add", name, new[name])
-                done.append(f"{name}: {'removed' if name not in new else 'opened again' if replaced else 'added'}")
-            except (UserError, HeadAway) as error:
-                done.append(f"{name}: {mask_credentials(str(error))}")
-        self._wake.set()
-        return done
-
-    def replace_watches(self, service: Service, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        old, new, done = {each.name: each for each in before}, {each.name: each for each in after}, []
-        for name in {**old, **new}:
-            if old.get(name) != new.get(name) or (name in new and name not in self.view["watches"]):
-                try:
-                    self.call("watch", name, new[name].model_dump(mode="json") if name in new else None)
-                    done.append(f"watch {name}: {'asked on all nodes' if name in new else 'removed'}")
-                except (UserError, HeadAway) as error:
-                    done.append(f"watch {name}: {error}")
-        self._wake.set()
-        return done
-
-    def pause(self, name: str, paused: bool) -> None:
-        """Pause a camera that is watched here, or let it go on, here and wherever it moves. Raises UserError, HeadAway."""
-        self.call("pause", name, paused)
-        stream = self._service.stream(name)
-        (stream.pause if paused else stream.resume)()
-
-    def switch(self, name: str, policy: str | None, budget: str | int | None) -> None:
-        """Give a camera that is watched here another policy or budget, None for what it has, and an empty memory.
-
-        It has them wherever it moves. Raises UserError, and it goes on as before, HeadAway, and FieldError for a policy that
-        clients may not name.
-        """
-        check_client_policy(policy)
-        with field("policy"):
-            check_policy(policy or AUTO)
-        with self._working:
-            before = self.view["cameras"][name]
-            change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
-            self._open_again(name, {**before["switched"], **change})
-            if name not in self.epochs:
-                why = self.problems.get(name, "another node may watch it")
-                self._open_again(name, before["switched"], before["begins"])
-                raise UserError(why)
-
-    def _open_again(self, name: str, switched: Mapping[str, Any], begins: int | None = None) -> None:
-        self.call("switch", name, switched, begins)
-        self._retry.pop(name, None)
-        self.ask()
-        self.work()
-
     def pause_watch(self, name: str, paused: bool, camera: str | None) -> None:
         """Pause a watch on one of its cameras, or on all, wherever they are watched. Raises UserError, HeadAway."""
         cameras = self._service.watches.watch(name).cameras or list(self.view["cameras"])
@@ -413,12 +438,6 @@ class NodeAgent(Hooks):
         """Ask the head, and take over the cluster's watches. Raises HeadAway, UserError."""
         self.ask()
         self._follow()
-
-    def _pause_watches(self, name: str, paused: Sequence[str]) -> None:
-        """Pause these watches of a camera, and no others."""
-        for watch, state in self._service.stream(name).watcher.states().items():
-            if state["paused"] != (watch in paused):
-                self._service.watches.pause(watch, watch in paused, name)
 
     def _follow(self) -> None:
         with self._following:
@@ -434,12 +453,40 @@ class NodeAgent(Hooks):
                 if name in self.view["cameras"]:
                     self._pause_watches(name, self.view["cameras"][name]["paused_watches"])
 
+    def _pause_watches(self, name: str, paused: Sequence[str]) -> None:
+        """Pause these watches of a camera, and no others."""
+        for watch, state in self._service.stream(name).watcher.states().items():
+            if state["paused"] != (watch in paused):
+                self._service.watches.pause(watch, watch in paused, name)
 
-def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:
-    """Describe a camera for the head: only this node can watch a device or a file, such as ``0``."""
-    source = secret(settings.source)
-    anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)
-    return {
-        "settings": settings.model_dump(exclude_none=True), "model": settings.model or "demo", "fps": settings.fps,
-        "only": None if anywhere else node, "by_client": by_client,
-    }  # fmt: skip
+    # what is to be forgotten
+
+    def forget(self, camera: str | None, span: Span) -> int:
+        """Have all nodes forget what was seen of a camera, or of all, until now at most; return the note's number.
+
+        Nodes that are away do so when they are back. Raises UserError for a camera that there never was, HeadAway.
+        """
+        since, until = span.open_ended
+        now = time.time()
+        number = int(self.call("forget", camera, since, now if until is None else min(until, now), span.everything))
+        self.follow_notes(number)
+        return number
+
+    def follow_notes(self, number: int) -> Fields:
+        """Forget what the head notes; return what this note deleted here, and why it could not. Raises UserError, HeadAway."""
+        with self._working:
+            self.ask()
+            self.work()
+            self.ask()
+            return self.notes.answer(number)
+
+    def forget_shared(self, number: int) -> tuple[Fields, list[str]]:
+        """Follow a note in shared folders of cameras that are removed, or whose nodes are away.
+
+        Returns what it deleted here, and why it could not, and the nodes that are away and cameras that are not open, which
+        still have to follow it. Raises UserError, HeadAway.
+        """
+        with self._working:
+            self.notes.follow_shared(number)
+            self.ask()
+            return self.notes.answer(number), self.notes.waits_for(number)

@@ -2,235 +2,386 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
 
-from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
+from edgevlm import __version__
+from edgevlm.apps.cluster.placement import Camera, Need, Node, place, rebalance
 from edgevlm.errors import UserError, nearest
 
 ASK_S = 2.0  # from one question of a node to the next
 LEASE_S = 15.0  # that a node may watch on after the last answer of its head
 GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks differ, and calls take time
-NOWHERE: tuple[str | None, int, str | None] = (None, 0, None)  # node, epoch and next node of a camera that was not saved
+Fields = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Assignment:
-    """A camera and the node that watches it.
+class State:
+    """All that outlives the head.
 
-    epoch: counts its placements, and fences late writes of earlier ones. begins: the epoch that began with an empty memory;
-    older ones are no longer read. going: the next node, once ``node`` has written its last snapshot.
+    removed: epoch and begins, from which cameras of that name go on. instances: processes by their nodes' names, lost ones too.
+    notes: of what is to be forgotten, until all have; ``number`` is the newest one's. nodes_forgot, cameras_forgot: the last
+    note that each has followed. removed_nodes: whose names are not taken again.
     """
 
-    camera: Camera
-    node: str | None = None
-    going: str | None = None
-    epoch: int = 0
-    begins: int = 0
-    problem: str | None = None  # why no node watches it
-
-
-@dataclass(slots=True)
-class Member:
-    """A node. seen: when it was last heard of. leaving: it is being emptied, and gets no more cameras."""
-
-    node: Node
-    seen: float
-    leaving: bool = False
-
-
-@dataclass(slots=True)
-class DirectorState:
-    """All that outlives the head: nodes, cameras, where they are, and their epochs."""
-
+    nodes: dict[str, Node] = field(default_factory=dict)
+    cameras: dict[str, Camera] = field(default_factory=dict)
     removed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    nodes: list[tuple[Node, bool]] = field(default_factory=list)  # and whether it is being emptied
-    cameras: list[Assignment] = field(default_factory=list)
+    instances: dict[str, str] = field(default_factory=dict)
+    watches: dict[str, Fields] = field(default_factory=dict)
+    notes: list[Fields] = field(default_factory=list)
+    number: int = 0
+    nodes_forgot: dict[str, int] = field(default_factory=dict)
+    cameras_forgot: dict[str, int] = field(default_factory=dict)
+    removed_nodes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Director:
     """Places cameras on nodes. Nothing here reads a clock, a network or a disk: real heads and simulated ones are the same.
 
-    A node asks for its :meth:`orders` every few seconds and watches those cameras, with those epochs, until LEASE_S after it
-    asked. A camera that moves is nobody's until the node that had it says that it is closed. A node that has not asked for
-    LEASE_S + GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
-    save: called after each change of :meth:`state`, before anybody is told of it. While it raises OSError nodes have what was
-    saved before, and nothing moves.
+    A node asks every few seconds and watches the cameras that it is ordered, with those epochs, until LEASE_S after it asked. A
+    camera that moves is nobody's until the node that had it no longer has it open. A node that has not asked for LEASE_S +
+    GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
+
+    save: called with the state after each change, before anybody is told of it. While it raises OSError nodes have what was
+    saved before, and nothing moves. Arguments and answers of public methods are JSON.
     """
 
-    needs: Needs
-    save: Callable[[], object] = lambda: None
-    members: dict[str, Member] = field(default_factory=dict)
-    cameras: dict[str, Assignment] = field(default_factory=dict)
-    removed: dict[str, tuple[int, int]] = field(default_factory=dict)  # epoch and begins, from which those of that name go on
-    _saved: dict[str, tuple[str | None, int, str | None]] = field(default_factory=dict)  # node, epoch, going; by camera
-    _save_at: float | None = None  # when what could not be saved is tried again
+    def __init__(
+        self, state: State | None = None, save: Callable[[State], object] = lambda state: None, now: float = 0.0
+    ) -> None:
+        """Go on from a state as a head that was killed did; each node has a lease's time to ask again."""
+        self.state, self._save, self._id, self._saves = state or State(), save, uuid4().hex, 0
+        self._is_changed, self._save_at = False, -math.inf  # when what could not be saved is tried again
+        for node in self.state.nodes.values():
+            node.seen = now
+        self._tell()
 
-    def join(self, node: Node, now: float) -> None:
-        """Add a node; cameras that fit nowhere, and some of full nodes, go to it."""
-        self.members[node.name] = Member(node, now)
-        self.spread()
+    def view(self, *, now: float = 0.0) -> Fields:
+        """Return nodes and cameras, where they are, and what else all nodes know."""
+        state = self.state
+        return {
+            "nodes": {name: {"url": node.url, "leaving": node.leaving} for name, node in state.nodes.items()},
+            "cameras": {name: dict(vars(camera)) for name, camera in state.cameras.items()},
+            "removed": {camera: begins for camera, (_, begins) in state.removed.items()},
+            "nodes_forgot": dict(state.nodes_forgot),
+            "cameras_forgot": dict(state.cameras_forgot),
+            "watches": dict(state.watches),
+            "notes": state.notes,
+        }
 
-    def spread(self) -> None:
-        """Place cameras that wait, and move some of full nodes, after nodes or their abilities changed."""
-        self._place()
-        cameras = [each.camera for each in self.cameras.values()]
-        self._move(rebalance(cameras, self._open_nodes(), self.needs, self.placed()))
-        self.keep()
+    def join(
+        self,
+        name: str,
+        instance: str,
+        about: Fields,
+        cameras: Mapping[str, Fields],
+        watches: Mapping[str, Fields],
+        version: str,
+        *,
+        now: float,
+    ) -> list[str]:
+        """Take in a node with nothing open, and its configuration's cameras and watches; return a line for each not taken.
 
-    def leave(self, name: str) -> None:
-        """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
-        self._member(name).leaving = True
-        held = self.placed()
-        elsewhere = place([each.camera for each in self.cameras.values()], self._open_nodes(), self.needs, held)
-        self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name})
-        self.keep()
-
-    def add(self, cameras: Iterable[Camera]) -> None:
-        """Watch cameras from now on; their ``problem`` says why they fit on no node. Raises UserError for a name in use."""
-        for camera in cameras:
-            if camera.name in self.cameras:
-                raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
-            epoch, begins = self.removed.pop(camera.name, (0, 0))
-            self.cameras[camera.name] = Assignment(camera, epoch=epoch, begins=begins)
-        self._place()
-        self.keep()
-
-    def remove(self, name: str) -> None:
-        """Watch a camera no longer."""
-        each = self.cameras.pop(name)
-        self.removed[name] = each.epoch, each.begins
-        self._place()
-        self.keep()
-
-    def renew(self, name: str, begins: int | None = None) -> int:
-        """Have a camera opened again where it is, with an empty memory, or with the newest since ``begins``; its new epoch.
-
-        A removed one has it when it is added again.
+        about: ``memory_bytes`` and ``url`` of a :class:`Node`. Cameras are as :meth:`add` takes them. Cameras that fit nowhere,
+        and some of full nodes, go to the node. Raises UserError while another process of that name may be watching, for a node
+        that was removed, which may still keep what was to be forgotten, and for another minor version of edgevlm.
         """
-        if name in self.removed:
-            epoch = self.removed[name][0] + 1
-            self.removed[name] = epoch, epoch
-            self.keep()
-            return epoch
-        each = self.cameras[name]
-        each.epoch += 1
-        each.begins = each.epoch if begins is None else begins
-        self.keep()
-        return each.epoch
+        if minor(version) != minor(__version__):
+            raise UserError(
+                f"node {name} has edgevlm {version} and the head {__version__}: only versions that begin alike, as "
+                f"{minor(__version__)}.x, go together; install edgevlm=={__version__} here, or end all nodes and upgrade all"
+            )
+        self.tick(now)
+        state, known = self.state, self.state.nodes.get(name)
+        is_back = state.instances.get(name) == instance  # what was removed meanwhile stays so until the process is restarted
+        if known is not None and not is_back:
+            left = max(1.0, known.seen + LEASE_S + GRACE_S - now)
+            raise UserError(f"there is a node {name} already; if it was killed it is free in {left:.0f} s")
+        if name in state.removed_nodes:
+            raise UserError(
+                f"node {name} was removed from the cluster; if it is the same machine empty its --state, which may hold what"
+                " was to be forgotten, and give it another cluster.node"
+            )
+        refused = []
+        for camera, given in cameras.items():
+            if camera not in state.cameras and not (is_back and camera in state.removed):
+                self._add(camera, given)
+            elif camera in state.cameras and state.cameras[camera].settings != given["settings"]:
+                refused.append(f"{camera}: another node has other settings for it, which stay; remove it first to change them")
+        for watch, fields in {} if is_back else watches.items():
+            if state.watches.setdefault(watch, fields) != fields:
+                refused.append(f"watch {watch}: another node has another one of that name, which stays")
+        state.instances[name] = instance
+        state.nodes[name] = Node(name, needs={} if known is None else known.needs, seen=now, **about)
+        state.nodes_forgot.setdefault(name, 0)
+        self._spread()
+        return refused
 
-    def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
-        """The cameras that a node watches until LEASE_S from when it asked, with their epochs. Raises UserError for a lost one.
+    def ask(
+        self,
+        name: str,
+        instance: str,
+        open: Collection[str],
+        needs: Mapping[str, tuple[int, int, float]],
+        forgot: int = 0,
+        cameras_forgot: Mapping[str, int] | None = None,
+        mark: str | None = None,
+        *,
+        now: float,
+    ) -> Fields:
+        """Return what a node is to watch until LEASE_S after it asked, and the view, None where its ``mark`` is the newest.
 
-        open: those whose memory it still has open.
+        open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them. forgot:
+        the last note that was followed in what the node keeps; cameras_forgot: in memories. Raises UserError for a node that
+        has to join again.
         """
-        self._member(name).seen, open = now, set(open)
-        saved = {camera: self._saved.get(camera, NOWHERE) for camera in self._of(name)}
-        leaving = [self.cameras[camera] for camera, (_, _, going) in saved.items() if going and camera not in open]
-        closed = [(each, each.going) for each in leaving if each.going]
-        for each, node in closed:
-            self._give(each, node)
-        if closed:  # there is room here
+        if not self._is_member(name, instance):
+            raise UserError(f"there is no node {name} of that process")
+        state, node = self.state, self.state.nodes[name]
+        node.seen = now
+        known = {**node.needs, **{model: Need(*need) for model, need in needs.items()}}
+        if known != node.needs:
+            node.needs = known
+            self._spread()
+        saved = self.told["cameras"]
+        for each in [each for each in state.cameras.values() if each.node == name]:
+            if each.moves_to and each.name not in open and saved.get(each.name, {}).get("moves_to"):
+                self._give(each, each.moves_to)
+        if self._is_changed:  # there is room here
             self._place()
-        self._keep_if_possible(now, bool(closed))
-        found = {camera: self._saved.get(camera, NOWHERE) for camera in self._of(name)}
-        return {camera: epoch for camera, (node, epoch, going) in found.items() if node == name and going is None}
+        self.tick(now)
+        saved = self.told["cameras"]  # now
+        mine = [(each.name, saved.get(each.name)) for each in state.cameras.values() if each.node == name]
+        followed = {each: last for each, last in (cameras_forgot or {}).items() if last > state.cameras_forgot.get(each, 0)}
+        if followed or forgot > state.nodes_forgot.get(name, 0):
+            state.nodes_forgot[name] = max(forgot, state.nodes_forgot.get(name, 0))
+            state.cameras_forgot |= followed
+            self._end_notes()
+        newest = f"{self._id} {self._saves}"
+        return {
+            "orders": {each: row["epoch"] for each, row in mine if row and row["node"] == name and row["moves_to"] is None},
+            "unknown": sorted(self._models - node.needs.keys()),
+            "mark": newest,
+            "view": None if mark == newest else self.told,
+        }
 
-    def tick(self, now: float) -> list[str]:
-        """Give the cameras of lost nodes to others; the nodes that were lost."""
-        lost = [name for name, member in self.members.items() if now - member.seen > LEASE_S + GRACE_S]
+    def tick(self, now: float) -> None:
+        """Give the cameras of lost nodes to others, and save what could not be saved."""
+        lost = [name for name, node in self.state.nodes.items() if now - node.seen > LEASE_S + GRACE_S]
         for name in lost:
-            del self.members[name]
+            del self.state.nodes[name]
         if lost:
-            for each in self.cameras.values():
-                each.going = None if each.going in lost else each.going
-                if each.node in lost and each.going:
-                    self._give(each, each.going)
+            for each in self.state.cameras.values():
+                each.moves_to = None if each.moves_to in lost else each.moves_to
+                if each.node in lost and each.moves_to:
+                    self._give(each, each.moves_to)
                 elif each.node in lost:
-                    each.node = each.going = None
+                    each.node = None
             self._place()
-        self._keep_if_possible(now, bool(lost))
-        return lost
-
-    def keep(self) -> None:
-        """Save what has changed. Raises whatever ``save`` does; then the next orders try again."""
-        self._save_at = -float("inf")
-        self.save()
-        self._note_saved()
-
-    def _note_saved(self) -> None:
-        self._save_at = None
-        self._saved = {name: (each.node, each.epoch, each.going) for name, each in self.cameras.items()}
-
-    def _keep_if_possible(self, now: float, is_changed: bool) -> None:
-        if is_changed or (self._save_at is not None and now >= self._save_at):
+            self._is_changed = True
+        if self._is_changed and now >= self._save_at:
             try:
                 self.keep()
             except OSError:
                 self._save_at = now + ASK_S
 
+    def heard(self, *, now: float) -> dict[str, float]:
+        """Seconds since each node last asked."""
+        return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
+
+    def leave(self, name: str, instance: str, *, now: float) -> None:
+        """Empty a node: its cameras go to others where they fit, and stay where they do not. It asks until all are closed."""
+        if self._is_member(name, instance):
+            self.state.nodes[name].leaving = True
+            held = self.placed()
+            elsewhere, _ = place(self.state.cameras.values(), self._open_nodes(), held)
+            self._move({camera: node for camera, node in elsewhere.items() if held.get(camera) == name})
+            self.keep()
+
+    def gone(self, name: str, instance: str, *, now: float) -> None:
+        """Give a node up at once: it has closed all that it had open, and asks no more."""
+        if self._is_member(name, instance):
+            del self.state.instances[name]
+            self.state.nodes[name].seen = -math.inf
+            self.tick(now)
+
+    def remove_node(self, name: str, *, now: float) -> None:
+        """Wait no more for a node that does not come back. Raises UserError for one that is there."""
+        self.tick(now)
+        state = self.state
+        if name in state.nodes:
+            raise UserError(f"node {name} is there; end it, and wait {LEASE_S + GRACE_S:g} s where it was killed")
+        if name not in state.nodes_forgot:
+            raise UserError(f"there is no node {name!r}; {nearest(name, state.nodes_forgot)}")
+        del state.nodes_forgot[name]
+        state.instances.pop(name, None)
+        state.removed_nodes.append(name)
+        self._end_notes()
+
+    def add(self, name: str, given: Fields, *, now: float) -> None:
+        """Watch a camera. Raises UserError for a name in use, and, with the reason, where it fits nowhere.
+
+        given: ``model``, ``fps``, ``only``, ``settings`` and ``by_client`` of a :class:`Camera`.
+        """
+        self.tick(now)
+        if name in self.state.cameras:
+            raise UserError(f"there is a stream {name} already; remove it first, or choose another name")
+        camera = self._add(name, given)
+        self._place()
+        self.keep()
+        if camera.problem is not None and all(camera.model in node.needs for node in self.state.nodes.values()):
+            self.remove(name, now=now)
+            raise UserError(f"{name} fits on no node: {camera.problem}")
+
+    def _add(self, name: str, given: Fields) -> Camera:
+        state, (epoch, begins) = self.state, self.state.removed.pop(name, (0, 0))
+        state.cameras_forgot.setdefault(name, state.number)
+        state.cameras[name] = Camera(name, epoch=epoch, begins=begins, **given)
+        return state.cameras[name]
+
+    def remove(self, name: str, *, now: float) -> None:
+        """Watch a camera no longer. Raises UserError."""
+        each = self._camera(name)
+        del self.state.cameras[name]
+        self.state.removed[name] = each.epoch, each.begins
+        self._place()
+        self.keep()
+
+    def change(self, name: str, fields: Fields, begins: int | None = None, *, now: float) -> None:
+        """Set ``paused`` or ``switched`` of a camera, wherever it is watched. Raises UserError.
+
+        A switched one is opened again where it is, with an empty memory, or with the newest since ``begins``.
+        """
+        camera = self._camera(name)
+        vars(camera).update(fields)
+        if "switched" in fields:
+            self._renew(name, begins)
+        self.keep()
+
+    def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str], *, now: float) -> None:
+        """Pause a watch on these cameras, or let it go on there, wherever they are watched."""
+        for camera in (self.state.cameras[name] for name in cameras if name in self.state.cameras):
+            others = [each for each in camera.paused_watches if each != watch]
+            camera.paused_watches = [*others, watch] if paused else others
+        self.keep()
+
+    def watch(self, name: str, fields: Fields | None, *, now: float) -> None:
+        """Ask a watch on all nodes; None removes it."""
+        if fields is None:
+            self.state.watches.pop(name, None)
+            self.pause_watch(name, False, self.state.cameras, now=now)
+        else:
+            self.state.watches[name] = fields
+            self.keep()
+
+    def forget(self, camera: str | None, since: float | None, until: float, everything: bool, *, now: float) -> int:
+        """Note what all nodes have to forget of a camera, or of all cameras; return the note's number.
+
+        everything: cameras begin with an empty memory. Raises UserError for a camera that there never was.
+        """
+        state, named = self.state, [*self.state.cameras, *self.state.removed]
+        if camera is not None and camera not in named:
+            raise UserError(f"there is no stream {camera!r}; {nearest(camera, named)}")
+        state.number += 1
+        note = {"number": state.number, "camera": camera, "since": since, "until": until, "all": everything}
+        state.notes = [*state.notes, note]
+        for name in named if everything else ():
+            if camera in (None, name):
+                self._renew(name)
+        self.keep()
+        return state.number
+
+    def _end_notes(self) -> None:
+        """Drop the notes that all nodes and cameras have followed."""
+        nodes, cameras = self.state.nodes_forgot, self.state.cameras_forgot
+        self.state.notes = [
+            note for note in self.state.notes
+            if any(each < note["number"] for each in nodes.values())
+            or any(each < note["number"] for name, each in cameras.items() if note["camera"] in (None, name))
+        ]  # fmt: skip
+        self.keep()
+
+    def keep(self) -> None:
+        """Save what has changed. Raises whatever ``save`` does; then the next :meth:`tick` tries again."""
+        self._is_changed, self._save_at = True, -math.inf
+        self._save(self.state)
+        self._is_changed, self._saves = False, self._saves + 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let nodes have what is saved."""
+        self.told = self.view()
+        self._models = {camera.model for camera in self.state.cameras.values()}
+
     def placed(self) -> dict[str, str]:
         """Node by camera: where those that move go."""
-        return {name: node for name, each in self.cameras.items() if (node := each.going or each.node)}
+        return {name: node for name, each in self.state.cameras.items() if (node := each.moves_to or each.node)}
 
-    def state(self) -> DirectorState:
-        """Return what :meth:`restore` takes, of the very cameras that it has."""
-        return DirectorState(
-            self.removed, [(member.node, member.leaving) for member in self.members.values()], list(self.cameras.values())
-        )
+    def _is_member(self, name: str, instance: str) -> bool:
+        return name in self.state.nodes and self.state.instances.get(name) == instance
 
-    def restore(self, state: DirectorState, now: float) -> None:
-        """Go on as a head that was killed did; each node has a lease's time to ask again."""
-        self.removed = dict(state.removed)
-        self.members = {node.name: Member(node, now, leaving) for node, leaving in state.nodes}
-        for each in state.cameras:
-            self.cameras[each.camera.name] = each
-        self._note_saved()
-
-    def _member(self, name: str) -> Member:
-        if name not in self.members:
-            raise UserError(f"there is no node {name!r}; {nearest(name, self.members)}")
-        return self.members[name]
+    def _camera(self, name: str) -> Camera:
+        if name not in self.state.cameras:
+            raise UserError(f"there is no stream {name!r}; {nearest(name, self.state.cameras)}")
+        return self.state.cameras[name]
 
     def _open_nodes(self) -> list[Node]:
-        return [member.node for member in self.members.values() if not member.leaving]
+        return [node for node in self.state.nodes.values() if not node.leaving]
+
+    def _spread(self) -> None:
+        """Place cameras that wait, and move some of full nodes, after nodes or their abilities changed."""
+        self._place()
+        self._move(rebalance(self.state.cameras.values(), self._open_nodes(), self.placed()))
+        self.keep()
 
     def _place(self) -> None:
         """Give unwatched cameras a node, if one has room for them."""
-        waiting = [name for name, each in self.cameras.items() if each.node is None]
-        if not waiting:
-            return
-        leaving = {name for name, member in self.members.items() if member.leaving}
-        held = self.placed()
-        staying = [each.camera for name, each in self.cameras.items() if held.get(name) not in leaving]
-        found = place(staying, self._open_nodes(), self.needs, held)
-        self._move({name: found.placed[name] for name in waiting if name in found.placed})
-        for name in waiting:
-            self.cameras[name].problem = found.refused.get(name)
+        waiting = [each for each in self.state.cameras.values() if each.node is None]
+        if waiting:
+            held, nodes = self.placed(), self.state.nodes
+            staying = [each for name, each in self.state.cameras.items() if not (at := held.get(name)) or not nodes[at].leaving]
+            placed, refused = place(staying, self._open_nodes(), held)
+            self._move({each.name: placed[each.name] for each in waiting if each.name in placed})
+            for each in waiting:
+                each.problem = refused.get(each.name)
 
-    def _move(self, moves: dict[str, str]) -> None:
+    def _move(self, moves: Mapping[str, str]) -> None:
         for name, node in moves.items():
-            each = self.cameras[name]
+            each = self.state.cameras[name]
             if each.node is None:
                 self._give(each, node)
             else:
-                each.going = None if node == each.node else node
+                each.moves_to = None if node == each.node else node
 
-    def _give(self, each: Assignment, node: str) -> None:
-        each.node, each.going, each.problem = node, None, None
+    def _give(self, each: Camera, node: str) -> None:
+        each.node, each.moves_to, each.problem = node, None, None
         each.epoch += 1
+        self._is_changed = True
 
-    def _of(self, node: str) -> list[str]:
-        """The cameras of a node."""
-        return [name for name, each in self.cameras.items() if each.node == node]
+    def _renew(self, name: str, begins: int | None = None) -> None:
+        """Give a camera a new epoch, which begins with an empty memory, or with the newest since ``begins``."""
+        if name in self.state.removed:
+            epoch = self.state.removed[name][0] + 1
+            self.state.removed[name] = epoch, epoch
+        else:
+            each = self.state.cameras[name]
+            each.epoch += 1
+            each.begins = each.epoch if begins is None else begins
+
+
+def minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 class Lease:
     """How long a node may watch on without its head. Times are of the node's own clock, which never goes back."""
 
     def __init__(self) -> None:
-        self._until = -float("inf")
+        self._until = -math.inf
         self.orders: dict[str, int] = {}
 
     def renew(self, asked: float, orders: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from edgevlm.apps.cluster.agent import NodeAgent
 from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink, listens
 from edgevlm.apps.cluster.routes import ClusterRoutes
-from edgevlm.apps.cluster.shared import shared_at
+from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.planning.this_machine import this_machine
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
@@ -67,7 +67,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
     name = wanted.node or NAME.sub("-", socket.gethostname().lower()).strip("-_")[:64] or "node"
     device = this_machine()
     memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
-    shared, shown = shared_at(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
+    shared, shown = Shared(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
     link = RayLink(Joining(address, ip, is_head, wanted.snapshots, name, service.key))
     agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notify)
     return ClusterMember(service, link, agent)

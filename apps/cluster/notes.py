@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from edgevlm.apps.cluster.moving_events import MovingEvents
-from edgevlm.apps.cluster.shared import Shared, folder_of
+from edgevlm.apps.cluster.shared import MovingEvents, Shared
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten, Span
 from edgevlm.apps.serve.service import Service
@@ -20,24 +19,15 @@ from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.forget import AllOrNothing
 
 COUNTED = 16  # notes whose counts are known
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedCamera:
-    """What a node had open: the epoch of its folder, its thumbnails, and the head's last answer then."""
-
-    name: str
-    epoch: int
-    thumbnails: int
-    view: Mapping[str, Any]
+Note = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class NoteFollower:
     """Follows the notes of ``view()``, the head's last answer. The agent calls each method under its lock over the cameras.
 
-    Other threads read ``done``, ``counts`` (what was deleted, by note and camera) and ``refused`` (why memories could not
-    forget a time) without it.
+    Other threads read what was deleted (``counts``, by note and camera), why memories could not forget a time (``refused``),
+    and the last note that was followed in what this node keeps (``kept``) and in memories (``cameras``) without it.
     """
 
     node: str
@@ -48,54 +38,41 @@ class NoteFollower:
     notify: Notify
     counts: dict[int, dict[str, Forgotten]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    _kept: int = 0  # the last note that was followed in what this node keeps
-    _of: dict[str, int] = field(default_factory=dict)  # in memories, by camera
+    kept: int = 0
+    cameras: dict[str, int] = field(default_factory=dict)
     _stuck: str = ""  # why something could not be forgotten, once it was told
-    _closed: list[ClosedCamera] = field(default_factory=list)  # since the head's last answer whose notes were followed
-
-    @property
-    def done(self) -> tuple[int, dict[str, int]]:
-        """The last note that was followed in what this node keeps, and in memories, by camera."""
-        return self._kept, dict(self._of)
+    _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch, and the view then
 
     def follow(self) -> None:
         """Follow notes in what this node keeps, in open cameras, and in what it has written of others since the last call."""
         view = self.view()
-        for note in view["notes"]:
-            span, number = span_of(note), note["number"]
-            try:
-                if number > max(self._kept, view["nodes_forgot"].get(self.node, 0)):
-                    for each in self._closed:
-                        self._follow_closed(each, note)
-                    self._count(note, self.service.forget_kept(note["camera"], Span() if note["all"] else span))
-                    self._kept = number
+        try:
+            for note in view["notes"]:
+                if note["number"] > max(self.kept, view["nodes_forgot"].get(self.node, 0)):
+                    self._forget_kept(note)
                 for name in [name for name in self.service.streams if note in self._waiting(name)]:
                     self._forget_memory(name, note, self.service.stream(name).forget)
-                    self.events[name].forget(span)
-                    self._of[name] = number
-            except UserError as error:
-                if self._stuck != str(error):
-                    self._stuck = str(error)
-                    self.notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
-                return
-        self._closed = [each for each in self._closed if each.view is view]
+                    self.events[name].forget(span_of(note))
+                    self.cameras[name] = note["number"]
+        except (UserError, OSError) as error:
+            if self._stuck != str(error):
+                self._stuck = str(error)
+                self.notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
+        else:
+            self._closed = [each for each in self._closed if each[2] is view]
 
-    def note_closed(self, name: str, epoch: int, thumbnails: int) -> None:
+    def note_closed(self, name: str, epoch: int) -> None:
         """Remember a camera that was closed with a last snapshot: a node that was away hears of notes only later."""
-        self._closed.append(ClosedCamera(name, epoch, thumbnails, self.view()))
+        self._closed.append((name, epoch, self.view()))
 
-    def follow_at(self, name: str, epoch: int) -> None:
-        """Follow notes in a camera's folder, while it is not open. Raises UserError, OSError."""
-        self._follow_in(name, epoch, self._waiting(name))
-
-    def _follow_in(self, name: str, epoch: int, notes: Sequence[Mapping[str, Any]]) -> None:
+    def follow_at(self, name: str, epoch: int, notes: Sequence[Note] | None = None) -> None:
+        """Follow notes, those that wait unless given, in a camera's folder, while it is not open. Raises UserError, OSError."""
         where = self.shared.where(name, epoch)
-        for note in notes:
-            span = span_of(note)
-            MovingEvents(self.shared, folder_of(name, epoch)).forget(span)
+        for note in self._waiting(name) if notes is None else notes:
+            MovingEvents(self.shared, name, epoch).forget(span_of(note))
             if snapshots(where):
                 self._forget_memory(name, note, partial(self.service.forget_at, where))
-            self._of[name] = note["number"]
+            self.cameras[name] = note["number"]
 
     def follow_shared(self, number: int) -> None:
         """Follow one note in the folders of cameras that are removed, or whose nodes are away. Raises UserError."""
@@ -110,6 +87,10 @@ class NoteFollower:
                 except OSError as error:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
+    def answer(self, number: int) -> dict[str, Any]:
+        """What a note deleted here, by camera, and why it could not."""
+        return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
+
     def waits_for(self, number: int) -> list[str]:
         """Nodes that are away, and cameras that are not open, which still have to follow a note."""
         view = self.view()
@@ -117,35 +98,29 @@ class NoteFollower:
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
         return [*nodes, *(name for name in view["cameras_forgot"] if any(note in notes for note in self._waiting(name)))]
 
-    def _follow_closed(self, closed: ClosedCamera, note: Mapping[str, Any]) -> None:
-        """Follow a note in what was written before a camera's memory was emptied, or it was removed. Raises UserError."""
-        name = closed.name
-        if note["camera"] not in (None, name):
-            return
-        try:
-            if note["all"]:
-                if any(known["number"] == note["number"] for known in closed.view["notes"]):
-                    self._count(note, {name: {"thumbnails": closed.thumbnails}})
-                self._delete_emptied(name)
-            elif name in self.view()["removed"] and closed.epoch in self.shared.epochs(name):
-                self._follow_in(name, closed.epoch, [note])
-        except OSError as error:
-            raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
+    def _forget_kept(self, note: Note) -> None:
+        for name, epoch, _ in self._closed:
+            if note["camera"] in (None, name):
+                if note["all"]:
+                    self._delete_emptied(name)
+                elif name in self.view()["removed"] and epoch in self.shared.epochs(name):
+                    self.follow_at(name, epoch, [note])
+        self._count(note, self.service.forget_kept(note["camera"], Span() if note["all"] else span_of(note)))
+        self.kept = note["number"]
 
-    def _forget_memory(self, name: str, note: Mapping[str, Any], forget: Callable[[Span], Forgotten]) -> None:
+    def _forget_memory(self, name: str, note: Note, forget: Callable[[Span], Forgotten]) -> None:
         """Delete rows and thumbnails of a time; a policy that forgets all or nothing refuses and keeps them."""
-        if note["all"]:
-            return
-        try:
-            self._count(note, {name: forget(span_of(note))})
-        except AllOrNothing as error:
-            self.refused[note["number"]] = f"{name}: {error}"
-            self.notify(f"{name}: {error}")
+        if not note["all"]:
+            try:
+                self._count(note, {name: forget(span_of(note))})
+            except AllOrNothing as error:
+                self.refused[note["number"]] = f"{name}: {error}"
+                self.notify(f"{name}: {error}")
 
-    def _waiting(self, name: str) -> list[dict[str, Any]]:
+    def _waiting(self, name: str) -> list[Note]:
         """Notes that have not been followed in a camera's memory."""
         view = self.view()
-        done = max(self._of.get(name, 0), view["cameras_forgot"].get(name, 0))
+        done = max(self.cameras.get(name, 0), view["cameras_forgot"].get(name, 0))
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]
 
     def _delete_emptied(self, name: str) -> None:
@@ -157,14 +132,14 @@ class NoteFollower:
                 if epoch < begins:
                     self.shared.delete(name, epoch)
 
-    def _count(self, note: Mapping[str, Any], done: Mapping[str, Forgotten]) -> None:
+    def _count(self, note: Note, done: Mapping[str, Forgotten]) -> None:
         add_counts(self.counts.setdefault(note["number"], {}), done)
         for number in sorted(self.counts)[:-COUNTED]:
             del self.counts[number]
             self.refused.pop(number, None)
 
 
-def span_of(note: Mapping[str, Any]) -> Span:
+def span_of(note: Note) -> Span:
     return Span(-math.inf if note["since"] is None else note["since"], note["until"])
 
 

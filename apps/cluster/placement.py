@@ -4,52 +4,60 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from edgevlm.apps.credentials import mask_credentials
 
-MOST = 1 + 1e-9  # of a node's time; rounded fractions may add up to a little more than one
+MOST = 1 + 1e-9  # of a node's memory and time; rounded fractions may add up to a little more than one
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model takes of a kind of node. fps: frames a second of all its cameras together; 0 where it does not run."""
+    """What a model takes of a node. fps: frames a second of all its cameras together; 0 where it does not run."""
 
-    weights_bytes: int  # once a node
-    camera_bytes: int
-    fps: float
+    weights_bytes: int = 0  # once a node
+    camera_bytes: int = 0
+    fps: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
+class Node:
+    """A machine. seen: when it last asked. leaving: it is being emptied, and gets no more cameras."""
+
+    name: str
+    memory_bytes: int  # for edgevlm
+    needs: dict[str, Need] = field(default_factory=dict)  # by model, as far as the node has told
+    url: str = ""
+    seen: float = 0.0
+    leaving: bool = False
+
+
+@dataclass
 class Camera:
-    """A camera to be watched. node: the only one that can, such as that with the USB camera; None for any."""
+    """A camera to be watched, and the node that watches it.
+
+    only: the one node that can, such as that with the USB camera; None for any. moves_to: the next node, once ``node`` has
+    written its last snapshot. epoch: counts its placements, and fences late writes of earlier ones. begins: the epoch that
+    began with an empty memory; older ones are no longer read. problem: why no node watches it. settings: as edgevlm.toml has
+    them; switched: those that replace some of them.
+    """
 
     name: str
     model: str
     fps: float
+    only: str | None = None
     node: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A machine. kind: the first key of ``needs``. memory_bytes: for edgevlm."""
-
-    name: str
-    kind: str
-    memory_bytes: int
-
-
-Needs = Mapping[tuple[str, str], Need]  # by kind of node and model
-NOTHING = Need(0, 0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """placed: node by camera. refused: why, by camera."""
-
-    placed: dict[str, str]
-    refused: dict[str, str]
+    moves_to: str | None = None
+    epoch: int = 0
+    begins: int = 0
+    problem: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    switched: dict[str, Any] = field(default_factory=dict)
+    by_client: bool = False
+    paused: bool = False
+    paused_watches: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -57,38 +65,32 @@ class Load:
     """What the cameras placed on a node take of its memory, and the fraction of its time."""
 
     node: Node
-    needs: Needs
     taken: int = 0
     time: float = 0.0
     cameras: Counter[str] = field(default_factory=Counter)  # by model
 
-    def need(self, model: str) -> Need:
-        return self.needs.get((self.node.kind, model), NOTHING)
+    def need(self, camera: Camera) -> Need:
+        return self.node.needs.get(camera.model, Need())
+
+    def runs(self, camera: Camera) -> bool:
+        """Whether the camera could be watched here, were nothing else."""
+        return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
         """Memory that one more camera takes, its model's weights included where it is the first."""
-        need = self.need(camera.model)
+        need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
     def add(self, camera: Camera) -> None:
         self.taken += self.bytes_of(camera)
-        self.time += camera.fps / self.need(camera.model).fps
+        self.time += camera.fps / self.need(camera).fps
         self.cameras[camera.model] += 1
 
     def remove(self, camera: Camera) -> None:
         self.cameras[camera.model] -= 1
-        self.time -= camera.fps / self.need(camera.model).fps
+        self.time -= camera.fps / self.need(camera).fps
         self.taken -= self.bytes_of(camera)
 
-    def runs(self, camera: Camera) -> bool:
-        """Whether the camera could be watched here, were nothing else."""
-        return camera.node in (None, self.node.name) and self.need(camera.model).fps > 0
-
-    @property
-    def fits(self) -> bool:
-        return self.taken <= self.node.memory_bytes and self.time <= MOST
-
-    @property
     def fullness(self) -> float:
         """Memory or time, whichever is fuller: 0 to 1."""
         return max(self.taken / self.node.memory_bytes, self.time)
@@ -97,72 +99,62 @@ class Load:
         """The fullness with one more camera; infinity where it does not fit."""
         if not self.runs(camera):
             return math.inf
-        taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera.model).fps
-        fits = taken <= self.node.memory_bytes and time <= MOST
-        return max(taken / self.node.memory_bytes, time) if fits else math.inf
+        taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
+        full = max(taken / self.node.memory_bytes, time)
+        return full if full <= MOST else math.inf
 
 
-def place(cameras: Iterable[Camera], nodes: Sequence[Node], needs: Needs, held: Mapping[str, str] | None = None) -> Placement:
-    """Give each camera a node. Those of ``held`` stay where they are if they fit; the others go where most is left, the
-    largest first, and what fits nowhere is refused.
+def place(cameras: Iterable[Camera], nodes: Iterable[Node], held: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Give a node to each camera that has none in ``held``, or one that cannot run it: that where most is left, largest first.
 
-    A node holds a model's weights once, a memory for each camera, and has as many frames a second as its cameras give.
+    A node holds a model's weights once, a memory for each camera, and has as many frames a second as its cameras give. Returns
+    the node of each camera, and of those that fit nowhere the reason.
     """
-    held, loads = held or {}, {node.name: Load(node, needs) for node in nodes}
-    waiting, staying = [], []
+    loads, placed, refused, waiting = {node.name: Load(node) for node in nodes}, {}, {}, []
     for camera in cameras:
         at = loads.get(held.get(camera.name, ""))
-        if at is None or not at.runs(camera):
-            waiting.append(camera)
-        else:
+        if at is not None and at.runs(camera):
             at.add(camera)
-            staying.append((camera, at))
-    placed = {camera.name: at.node.name for camera, at in staying}
-    for camera, at in sorted(staying, key=lambda each: each[0].name, reverse=True):
-        if not at.fits:  # what the node has became less
-            at.remove(camera)
-            del placed[camera.name]
+            placed[camera.name] = at.node.name
+        else:
             waiting.append(camera)
-    refused = {}
     for camera in sorted(waiting, key=lambda camera: (-_size(loads.values(), camera), camera.name)):
         best = min(loads.values(), key=lambda load: load.with_one_more(camera), default=None)
         if best is not None and best.with_one_more(camera) < math.inf:
             best.add(camera)
             placed[camera.name] = best.node.name
         else:
-            refused[camera.name] = why_not(loads, camera)
-    return Placement(placed, refused)
+            refused[camera.name] = why_not(loads.values(), camera)
+    return placed, refused
 
 
-def rebalance(
-    cameras: Iterable[Camera], nodes: Sequence[Node], needs: Needs, placed: Mapping[str, str], gain: float = 0.2
-) -> dict[str, str]:
+def rebalance(cameras: Iterable[Camera], nodes: Iterable[Node], placed: Mapping[str, str], gain: float = 0.2) -> dict[str, str]:
     """Moves, node by camera, from the fullest node to where a camera leaves both less full than that one is now by ``gain``.
 
     A move costs a camera the seconds that its memory takes to travel, so few are made: none between nodes about as full.
     """
-    loads: dict[str, Load] = {node.name: Load(node, needs) for node in nodes}
+    loads = {node.name: Load(node) for node in nodes}
     watched: dict[str, list[Camera]] = {name: [] for name in loads}
-    for camera in cameras:
-        if (at := loads.get(placed.get(camera.name, ""))) is not None:
+    for camera in sorted(cameras, key=lambda camera: camera.name, reverse=True):
+        at = loads.get(placed.get(camera.name, ""))
+        if at is not None and at.runs(camera):
             at.add(camera)
             watched[at.node.name].append(camera)
     moves: dict[str, str] = {}
     unsettled = list(loads.values())
     while unsettled:
-        fullest = max(unsettled, key=lambda load: load.fullness)
-        goal = fullest.fullness - gain
-        if goal < min(load.fullness for load in loads.values()):  # nor has a less full one anywhere to move to
+        fullest = max(unsettled, key=Load.fullness)
+        goal = fullest.fullness() - gain
+        if goal < min(map(Load.fullness, loads.values())):  # nor has a less full one anywhere to move to
             break
-        by_name = sorted(watched[fullest.node.name], key=lambda camera: camera.name, reverse=True)
-        kinds = {(camera.model, camera.fps, camera.node): camera for camera in by_name if camera.name not in moves}
-        others = [load for load in loads.values() if load is not fullest]
+        here, others = watched[fullest.node.name], [load for load in loads.values() if load is not fullest]
+        kinds = {(camera.model, camera.fps, camera.only): camera for camera in here if camera.name not in moves}
         for camera in sorted(kinds.values(), key=lambda camera: (_size(loads.values(), camera), camera.name)):
             best = min(others, key=lambda load: load.with_one_more(camera), default=None)
             if best is not None and best.with_one_more(camera) <= goal:
                 fullest.remove(camera)
                 best.add(camera)
-                watched[fullest.node.name].remove(camera)
+                here.remove(camera)
                 watched[best.node.name].append(camera)
                 moves[camera.name] = best.node.name
                 break
@@ -171,28 +163,23 @@ def rebalance(
     return moves
 
 
-def why_not(loads: Mapping[str, Load], camera: Camera) -> str:
+def why_not(loads: Collection[Load], camera: Camera) -> str:
     """Why a camera fits nowhere, for a person."""
-    nodes = [load for name, load in loads.items() if camera.node in (None, name)]
-    if not nodes:
-        return "there is no node" if camera.node is None else f"its node {camera.node} is not there"
-    able = [load for load in nodes if load.runs(camera)]
+    able = [load for load in loads if load.runs(camera)]
+    if not any(camera.only in (None, load.node.name) for load in loads):
+        return "there is no node" if camera.only is None else f"its node {camera.only} is not there"
     if not able:
         return f"{mask_credentials(camera.model)} runs on no node that is there"
-
-    def bytes_left(load: Load) -> int:
-        return load.node.memory_bytes - load.taken
-
-    def fps_left(load: Load) -> float:
-        return load.need(camera.model).fps * (1 - load.time)
-
-    roomy, idle = max(able, key=lambda load: bytes_left(load) - load.bytes_of(camera)), max(able, key=fps_left)
+    left = {load.node.name: load.node.memory_bytes - load.taken for load in able}
+    fps_left = {load.node.name: load.need(camera).fps * (1 - load.time) for load in able}
+    roomy = max(able, key=lambda load: left[load.node.name] - load.bytes_of(camera))
+    idle = max(fps_left, key=lambda name: fps_left[name])
     return (
         f"it takes {roomy.bytes_of(camera) / 1e6:,.0f} MB and {camera.fps:g} frames a second; {roomy.node.name} has "
-        f"{max(0, bytes_left(roomy)) / 1e6:,.0f} MB left, {idle.node.name} {max(0.0, fps_left(idle)):.1f} frames a second"
+        f"{max(0, left[roomy.node.name]) / 1e6:,.0f} MB left, {idle} {max(0.0, fps_left[idle]):.1f} frames a second"
     )
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
     """The fraction that a camera takes of the node it would fill least."""
-    return min((load.with_one_more(camera) - load.fullness for load in loads), default=0.0)
+    return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

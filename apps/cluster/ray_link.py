@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,32 +53,30 @@ class RayLink:
 
     def __init__(self, joining: Joining) -> None:
         self._joining, self.helper = joining, Helper(wait_s=HUNG_S)
-        self._thread = ThreadPoolExecutor(1, "edgevlm-ray")  # one: calls of a helper wait for each other
+        self._lock = threading.Lock()
         self._began = self._heard = -BACKOFF_S
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return what the head answers. Raises HeadAway, and UserError as the head does."""
-        return self._thread.submit(self._call, method, arguments).result()
-
-    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        if self.helper.process is None or self.helper.process.poll() is not None:
-            now = time.monotonic()
-            if now < self._began + BACKOFF_S:
-                raise HeadAway("Ray is started again in a moment")
-            if not self._joining.is_head and not listens(self._joining.address):
-                raise HeadAway(f"nothing listens at {self._joining.address}")
-            self._began = self._heard = now
-        try:
-            kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
-        except HelperEnded:
-            raise HeadAway("the link to it has ended") from None
-        is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # it may be another cluster by now
-        if kind == "ended" or (kind == "away" and is_lost):
-            self.helper.close()
-        if kind != "answer":
-            raise HeadAway(answer)
-        self._heard = time.monotonic()
-        return answer
+        with self._lock:
+            if self.helper.process is None or self.helper.process.poll() is not None:
+                now = time.monotonic()
+                if now < self._began + BACKOFF_S:
+                    raise HeadAway("Ray is started again in a moment")
+                if not self._joining.is_head and not listens(self._joining.address):
+                    raise HeadAway(f"nothing listens at {self._joining.address}")
+                self._began = self._heard = now
+            try:
+                kind, answer = self.helper.call(f"{__name__}:answer", asdict(self._joining), method, arguments)
+            except HelperEnded:
+                raise HeadAway("the link to it has ended") from None
+            is_lost = not self._joining.is_head and time.monotonic() > self._heard + AWAY_S  # it may be another cluster by now
+            if kind == "ended" or (kind == "away" and is_lost):
+                self.helper.close()
+            if kind != "answer":
+                raise HeadAway(answer)
+            self._heard = time.monotonic()
+            return answer
 
     def wait(self) -> None:
         """Return once the head answers. Raises UserError where it does not within START_S."""
@@ -99,7 +96,8 @@ class RayLink:
 
     def close(self) -> None:
         """End Ray on this machine."""
-        self._thread.submit(self.helper.close).result()
+        with self._lock:
+            self.helper.close()
 
 
 _node: RayNode | None = None  # of the helper process
@@ -124,7 +122,7 @@ class RayNode:
     """Ray's processes of this node, which end with the helper process."""
 
     def __init__(self, joining: Joining) -> None:
-        self._joining, self._problem = joining, ""
+        self._joining, self._problem = joining, "Ray is starting"
         self._head: Any = None
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         with open(os.devnull, "w") as nowhere:  # Ray writes there in colours
@@ -135,7 +133,8 @@ class RayNode:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",  # after which it ends
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it waits 30 s for its actors; cameras have moved by now
-            **token_of(joining.secret),
+            "RAY_AUTH_MODE": "token",  # lets in who has the key
+            "RAY_AUTH_TOKEN": _token(f"cluster {joining.secret}"),
         }
         self._ray = subprocess.Popen(
             _command(joining), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_end_with_parent
@@ -147,11 +146,11 @@ class RayNode:
         if self._ray.poll() is not None:
             return "ended", f"`ray start` ended with {self._ray.returncode}"
         if self._head is None:
-            return ("ended", self._problem) if self._problem else ("away", "Ray is starting")
+            return "away", self._problem
         import ray
 
         try:
-            return "answer", ray.get(getattr(self._head, method).remote(*arguments), timeout=ANSWER_S)
+            return "answer", ray.get(self._head.call.remote(method, *arguments), timeout=ANSWER_S)
         except UserError as error:  # Ray's error is one of the cause's kind too
             raise UserError(str(getattr(error, "cause", error))) from None
         except Exception as error:
@@ -161,25 +160,23 @@ class RayNode:
         """Get the head's actor, made where this node is the head's."""
         import ray
 
-        joining, end = self._joining, time.monotonic() + START_S
         options: dict[str, Any] = {
             "name": "head", "lifetime": "detached", "get_if_exists": True, "max_restarts": -1, "max_task_retries": 0,
             "num_cpus": 0, "resources": {"node:__internal_head__": 0.001},
         }  # fmt: skip
-        while self._head is None and not self._problem:
+        at = {"namespace": NAMESPACE, "_node_ip_address": self._joining.ip}
+        while self._head is None:
             try:
-                if not listens(joining.address):  # Ray would wait for it for AWAY_S
-                    raise ConnectionError(f"nothing listens at {joining.address}")
-                at = {"namespace": NAMESPACE, "_node_ip_address": joining.ip}
-                ray.init(joining.address, log_to_driver=False, logging_level="fatal", **at)
-                if joining.is_head:
-                    self._head = ray.remote(Head).options(**options).remote(joining.folder)
+                if not listens(self._joining.address):  # Ray would wait for it for AWAY_S
+                    raise ConnectionError(f"nothing listens at {self._joining.address}")
+                ray.init(self._joining.address, log_to_driver=False, logging_level="fatal", **at)
+                if self._joining.is_head:
+                    self._head = ray.remote(Head).options(**options).remote(self._joining.folder)
                 else:
                     self._head = ray.get_actor("head")
             except Exception as error:
                 ray.shutdown()
-                if time.monotonic() > end:
-                    self._problem = " ".join(str(error).split())[:300] or type(error).__name__
+                self._problem = " ".join(str(error).split())[:300] or type(error).__name__
                 time.sleep(1)
 
     def _end(self) -> None:
@@ -188,11 +185,6 @@ class RayNode:
             self._ray.wait(2 * BACKOFF_S)
         except subprocess.TimeoutExpired:
             self._ray.kill()
-
-
-def token_of(key: str) -> dict[str, str]:
-    """Variables by which Ray lets in who has the key."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token(f"cluster {key}")}
 
 
 def _token(text: str) -> str:

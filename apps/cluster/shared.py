@@ -1,86 +1,41 @@
-"""What a cluster's nodes share: a folder, or an address such as ``s3://bucket/shop``, a folder for each epoch of a camera."""
+"""What a cluster's nodes share, in a folder or at an address like ``s3://bucket/shop``: a folder for each epoch of a camera."""
 
 from __future__ import annotations
 
-import shutil
+import json
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from edgevlm.runtime.files import UNFINISHED, atomic_write
-from edgevlm.runtime.snapshots.directory import ObjectStore, as_os_error, is_address
+import fsspec
+
+from edgevlm.apps.forget import Span
+from edgevlm.apps.watches.events import EventStore, WatchEvent
+from edgevlm.progress import Notify
+from edgevlm.runtime.files import UNFINISHED, private_folder
+from edgevlm.runtime.snapshots.directory import LOCK, Folder, as_os_error, storage_of
 
 EPOCH = "epoch-"  # begins the folder of a camera's placement
-BEGUN = "begun"  # of an epoch in a store, where no folder can be renamed: it has been copied whole
+BEGUN = "begun"  # in one that has been copied whole
+KEPT = 64  # events of a camera that are still to be sent
 
 
-def shared_at(where: str) -> Shared:
-    """Open what nodes share, a folder or an address. Raises UserError for an address that fsspec does not know."""
-    return SharedStore(where) if is_address(where) else SharedFolder(Path(where.removeprefix("file://")))
+class Shared:
+    """Methods raise OSError, but those that delete. A file's name has a slash between folders.
 
+    Thumbnails are there too where it is a folder; with an address they stay on the node that took them.
+    """
 
-def folder_of(camera: str, epoch: int) -> str:
-    return f"{camera}/{EPOCH}{epoch}"
+    def __init__(self, where: str) -> None:
+        """Raises UserError for an address that fsspec does not know."""
+        self._where, self._storage = where.rstrip("/"), storage_of(where)
+        self._files: Any = fsspec.filesystem("file") if isinstance(self._storage, Folder) else self._storage.files
 
-
-def numbers(names: list[str]) -> list[int]:
-    """The epochs among names of folders."""
-    found = (name.removeprefix(EPOCH) for name in names if name.startswith(EPOCH))
-    return sorted({int(number) for number in found if number.isdecimal()})
-
-
-class SharedFolder:
-    """Methods raise OSError, but those that delete. A file's name has a slash between folders."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def where(self, camera: str, epoch: int) -> Path:
-        """Where a camera's snapshots of an epoch go."""
-        return self.root / folder_of(camera, epoch)
-
-    def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a small file in one step."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic_write(self.root / name, private=True) as stream:
-            stream.write(content)
-
-    def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
-        found = [path.name for path in (self.root / camera).glob(f"{EPOCH}*")]
-        return numbers([name.removesuffix(UNFINISHED) for name in found] if unfinished else found)
-
-    def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        """Make an epoch's folder, a copy of another's, or empty; one that exists stays."""
-        folder = self.where(camera, epoch)
-        if folder.exists():
-            return
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = folder.with_name(f"{folder.name}{UNFINISHED}")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if like is None:
-            unfinished.mkdir(mode=0o700)
-        else:
-            shutil.copytree(self.where(camera, like), unfinished, ignore=shutil.ignore_patterns("lock", f"*{UNFINISHED}"))
-        unfinished.rename(folder)
-
-    def delete(self, camera: str, epoch: int) -> None:
-        folder = self.where(camera, epoch)
-        for path in (folder, folder.with_name(f"{folder.name}{UNFINISHED}")):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-class SharedStore:
-    """:class:`SharedFolder` at an address that fsspec opens. Thumbnails stay on the node that took them."""
-
-    def __init__(self, address: str) -> None:
-        self._address, self._store = address.rstrip("/"), ObjectStore(address)
-        self._files = self._store.files
-
-    def where(self, camera: str, epoch: int) -> str:
-        return f"{self._address}/{folder_of(camera, epoch)}"
+    def where(self, camera: str, epoch: int) -> str | Path:
+        """Where a camera's snapshots of an epoch go: an address, or a folder."""
+        name = f"{camera}/{EPOCH}{epoch}"
+        return self._storage.root / name if isinstance(self._storage, Folder) else f"{self._where}/{name}"
 
     def read(self, name: str) -> bytes:
         with as_os_error():
@@ -88,40 +43,95 @@ class SharedStore:
             return content
 
     def write(self, name: str, content: bytes) -> None:
-        with as_os_error():
-            self._store.make_folder(self._store.root / Path(name).parent)
-            self._files.pipe_file(self._path(name), content)
+        """Write a small file in one step."""
+        self._make_folder(name.rpartition("/")[0])
+        if isinstance(self._storage, Folder):
+            with self._storage.create(self._storage.root / name) as stream:
+                stream.write(content)
+        else:
+            with as_os_error():
+                self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
+        """Epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
             except FileNotFoundError:
                 return []
-            epochs = numbers([path.rstrip("/").rpartition("/")[2] for path in found])
-            return [
-                each for each in epochs if unfinished or self._files.exists(self._path(f"{folder_of(camera, each)}/{BEGUN}"))
-            ]
+            names = [path.rstrip("/").rpartition(f"/{EPOCH}")[2] for path in found]
+            epochs = sorted(int(name) for name in names if name.isdecimal())
+            return [each for each in epochs if unfinished or self._is_begun(camera, each)]
+
+    def _is_begun(self, camera: str, epoch: int) -> bool:
+        """Whether its folder has been copied whole; those of edgevlm 0.1 had no mark, but are locked once they are used."""
+        return any(self._files.exists(self._path(f"{camera}/{EPOCH}{epoch}/{name}")) for name in (BEGUN, LOCK))
 
     def begin(self, camera: str, epoch: int, like: int | None) -> None:
-        folder = folder_of(camera, epoch)
+        """Make an epoch's folder, a copy of another's, or empty; one that exists stays."""
+        folder = f"{camera}/{EPOCH}{epoch}"
         with as_os_error():
-            if self._files.exists(self._path(f"{folder}/{BEGUN}")):
+            if self._is_begun(camera, epoch):
                 return
-            self._store.make_folder(self._store.root / folder)
-            before = None if like is None else self._path(folder_of(camera, like))
-            for path in [] if before is None else self._files.find(before):
+            self._make_folder(folder)
+            for path in [] if like is None else self._files.find(self._path(f"{camera}/{EPOCH}{like}")):
                 name = path.rpartition("/")[2]
-                if name != BEGUN and not name.endswith(UNFINISHED):
+                if name not in (BEGUN, LOCK) and not name.endswith(UNFINISHED):
                     self._files.cp_file(path, self._path(f"{folder}/{name}"))
         self.write(f"{folder}/{BEGUN}", b"")
 
     def delete(self, camera: str, epoch: int) -> None:
         with suppress(OSError), as_os_error():
-            self._files.rm(self._path(folder_of(camera, epoch)), recursive=True)
+            self._files.rm(self._path(f"{camera}/{EPOCH}{epoch}"), recursive=True)
+
+    def _make_folder(self, name: str) -> None:
+        if isinstance(self._storage, Folder):
+            private_folder(self._storage.root / name)
+        else:
+            with as_os_error():
+                self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        return str(self._store.root / name)
+        return str(self._storage.root / name)
 
 
-Shared = SharedFolder | SharedStore
+class MovingEvents:
+    """The newest event of each watch on a camera, and the KEPT newest older ones that are still to be sent, in its folder.
+
+    So the node that watches the camera next knows them. An event is written here before it is in its node's own file. A folder
+    that cannot be written is no error.
+    """
+
+    FILE = "events.json"
+
+    def __init__(self, shared: Shared, camera: str, epoch: int, notify: Notify = lambda line: None) -> None:
+        self._shared, self._name, self._notify, self._is_over = shared, f"{camera}/{EPOCH}{epoch}/{self.FILE}", notify, False
+        self.events: list[tuple[WatchEvent, bool]] = []  # oldest first, and whether it is still to be sent
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            self.events = [(WatchEvent(**fields), unsent) for fields, unsent in json.loads(shared.read(self._name))]
+
+    def add(self, event: WatchEvent) -> None:
+        events = [*((each, unsent) for each, unsent in self.events if each.id != event.id), (event, True)]
+        newest = {each.watch: each.id for each, _ in events}
+        waiting = [each.id for each, unsent in events if unsent and newest[each.watch] != each.id]
+        if len(waiting) > KEPT and not self._is_over:
+            self._notify(f"{event.camera}: more than {KEPT} events wait to be sent: the oldest are not sent if it moves")
+        self._is_over = len(waiting) > KEPT
+        self._replace([pair for pair in events if pair[0].id in {*newest.values(), *waiting[-KEPT:]}])
+
+    def note_sent(self, store: EventStore) -> None:
+        """Mark events that have been sent meanwhile."""
+        if any(unsent for _, unsent in self.events):
+            waiting = store.unsent()
+            self._replace([(each, unsent and each.id in waiting) for each, unsent in self.events])
+
+    def forget(self, span: Span) -> None:
+        """Delete events of a time, and closings of what opened then, sent or not."""
+        then = [each.id for each, _ in self.events if any(span.since <= at <= span.until for at in (each.time, each.opened))]
+        self._replace([pair for pair in self.events if pair[0].id not in then])
+
+    def _replace(self, events: list[tuple[WatchEvent, bool]]) -> None:
+        if events != self.events:
+            self.events = events
+            with suppress(OSError):
+                self._shared.write(self._name, json.dumps([(asdict(each), unsent) for each, unsent in events]).encode())

@@ -214,7 +214,7 @@ def head(data: bytes) -> None:
     """The file that a cluster's head goes on from."""
     put(data, "cluster.json")
     made = of("apps.cluster.head", "Head")(str(scratch()))
-    assert isinstance(made.view(), dict)
+    assert isinstance(made.call("view"), dict)
 
 
 @cache
@@ -427,14 +427,22 @@ def cluster_seeds() -> list[bytes]:
 
 
 def head_seeds() -> list[bytes]:
-    node, need = {"name": "n", "kind": "n", "memory_bytes": 1 << 30}, {"weights_bytes": 1, "camera_bytes": 1, "fps": 2.0}
-    camera = {"camera": {"name": "a", "model": "demo", "fps": 2.0}, "node": "n", "epoch": 1}
-    return [json_seed({
-        "director": {"removed": {"b": [1, 2]}, "nodes": [[node, False]], "cameras": [camera]},
-        "given": {"a": {"model": "demo", "settings": {"source": "demo"}, "fps": 2.0}}, "instances": {"n": "1"},
-        "urls": {"n": "http://n"}, "watches": {}, "needs": [["n", "demo", need]], "notes": [], "number": 0,
+    need, given = (
+        {"weights_bytes": 1, "camera_bytes": 1, "fps": 2.0},
+        {"model": "demo", "settings": {"source": "demo"}, "fps": 2.0},
+    )
+    node = {"name": "n", "memory_bytes": 1 << 30, "needs": {"demo": need}, "url": "http://n", "seen": 1.0, "leaving": False}
+    now = {
+        "nodes": {"n": node}, "cameras": {"a": {"name": "a", "node": "n", "epoch": 1, **given}}, "removed": {"b": [1, 2]},
+        "instances": {"n": "1"}, "watches": {}, "notes": [], "number": 0, "nodes_forgot": {"n": 0}, "cameras_forgot": {},
+        "removed_nodes": [],
+    }  # fmt: skip
+    before = {
+        "director": {"removed": {"b": [1, 2]}, "cameras": [{"camera": {"name": "a"}, "epoch": 1, "begins": 1}]},
+        "given": {"a": given}, "instances": {}, "watches": {}, "notes": [], "number": 0,
         "forgotten": {"nodes": {"n": 0}, "cameras": {}}, "removed_nodes": [],
-    })]  # fmt: skip
+    }  # fmt: skip
+    return [json_seed(now), json_seed(before)]
 
 
 def mqtt_seeds() -> list[bytes]:

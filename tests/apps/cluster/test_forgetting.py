@@ -10,7 +10,7 @@ from nodes import cluster, frames, lose, patch
 from served import WAIT_S, eventually
 
 from edgevlm.apps.cluster.head import Head
-from edgevlm.apps.cluster.shared import SharedStore, shared_at
+from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.forget import Span
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
@@ -97,7 +97,7 @@ def test_a_node_that_does_not_come_back_is_removed_and_its_name_is_not_taken_aga
     for why in ("there is no node c of that process", "node c was removed from the cluster"):
         with pytest.raises(UserError, match=why):
             c.agent.ask()
-    assert "c" not in cluster.head.view()["nodes"]
+    assert "c" not in cluster.head.call("view")["nodes"]
     assert (events(c, "one"), events(c, "two")) == (["w"], ["w"])  # nothing of a machine's own is deleted for its name
 
 
@@ -165,7 +165,7 @@ def test_a_node_that_was_away_writes_nothing_that_was_forgotten_of_removed_camer
     a.hears = True
     assert cluster.settle("a", "b") == {}
     assert not a.service.streams
-    shared = shared_at(cluster.shared)
+    shared = Shared(cluster.shared)
     assert shared.epochs("one", unfinished=True) == []
     (epoch,) = shared.epochs("two")
     assert b.service.forget_at(shared.where("two", epoch), Span(0.0, time.time()))["rows"] == 0
@@ -202,7 +202,7 @@ def test_snapshots_on_an_object_store_move_encrypted_and_are_forgotten(cluster, 
     cluster.settle()
     event = an_event("one")
     a.service.watches.record(a.service.watches.watch("w"), event, ())
-    watched, files = frames(a, "one"), SharedStore(address)._store.files
+    watched, files = frames(a, "one"), Shared(address)._files
     a.service.stream("one")._writer._snapshot()
     snapshot_at = frames(a, "one")
     eventually(lambda: frames(a, "one") > snapshot_at + 1)
@@ -214,11 +214,11 @@ def test_snapshots_on_an_object_store_move_encrypted_and_are_forgotten(cluster, 
     assert b.service.stream("one").resumed_at is not None
     assert frames(b, "one") >= watched
     assert b.service.watches.last("one", "w").id == event.id
-    assert SharedStore(address).epochs("one") == [2]
+    assert Shared(address).epochs("one") == [2]
     ask_to_forget(b, stream="one", all=True)
     assert not files.glob(f"{address}/one/epoch-2/*")
     assert b.service.stream("one").resumed_at is None
     a.hears = True
     a.agent.work()  # it closes what it had, with a last snapshot, which goes too
     cluster.settle()
-    assert SharedStore(address).epochs("one", unfinished=True) == [3]
+    assert Shared(address).epochs("one", unfinished=True) == [3]

@@ -10,10 +10,10 @@ from nodes import cluster, frames, lose, patch
 from served import NOW, WAIT_S, eventually
 
 from edgevlm import __version__
+from edgevlm.apps.cluster.agent import NOTHING, NodeAgent
 from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.head import Head
-from edgevlm.apps.cluster.needs import NOTHING, ModelNeeds
-from edgevlm.apps.cluster.shared import shared_at
+from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
@@ -23,7 +23,7 @@ __all__ = ["cluster"]
 
 def test_any_node_answers_for_all_cameras(cluster):
     a, b = cluster.start("a", ["one", "two"]), cluster.start("b")
-    weights, camera, _ = a.agent.needs.plan("demo")
+    weights, camera, _ = a.agent.plan("demo")
     a.agent._memory = b.agent._memory = weights + int(1.5 * camera)
     assert len(cluster.settle("a")) == 1
     where = cluster.settle()
@@ -102,14 +102,13 @@ def test_cameras_move_when_their_node_ends_and_the_head_goes_on_where_it_was(clu
     eventually(lambda: (b.step(), cluster.where() == {"one": "b"})[1])
     closing.join()
     assert b.service.stream("one").resumed_at is not None
-    assert list(cluster.head.view()["nodes"]) == ["b"]
+    assert list(cluster.head.call("view")["nodes"]) == ["b"]
 
 
 def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
-    plan = ModelNeeds.plan  # memory and frames a second, of whatever machine this is
-    monkeypatch.setattr(ModelNeeds, "plan", lambda needs, model: (*plan(needs, model)[:2], 200.0))
+    plan = NodeAgent.plan  # memory, and frames a second of whatever machine this is
+    monkeypatch.setattr(NodeAgent, "plan", lambda agent, model: (*plan(agent, model)[:2], 200.0))
     a = cluster.start("a", ["one"])
-    a.agent.needs.known["demo"] = *a.agent.needs.plan("demo")[:2], 100.0  # of whatever machine this is
     cluster.settle()
     refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
     assert refused.status_code == 400
@@ -120,7 +119,7 @@ def test_what_fits_nowhere_is_refused_with_the_reason(cluster, monkeypatch):
     assert httpx.delete(f"{a.url}/v1/streams/two", timeout=WAIT_S).status_code == 204
     assert cluster.settle() == {"one": "a"}
     with pytest.raises(UserError, match="there is a node a already"):
-        cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {}, __version__)
+        cluster.head.call("join", "a", "another", {"memory_bytes": 1}, {}, {}, __version__)
 
 
 def test_a_camera_that_cannot_be_opened_says_why(cluster, monkeypatch):
@@ -136,7 +135,7 @@ def test_a_camera_that_cannot_be_opened_says_why(cluster, monkeypatch):
 def test_a_reloaded_configuration_is_the_clusters(cluster):
     """Cameras and watches that one node's file names anew are the head's to place, and no node opens one by itself."""
     a, b = cluster.start("a", ["one"]), cluster.start("b")
-    weights, camera, _ = a.agent.needs.plan("demo")
+    weights, camera, _ = a.agent.plan("demo")
     a.agent._memory = b.agent._memory = weights + int(1.5 * camera)
     assert cluster.settle() == {"one": "a"}
     change = {"cameras": {"one": {"source": "demo"}, "two": {"source": "demo", "fps": 2.0}}}
@@ -150,20 +149,20 @@ def test_a_reloaded_configuration_is_the_clusters(cluster):
     done = a.service.reload(ServeConfig(**{**a.service.config.model_dump(exclude_none=True), **change}))
     assert done == ["one: removed", "two: opened again", "watch red: removed"]
     assert set(cluster.settle()) == {"two"}
-    assert cluster.head.view()["cameras"]["two"]["settings"]["fps"] == 3.0
+    assert cluster.head.call("view")["cameras"]["two"]["settings"]["fps"] == 3.0
     assert not a.service.watches.watches
 
 
 def test_a_model_of_the_hub_is_asked_for_until_the_hub_gives_it(cluster, monkeypatch):
     """By a thread of its own: the node goes on asking the head."""
     fetched, is_back = Mock(side_effect=[UserError("the hub is away"), "demo"]), threading.Event()
-    monkeypatch.setattr("edgevlm.apps.cluster.needs.call_in_helper", fetched)
-    needs = cluster.start("a").agent.needs
-    monkeypatch.setattr(needs, "_done", Mock(is_set=lambda: False, wait=lambda seconds: is_back.wait(WAIT_S)))
-    needs.learn("ORG/NAME")
-    eventually(lambda: needs.known.get("ORG/NAME") == NOTHING)
+    monkeypatch.setattr("edgevlm.apps.cluster.agent.call_in_helper", fetched)
+    agent = cluster.start("a").agent
+    monkeypatch.setattr(agent, "_done", Mock(is_set=lambda: False, wait=lambda seconds: is_back.wait(WAIT_S)))
+    agent._learn("ORG/NAME")
+    eventually(lambda: agent.needs.get("ORG/NAME") == NOTHING)
     is_back.set()
-    eventually(lambda: needs.known["ORG/NAME"][:2] == needs.plan("demo")[:2])
+    eventually(lambda: agent.needs["ORG/NAME"][:2] == agent.plan("demo")[:2])
     assert [call.args[1] for call in fetched.call_args_list] == ["ORG/NAME"] * 2
 
 
@@ -171,14 +170,11 @@ def test_a_model_of_the_hub_is_asked_for_until_the_hub_gives_it(cluster, monkeyp
 def test_a_copy_that_was_cut_short_is_not_gone_on_from(tmp_path, kind):
     """A node died while it copied the folder of the epoch before: the next one begins from that."""
     pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
-    shared = shared_at(f"file://{tmp_path}/shared" if kind == "folder" else f"memory://{tmp_path}/shared")
+    shared = Shared(f"file://{tmp_path}/shared" if kind == "folder" else f"memory://{tmp_path}/shared")
     shared.begin("one", 1, None)
     for name in ("1.snapshot", "2.snapshot", "events.json"):
         shared.write(f"one/epoch-1/{name}", b"x")
-    if kind == "folder":
-        (tmp_path / "shared" / "one" / "epoch-2.unfinished").mkdir()
-    else:
-        shared.write("one/epoch-2/1.snapshot", b"x")
+    shared.write("one/epoch-2/1.snapshot", b"x")
     assert shared.epochs("one") == [1]
     assert shared.epochs("one", unfinished=True) == [1, 2]
     shared.begin("one", 3, shared.epochs("one")[-1])

@@ -54,7 +54,7 @@ def test_a_head_that_is_killed_is_back_with_what_it_knew(tmp_path):
     link = RayLink(Joining(f"127.0.0.1:{free_port()}", "127.0.0.1", True, str(tmp_path), "a", "secret"))
     try:
         given = {"settings": {"source": "demo"}, "model": "demo", "fps": 1.0, "only": None, "by_client": False}
-        answer(link, "join", {"name": "a", "memory_bytes": 10**9}, "first", "http://127.1", {"one": given}, {}, __version__)
+        answer(link, "join", "a", "first", {"memory_bytes": 10**9, "url": "http://127.1"}, {"one": given}, {}, __version__)
         assert answer(link, "ask", "a", "first", [], {"demo": (10, 10, 100.0)})["orders"] == {"one": 1}
         with pytest.raises(UserError, match="there is a stream one already"):
             answer(link, "add", "one", given)
