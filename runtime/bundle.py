@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..; in 5 the
 # per-layer graphs do not attend
 FORMAT = 5
-READS = (1, 2, 3, 4, 5)
+READS = range(1, FORMAT + 1)
 FADING = ("20/19.5", "1.0/0.9")  # of LLaVA, in HERMES's App. D
 _QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest said so
 MANIFEST = "bundle.json"
@@ -49,7 +49,7 @@ _LARGEST = 1 << 25  # bytes of a manifest
 Verify = Literal["full", "size", "manifest"]
 Measured = TypeVar("Measured", bound=JsonFile)
 
-# ranges of a manifest: past them lies no model, and memory for it is not asked for
+# ranges of a manifest; no model exceeds them
 Count = Annotated[int, Ge(1), Le(1024)]
 Width = Annotated[int, Ge(1), Le(1 << 16)]
 Positions = Annotated[int, Ge(1), Le(1 << 31)]
@@ -63,7 +63,7 @@ Text = Annotated[str, MaxLen(1 << 20)]
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a listed file must be."""
+    """Size and SHA-256 of a listed file."""
 
     bytes: Annotated[int, Ge(0), Le(1 << 50)]
     sha256: Annotated[str, MinLen(64), MaxLen(64)]
@@ -71,7 +71,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """The language model's shapes. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
+    """Shapes of the language model. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
 
     backbone: Word
     layers: Count
@@ -99,7 +99,7 @@ class DecoderSpec:
 
     @property
     def axes(self) -> int:
-        """Numbers of a position."""
+        """How many numbers a position has."""
         return 1 if self.rope_sections is None else len(self.rope_sections)
 
     @property
@@ -110,10 +110,10 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTowerSpec:
-    """The graph that encodes the changed patches of a frame alone, and what it keeps of the others between calls.
+    """The graph that encodes only the changed patches of a frame, and the arrays it keeps of the others between calls.
 
-    ``grid``: (rows, columns) of patches; they need not be those of tokens. For each layer it keeps keys, then values, ``[heads,
-    positions, head_dim]`` of ``kv``, and behind the last layer float32 ``[patches, width]`` for each width in ``outputs``.
+    ``grid``: (rows, columns) of patches, which may differ from those of tokens. Each layer keeps keys, then values, ``[heads,
+    positions, head_dim]`` of ``kv``; after the last layer follows float32 ``[patches, width]`` for each width in ``outputs``.
     """
 
     graph: str
@@ -138,7 +138,7 @@ class ChangedTowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """Sizes that a tower takes: edges of multiples of ``factor`` pixels, ``fewest`` to ``most`` pixels in ``frames`` frames."""
+    """Sizes that a tower takes: sides are multiples of ``factor``; ``frames`` frames have ``fewest`` to ``most`` pixels."""
 
     factor: Count
     fewest: int
@@ -151,10 +151,7 @@ class PixelBudget:
             raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
-        """The (height, width) nearest to a frame's: its aspect is kept but for what whole multiples take.
-
-        Raises UserError for sides of less than a pixel, or of which one is more than 200 times the other.
-        """
+        """Return the allowed (height, width) nearest to a frame's. Raises UserError if its sides differ over 200-fold."""
         if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
             raise UserError(
                 f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"
@@ -214,9 +211,9 @@ class VisionSpec:
     pixels: PixelBudget | None = None  # sizes that the tower takes beside ``size``; None: that one alone
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
-        """The same for frames of another size, the nearest that the tower takes; itself where it takes one alone.
+        """Return the spec for frames of another size, without ``changed``, which is for the bundle's own size.
 
-        The graph of changed patches is for the bundle's own size. Raises UserError for an invalid size.
+        Returns itself if the tower takes one size only. Raises UserError for an invalid size.
         """
         if self.pixels is None or (size := self.pixels.fitted(height, width)) == self.size:
             return self
@@ -278,7 +275,7 @@ class Bundle:
         return bundle
 
     def file(self, name: str) -> Path:
-        """The path of a listed file; raises BundleError for a name that is not listed."""
+        """Return the path of a listed file. Raises BundleError for a name that is not listed."""
         if name not in self.files:
             raise _bad(self.path / name, "is not listed in bundle.json")
         return self.path / name
@@ -294,7 +291,7 @@ class Bundle:
         return min(self.decoder.model_limit, self.decoder.trained_length)
 
     def closing_rows(self) -> NDArray[np.float32]:
-        """The rows that close a video before the text after it, float32 ``[n, hidden]``; n is 0 for most families."""
+        """Return the rows that close a video, float32 ``[n, hidden]``; n is 0 for most families."""
         if self.vision.closing is None:
             return np.zeros((0, self.decoder.hidden), np.float32)
         rows = self.array(self.vision.closing, (None, self.decoder.hidden), np.float32)
@@ -303,7 +300,7 @@ class Bundle:
         return np.array(rows)
 
     def array(self, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> NDArray[Any]:
-        """A listed .npy file, mapped. Raises BundleError for another shape, of which None is any size, or type."""
+        """Map a listed .npy file. Raises BundleError for another type or shape; None in ``shape`` is any size."""
         path = self.file(name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -317,7 +314,7 @@ class Bundle:
         return found
 
     def kv_scales(self) -> KVScales | None:
-        """What int8 keys and values count; None for other KV precisions. Raises BundleError if they cannot be used."""
+        """Return the scales of int8 keys and values, None for other KV precisions. Raises BundleError if they are invalid."""
         spec = self.decoder
         if spec.kv != "int8":
             return None
@@ -328,15 +325,15 @@ class Bundle:
             raise _bad(path, str(error)) from None
 
     def calibration(self) -> Calibration | None:
-        """What ``edgevlm calibrate`` measured of this model, None before that. Raises BundleError if it cannot be used."""
+        """Return what ``edgevlm calibrate`` measured, None before that. Raises BundleError if it is invalid."""
         return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
-        """The policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError likewise."""
+        """Return the policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError likewise."""
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Where evidence of an answer is found: as calibrated, else a usual place. Raises BundleError likewise."""
+        """Return the heads that find an answer's evidence, calibrated or usual ones. Raises BundleError likewise."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 
@@ -353,7 +350,7 @@ class Bundle:
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
-    """The bytes of ``bundle.json`` for ``manifest`` (whose ``checksum``, if any, is replaced)."""
+    """Return the bytes of ``bundle.json`` for ``manifest``; a ``checksum`` in it is replaced."""
     body = {**{k: v for k, v in manifest.items() if k != "checksum"}, "checksum": _BLANK.decode()}
     raw = (json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
     head, tail = raw.rsplit(_BLANK, 1)
@@ -361,7 +358,7 @@ def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
 
 
 def hash_file(path: Path) -> FileRecord:
-    """Size and SHA-256 of a file."""
+    """Measure a file. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     buffer = bytearray(_BLOCK)
     with open_file(path) as stream:
@@ -429,7 +426,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _graph_name(name: str) -> str:
-    """A decoder graph's name today; bundles of formats 1 to 3 say ``whole``, ``cut0``, ``cut1``, .."""
+    """Translate a decoder graph's name of formats 1 to 3: ``whole``, ``cut0``, ``cut1``, .."""
     return re.sub(r"cut(?=\d+$)", "per-layer", "full" if name == "whole" else name)
 
 
@@ -441,7 +438,7 @@ def _schema() -> TypeAdapter[Bundle]:
 
 
 def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
-    """The bundle that a manifest describes. Raises BundleError for one that contradicts itself."""
+    """Return the bundle that a manifest describes. Raises BundleError if it contradicts itself."""
     from pydantic import ValidationError
     from pydantic_core import to_json
 
@@ -466,7 +463,7 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
 
 
 def _contradiction(bundle: Bundle) -> str:
-    """What in a manifest cannot be true beside the rest of it; nothing if all can."""
+    """Return the first rule that a manifest breaks, or nothing."""
     decoder, vision, chat = bundle.decoder, bundle.vision, bundle.chat
     half, changed = decoder.head_dim // 2, vision.changed
     rules = {

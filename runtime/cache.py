@@ -1,6 +1,6 @@
 """The ring cache: one block of memory a stream, rows appended in place, evicted rows replaced from the tail.
 
-The layout stands where it is allocated, in ``csrc/cache.cpp``; docs/internals/architecture.md says why rows are in no order.
+``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md says why rows are in no order.
 Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise
 :class:`~edgevlm.errors.CacheFull`.
 """
@@ -24,7 +24,7 @@ ROW_DTYPES = {
     "kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32,
     "confirmed": np.int32,
 }  # fmt: skip
-"""What is known of a row beside its key and value, in the order of a layer's memory."""
+"""Metadata of a row, in the order of a layer's memory."""
 
 NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, NDArray[np.uint8] | None]
 PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
@@ -41,11 +41,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of n new rows; the same in every layer and head. dtypes must be exactly those of :data:`ROW_DTYPES`, of
-    which ``confirmed`` begins as the row's own frame.
+    """Metadata of n new rows, the same in every layer and head, with the dtypes of :data:`ROW_DTYPES`.
 
-    seq: the token's place in the stream. frame, row, col: its frame (-1 for text that belongs to none) and patch. position:
-    rotary, not negative.
+    seq: the token's place in the stream. frame, row, col: its frame (-1 for text outside frames) and patch. position: rotary,
+    not negative. ``confirmed`` begins as the row's own frame.
     """
 
     kind: NDArray[np.uint8]  # [n], see Kind
@@ -65,7 +64,7 @@ class Rows:
 
     @classmethod
     def text(cls, position: NDArray[np.int32], kind: int = Kind.TEXT, frame: int = -1) -> Rows:
-        """Rows at positions ``[n, axes]`` that are no patches; their ``seq`` is 0 to n - 1."""
+        """Return rows of text at positions ``[n, axes]``; their ``seq`` is 0 to n - 1."""
         count = len(position)
         zeros = np.zeros(count, np.int16)
         order = np.arange(count, dtype=np.int64)
@@ -73,12 +72,12 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """One after the other."""
+        """Concatenate rows."""
         return cls(*(np.concatenate(of) for of in zip(*(part.arrays for part in parts), strict=True)))
 
 
 def row_bytes(axes: int) -> int:
-    """Bytes of what is known of a row of one KV head, beside its key and value."""
+    """Return the bytes of a row's metadata in one KV head."""
     return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
@@ -119,7 +118,7 @@ class KVCache(_native.Cache):
         return _native.Cache._bytes_for(*native_shape(*shape, **rotary))
 
     def buffers(self) -> list[KVBuffer]:
-        """One buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
+        """Return a buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
         return [
             KVBuffer(
                 key_address=self.key_address(layer),
@@ -136,7 +135,7 @@ class KVCache(_native.Cache):
     def dequantize(
         self, part: Literal["key", "value"], layer: int, rows: slice | NDArray[np.bool_] = slice(None)
     ) -> NDArray[np.float32]:
-        """Keys or values as float32, whatever ``dtype``: ``[kv_heads, m, head_dim]`` of the ``rows`` named, a copy."""
+        """Return keys or values of ``rows`` as float32 ``[kv_heads, m, head_dim]``, a copy."""
         stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
         return _native.dequantize(stored(layer)[:, rows], scale(layer))
 
@@ -153,11 +152,11 @@ class KVCache(_native.Cache):
         self._append(layer, key, value, *rows.arrays)
 
     def held(self, layer: int) -> dict[str, NDArray]:
-        """All that a layer holds, by the names of :data:`PARTS`: views as the methods of those names give them."""
+        """Return views of all that a layer holds, by the names of :data:`PARTS`."""
         return {name: getattr(self, name)(layer) for name in PARTS}
 
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
-        """Hold just these rows in a layer, in this order: what :meth:`held` showed of a cache of the same shape.
+        """Replace a layer's rows by what :meth:`held` returned for a cache of the same shape.
 
         Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
         """

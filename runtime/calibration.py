@@ -1,4 +1,4 @@
-"""What ``edgevlm calibrate`` measured of a model: its bundle's ``calibration.json``, ``choices.json`` and ``evidence.json``."""
+"""Measurements of ``edgevlm calibrate``: a bundle's ``calibration.json``, ``choices.json`` and ``evidence.json``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class JsonFile:
     _file: ClassVar[tuple[int, str]]
 
     def to_json(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return (json.dumps({"format": self._file[0], **fields}, indent=1, allow_nan=False) + "\n").encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """Read it again, in this or an earlier format. Raises ValueError, one line."""
+        """Read a file of this or an earlier format. Raises ValueError, one line."""
         from pydantic import ValidationError
         from pydantic_core import from_json
 
@@ -130,9 +130,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens, among candidates; skipped: policies that cannot run at it, and why.
+    """The policy chosen at a budget of |M| tokens. skipped: policies that cannot run at it, and why.
 
-    chosen: None where no candidate is clearly better than the policy that ``auto`` falls back to.
+    chosen: None if no candidate is clearly better than the policy that ``auto`` falls back to.
     """
 
     budget: Count
@@ -158,7 +158,7 @@ class AppendTrial:
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """What ``--append auto`` does. tau: None for whole frames, where no trial's loss surely stays within ``bound``."""
+    """The setting of ``--append auto``. tau: None for whole frames, if no trial's loss surely stays within ``bound``."""
 
     tau: Annotated[Number | None, "What --append auto uses; null is all."]
     bound: Bound
@@ -181,7 +181,7 @@ class EncodeTrial:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChoice:
-    """What ``--encode auto`` does. setting: None for whole frames, where no trial's loss surely stays within ``bound``."""
+    """The setting of ``--encode auto``; None for whole frames, if no trial's loss surely stays within ``bound``."""
 
     setting: Annotated[str | None, "What --encode auto uses; null is all."]
     bound: Bound
@@ -190,9 +190,9 @@ class EncodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices(JsonFile):
-    """A choice a budget, budgets rising. watched: the clips, or the worlds' seed. frames: of the longest stream.
+    """A choice for each budget, budgets rising. watched: the clips, or the worlds' seed. frames: of the longest stream.
 
-    known: the bounded policies there were, measured or not, so that newer ones can be found.
+    known: all bounded policies at the time, measured or not, so that newer ones can be found.
     """
 
     _file = (2, "choices")
@@ -219,16 +219,16 @@ class Choices(JsonFile):
             raise ValueError(f"a policy {unknown[0]!r} chosen that was not measured")
 
     def nearest(self, budget: int) -> Choice:
-        """The choice at the measured budget nearest to ``budget`` by ratio, the smaller of two as near."""
+        """Return the choice at the measured budget nearest to ``budget`` by ratio."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceHeads(JsonFile):
-    """Where to look: ``heads`` of ``layer``.
+    """The ``heads`` of ``layer`` that find an answer's evidence.
 
-    weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 where what answers
-    the question is held. Empty without a calibration.
+    weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 if the memory holds
+    the evidence. Empty without a calibration.
     """
 
     _file = (1, "where evidence is found")
@@ -240,7 +240,7 @@ class EvidenceHeads(JsonFile):
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int) -> EvidenceHeads:
-        """All heads of the layer at two thirds of the depth."""
+        """Return all heads of the layer at two thirds of the depth."""
         return cls(2 * layers // 3, tuple(range(heads)))
 
     def check(self, layers: int, heads: int) -> None:

@@ -1,4 +1,4 @@
-"""Profiles: what kind of graphs a bundle holds, named by the first TensorRT version that takes them.
+"""Profiles: the kind of graphs in a bundle, named by the first TensorRT version that takes them.
 
 docs/internals/engines.md has their inputs and outputs.
 """
@@ -18,10 +18,10 @@ TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSOR
 
 @dataclass(frozen=True, slots=True)
 class EngineShapes:
-    """The largest calls that engines of a bundle are made for.
+    """The largest calls that a bundle's engines take; longer ones are made in pieces.
 
     frames: of the vision graph, a multiple of a tower's group. rows: of a decoder call that appends frames. question: of one
-    that appends text. A longer call is made in pieces.
+    that appends text.
     """
 
     frames: int
@@ -30,7 +30,7 @@ class EngineShapes:
 
 
 def profile_for(tensorrt: str | None) -> str:
-    """The profile for a TensorRT version, ``10.16``, or for ONNX Runtime, None. Raises UserError for one older than 10.3."""
+    """Return the profile for a TensorRT version, ``10.16``, or for ONNX Runtime, None. Raises UserError before 10.3."""
     if tensorrt is None:
         return ONNXRUNTIME
     wanted = _version(tensorrt)
@@ -41,13 +41,13 @@ def profile_for(tensorrt: str | None) -> str:
 
 
 def check_profile(name: str) -> None:
-    """Raises UserError naming the nearest known profile."""
+    """Raise UserError for an unknown profile, naming the nearest."""
     if name not in PROFILES:
         raise UserError(f"no profile is called {name!r}; {nearest(name, PROFILES)}")
 
 
 def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
-    """A tower's precision; unless one is wanted, that of the products. Raises UserError for one that it cannot have."""
+    """Return a tower's precision, by default like the products'. Raises UserError for one that the profile lacks."""
     check_profile(profile)
     chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
     if chosen not in TOWERS[profile]:

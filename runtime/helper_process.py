@@ -1,4 +1,4 @@
-"""Functions called in a helper process, which may crash, hang or fill its memory without harm to this one."""
+"""Call functions in a helper process, which may crash, hang or fill its memory without harm to this one."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ class Helper:
 
 
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
-    """:meth:`Helper.call` in a process that ends before this returns, so that nothing it imports stays in memory.
+    """:meth:`Helper.call` in a process of its own, so that nothing it imports stays in memory.
 
-    Raises UserError that begins with the first argument where the process is killed.
+    If the process is killed, the UserError begins with the first argument.
     """
     with Helper() as helper:
         try:
@@ -151,7 +151,7 @@ def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
 
 
 def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
-    """Answer the calls on stdin, in the helper process; what functions print goes to stderr, or nowhere if there are limits."""
+    """Answer the calls on stdin, in the helper process; prints go to stderr, or nowhere if there are limits."""
     import resource
     import signal
 

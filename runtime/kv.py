@@ -1,9 +1,9 @@
 """What keys and values are stored as: ``fp32``, ``fp16``, or ``int8`` codes that count the scale of their channel.
 
-A number is ``code * scale``, codes run from -128 to 127, and what lies beyond saturates. Scales are fixed, one for
-each layer, KV head and channel, and the same for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. A turn
-leaves a pair's length as it is, so that a scale that holds the length holds every turn of it (a scale of the largest number
-would need sqrt 2 as much), and codes are turned as they are: in float32, then rounded to whole codes.
+A number is ``code * scale``; codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and channel, and
+equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. A turn keeps a pair's length, so a scale that
+holds the length holds every turn of the pair (a scale of the largest number would need sqrt 2 as much). Codes are turned in
+float32, then rounded to whole codes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Scales that hold keys whose rotary pairs are as long as ``key`` and values as large as ``value``, and more.
+        """Return scales that hold keys whose rotary pairs are as long as ``key`` and values as large as ``value``.
 
-        key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: how
-        many times as much they hold. The channels of a head of values share the scale of the largest: with one each, more
-        other inputs saturate, which costs more than the finer codes give (docs/internals/models.md).
+        key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: a
+        factor on both. The values of a head share the scale of the largest channel, because with one each more inputs
+        saturate (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
 
     @classmethod
     def load(cls, path: Path, shape: tuple[int, int, int]) -> KVScales:
-        """What :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim); raises ValueError for anything else."""
+        """Read what :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim). Raises ValueError for anything else."""
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError:
@@ -65,12 +65,12 @@ class KVScales:
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """``numbers [kv_heads, n, head_dim]`` as codes of ``scale [kv_heads, head_dim]``: rounded, ties to even, saturated."""
+    """Round ``numbers [kv_heads, n, head_dim]`` to codes of ``scale [kv_heads, head_dim]``: ties to even, saturated."""
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 
 def _usable(scale: NDArray[np.floating]) -> NDArray[np.float32]:
-    """float32 ``scale [..., channels]`` with no zeros: a channel that was always 0 gets its head's largest, or 1."""
+    """Replace zeros in ``scale [..., channels]`` by their head's largest, or 1; returns float32."""
     most = scale.max(-1, keepdims=True)
     filled = np.where(scale > 0, scale, np.where(most > 0, most, 1.0))
     return np.maximum(filled, np.finfo(np.float32).tiny).astype(np.float32)

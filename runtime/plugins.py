@@ -40,16 +40,13 @@ GROUPS = {
 
 
 def names(group: str, *, own: bool = False) -> list[str]:
-    """Names that :func:`load_class` knows in ``group``: edgevlm's own, then (unless ``own``) other packages', each sorted."""
+    """Return the names in ``group``, sorted: edgevlm's own, then (unless ``own``) those of other packages."""
     ours = sorted(_own(group))
     return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 
 
 def load_class(group: str, name: str) -> Any:
-    """The class (or whatever an entry point names) called ``name``, or ``./file.py:Class``.
-
-    Of two packages that give one name edgevlm's own comes first. Raises UserError.
-    """
+    """Return the class called ``name``, edgevlm's own first, or ``./file.py:Class``. Raises UserError."""
     if is_file(name):
         return _from_file(name)
     point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
@@ -60,16 +57,16 @@ def load_class(group: str, name: str) -> Any:
         try:
             return point.load()
         except AttributeError as error:
-            raise UserError(f"{kind} {name}: {point.value} cannot be loaded ({error}); install its package anew") from error
+            raise UserError(f"{kind} {name}: {point.value} cannot be loaded ({error}); install its package again") from error
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is ``file.py:Class`` (settings may follow), and so no name of a group."""
+    """Whether ``name`` is ``file.py:Class``, with or without settings."""
     return bool(_FILE.fullmatch(name))
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """``name:options`` or ``file.py:Class:options`` as name and options, which are empty where there are none."""
+    """Split ``name:options`` or ``file.py:Class:options``; options may be empty."""
     found = _FILE.fullmatch(text)
     if found is None:
         name, _, options = text.partition(":")
@@ -118,7 +115,7 @@ def _from_file(text: str) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file as a module, run once per process; found by its name afterwards, as dataclasses and pickle ask."""
+    """Run a file once per process, as a module that dataclasses and pickle find by its name."""
     name = f"edgevlm_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

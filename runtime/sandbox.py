@@ -1,7 +1,6 @@
-"""Chat templates, which come from elsewhere: rendered in a helper process with limits on memory and time.
+"""Render chat templates of models in a helper process with limits on memory and time, which Jinja does not have.
 
-Nothing inside Jinja can bound what a template takes: one call of ``str.find`` or ``%`` takes all there is. The helper starts
-with the first template that is not in KNOWN (.2 s, 22 MB); a rendering takes .1 ms more than here.
+The helper starts with the first template that is not in KNOWN (.2 s, 22 MB); a rendering takes .1 ms more than here.
 """
 
 from __future__ import annotations

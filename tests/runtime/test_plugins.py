@@ -83,7 +83,7 @@ def test_a_package_that_cannot_be_loaded_is_one_line(package):
         with pytest.raises(UserError, match=f"engine {name} needs the package nothing_here, which is not installed$"):
             load_class("engines", name)
     package("[edgevlm.engines]\na = others_plugins:Missing\n")
-    with pytest.raises(UserError, match=r"engine a: others_plugins:Missing cannot be loaded .*; install its package anew"):
+    with pytest.raises(UserError, match=r"engine a: others_plugins:Missing cannot be loaded .*; install its package again"):
         load_class("engines", "a")
 
 
