@@ -6,6 +6,7 @@ import math
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib import request as http
@@ -55,11 +56,10 @@ def connect(url: str, options: SourceOptions) -> Connection:
             response.close()
             raise
     if hosts is not None:
-        user, at, _ = parts.netloc.rpartition("@")
+        login, at, _ = parts.netloc.rpartition("@")
         address = hosts.resolve(parts.hostname or "", parts.port or 0)
-        port = "" if parts.port is None else f":{parts.port}"
-        netloc = f"{user}{at}[{address}]{port}" if ":" in address else f"{user}{at}{address}{port}"
-        url = parts._replace(netloc=netloc).geturl()
+        host = f"[{address}]" if ":" in address else address
+        url = parts._replace(netloc=f"{login}{at}{host}" + f":{parts.port}" * (parts.port is not None)).geturl()
     return FfmpegConnection(url, options)
 
 
@@ -113,16 +113,15 @@ class BoundHandler(http.AbstractHTTPHandler):
         super().__init__()
         self._hosts = hosts
 
-    def http_open(self, request: http.Request, kind: type[HTTPConnection] = HTTPConnection) -> HTTPResponse:
+    def http_open(self, request: http.Request) -> HTTPResponse:
         def dialled(*arguments: Any, **options: Any) -> HTTPConnection:
-            made = kind(*arguments, **options)
+            made = (HTTPSConnection if request.type == "https" else HTTPConnection)(*arguments, **options)
             vars(made)["_create_connection"] = self._hosts.connect  # what it dials by, also below TLS
             return made
 
         return self.do_open(dialled, request)
 
-    def https_open(self, request: http.Request) -> HTTPResponse:
-        return self.http_open(request, HTTPSConnection)
+    https_open = http_open
 
 
 def load_av() -> Any:
@@ -132,39 +131,37 @@ def load_av() -> Any:
     return av
 
 
+@dataclass
 class Feed:
     """Bytes as PyAV reads a file: those that have come, until a deadline and up to ``largest`` after :meth:`renew`.
 
     It ends there, and where reading fails; ``problem`` says why. Exceptions would be printed by PyAV.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int], bytes],
-        largest: float = math.inf,
-        timeout_s: float = math.inf,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._read, self.largest, self._timeout_s, self._close = read, largest, timeout_s, close
-        self.problem: str | None = None
-        self.closed = False
+    take: Callable[[int], bytes]
+    largest: float = math.inf
+    timeout_s: float = math.inf
+    end: Callable[[], None] = lambda: None
+    problem: str | None = None
+    closed: bool = False
+
+    def __post_init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
         """Begin a picture: the deadline holds for all of it, however slowly its bytes arrive."""
-        self._deadline, self._left = time.monotonic() + self._timeout_s, self.largest
+        self._deadline, self._left = time.monotonic() + self.timeout_s, self.largest
 
     def read(self, count: int) -> bytes:
-        late = time.monotonic() > self._deadline
-        block = b""
+        late, block = time.monotonic() > self._deadline, b""
         try:
-            block = b"" if late or self._left <= 0 else self._read(count)
+            block = b"" if late or self._left <= 0 else self.take(count)
         except TimeoutError:
             late = True
         except (HTTPException, OSError, ValueError) as error:
             self.problem = getattr(error, "strerror", None) or type(error).__name__
         if late:
-            self.problem = f"no picture for {self._timeout_s:g} s"
+            self.problem = f"no picture for {self.timeout_s:g} s"
         elif self._left <= 0:
             self.problem = f"no picture within {self.largest / 2**20:g} MB"
         self._left -= len(block)
@@ -172,7 +169,7 @@ class Feed:
 
     def close(self) -> None:
         self.closed = True
-        self._close()
+        self.end()
 
 
 def open_feed(feed: Feed, kind: str) -> Any:
@@ -308,7 +305,7 @@ class FfmpegConnection(Connection):
             except SourceRefused as refused:
                 raise SourceRefused(f"its playlist names an address that is not read: {refused}") from None
         self._feeds = [feed for feed in self._feeds if feed.problem or not feed.closed]
-        self._feeds.append(Feed(response.read1, timeout_s=options.read_timeout_s, close=response.close))
+        self._feeds.append(Feed(response.read1, timeout_s=options.read_timeout_s, end=response.close))
         return self._feeds[-1]
 
     def _decode(self, stream: Any) -> Iterator[Grabbed]:

@@ -173,12 +173,10 @@ class Apprise(Sink):
 
 def in_words(event: WatchEvent) -> tuple[str, str]:
     """A title and a line for people."""
-    at = f"{datetime.fromtimestamp(event.time):%H:%M:%S}"
-    if event.state == "open":
-        what = f"Opened at {at}, with probability {event.probability:.2f}."
-    else:
-        what = f"Closed at {at}, after {ago(max(0.0, event.time - event.opened))}."
-    return f"{event.camera}: {event.question or event.watch}", what
+    what = f"Opened at {{}}, with probability {event.probability:.2f}."
+    if event.state == "close":
+        what = f"Closed at {{}}, after {ago(max(0.0, event.time - event.opened))}."
+    return f"{event.camera}: {event.question or event.watch}", what.format(f"{datetime.fromtimestamp(event.time):%H:%M:%S}")
 
 
 class SinkSettings(BaseModel):

@@ -4,7 +4,6 @@ import functools
 import http.server
 import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,10 +85,8 @@ def test_a_list_from_the_network_names_no_files(address, tmp_path):
             connect(url, SourceOptions(open_timeout_s=3, read_timeout_s=3))
 
 
-@pytest.mark.parametrize("kind", ["device", "pipe"])
-def test_what_is_no_file_is_not_read(tmp_path, kind):
-    path = Path("/dev/zero") if kind == "device" else tmp_path / "pipe"
-    if kind == "pipe":
-        os.mkfifo(path)
-    with pytest.raises(SourceError, match="is a device or a pipe"):
-        open_source(video=str(path))
+def test_what_is_no_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", tmp_path / "pipe"):
+        with pytest.raises(SourceError, match="is a device or a pipe"):
+            open_source(video=str(path))
