@@ -24,7 +24,7 @@ CLOSE_S = 2.0  # that sinks have for what is still to be sent
 class Delivery:
     """Records events and sends them. What is not sent when it is closed, or killed, is sent by the next one.
 
-    An event that was sent just before a kill is sent again, with the same id. sinks: by name. control: is told of a camera and
+    An event that was sent just before a kill is sent again, with the same id. sinks: by name. control: called with a camera and
     a watch that a sink wants to pause (False) or to go on (True).
     """
 

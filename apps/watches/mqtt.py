@@ -102,7 +102,7 @@ class Mqtt(Sink):
             self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
-        """Of an event's watch as it is now, where that is known."""
+        """Return the state of an event's watch now, where that is known; else the event's."""
         known = {(each.camera, each.watch): each.state for each in self._watches or ()}
         return STATES[known.get((event.camera, event.watch)) or event.state]
 
@@ -164,7 +164,7 @@ class Mqtt(Sink):
                 self.control(camera, watch, message.payload == b"ON")
 
     def _found(self, device: str, held: Any) -> None:
-        """A device that the broker holds: where it is one of ours, what is gone of it is removed."""
+        """Remove what is gone of a device that the broker holds, where it is one of ours."""
         if held["availability_topic"] == f"{self._prefix}/available" and held["origin"]["name"] == "edgevlm":
             watches = {key.removesuffix("_open"): "" for key in held["components"] if re.fullmatch(f"{NAME[1:-1]}_open", key)}
             camera = device.removeprefix(self._device(""))

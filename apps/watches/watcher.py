@@ -214,7 +214,7 @@ class Watcher:
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
-        """A watch that is asked no more for now: one that is open closes."""
+        """Close an open watch: it is asked no more for now."""
         probability = tracked.probability or 0.0
         if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)
@@ -237,10 +237,7 @@ class Watcher:
         self._record(tracked.watch, event, pictures)
 
     def _seen(self, time_s: float) -> SeenFrame | None:
-        """The frame of this time of the stream, which may still be on its way here; else the newest before it.
-
-        None where all were forgotten.
-        """
+        """Return the frame of this time, maybe still on its way; else the newest before; None where all are forgotten."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or not self._frames or self._frames[-1].frame.time_s >= time_s, COME_S)
             before = (each for each in reversed(self._frames) if each.frame.time_s <= time_s)

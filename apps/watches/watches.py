@@ -63,7 +63,7 @@ class Watches:
         self.announce()
 
     def remove(self, name: str) -> None:
-        """Ask it no more; where it is open it closes. Raises UserError for one that there is not."""
+        """Ask a watch no more; where it is open it closes. Raises UserError for an unknown one."""
         with self._lock:
             watch = self.watch(name)
             self.watches = {key: value for key, value in self.watches.items() if key != name}
@@ -72,7 +72,7 @@ class Watches:
         self.announce()
 
     def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
-        """On one camera, or on all of its. Raises UserError for one that there is not."""
+        """Pause a watch or let it go on, on one camera or on all of its. Raises UserError for an unknown one."""
         with self._lock:
             for watcher in self._chosen(self.watch(name)):
                 if camera in (None, watcher.camera):
@@ -80,17 +80,15 @@ class Watches:
         self.announce()
 
     def watch(self, name: str) -> Watch:
-        """Raises UserError for one that there is not."""
+        """Return a watch by its name. Raises UserError for an unknown one."""
         if name not in self.watches:
             raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
         return self.watches[name]
 
     def attach(self, watcher: Watcher) -> None:
-        """A camera that was opened: its watches are asked from now on; those that it cannot be asked are told of."""
+        """Ask the watches of a camera that was opened; notify of those that it cannot be asked."""
         with self._lock:
-            for watch in self.watches.values():
-                if watch.cameras and watcher.camera not in watch.cameras:
-                    continue
+            for watch in [each for each in self.watches.values() if not each.cameras or watcher.camera in each.cameras]:
                 try:
                     watcher.add(watch)
                 except UserError as error:
@@ -98,24 +96,23 @@ class Watches:
         self.announce()
 
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
-        """Go from one configuration's watches to another's; what was done, a line each."""
-        old, new, done = {each.name: each for each in before}, {each.name: each for each in after}, []
-        for name in old:
-            if name in self.watches and new.get(name) != old[name]:
-                self.remove(name)
-                done.append(f"watch {name}: removed")
-        for name, watch in new.items():
-            if old.get(name) == watch and name in self.watches:
-                continue
-            try:
-                self.add(watch)
-                done.append(f"watch {name}: added")
-            except UserError as error:
-                done.append(f"watch {name}: {error}")
+        """Go from one configuration's watches to another's; return what was done, a line each."""
+        old, new, done = list(before), list(after), []
+        for watch in old:
+            if watch.name in self.watches and watch not in new:
+                self.remove(watch.name)
+                done.append(f"watch {watch.name}: removed")
+        for watch in new:
+            if watch not in old or watch.name not in self.watches:
+                try:
+                    self.add(watch)
+                    done.append(f"watch {watch.name}: added")
+                except UserError as error:
+                    done.append(f"watch {watch.name}: {error}")
         return done
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What ``GET /v1/watches/{name}`` answers. Raises UserError for one that there is not."""
+        """Return what ``GET /v1/watches/{name}`` answers. Raises UserError for an unknown one."""
         watch = self.watch(name)
         standing = [watcher.states().get(name) for watcher in self._chosen(watch)]
         return {
@@ -148,6 +145,6 @@ class Watches:
         return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]
 
     def control(self, camera: str, name: str, active: bool) -> None:
-        """What a sink asks for: let a watch on a camera go on, or pause it."""
+        """Let a watch on a camera go on, or pause it, as a sink asks."""
         if name in self.watches:
             self.pause(name, not active, camera)
