@@ -70,7 +70,7 @@ class Part(Lenient):
 
     @property
     def url(self) -> str:
-        given = self.image_url or self.video_url or self.input_video
+        given: Url | str = getattr(self, "image_url" if self.is_picture else self.type)
         return given if isinstance(given, str) else given.url
 
     @property
@@ -327,12 +327,12 @@ class Completion:
 
     def usage(self) -> dict[str, Any]:
         """Tokens: the memory's count as prompt tokens that were cached."""
-        if isinstance(self.answer, str):
-            return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
-        prompt = held + self.answer.prompt_tokens
-        counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
-        return counts | {"prompt_tokens_details": {"cached_tokens": held}}
+        held = prompt = said = 0
+        if not isinstance(self.answer, str):
+            held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
+            prompt = held + self.answer.prompt_tokens
+        details = {"prompt_tokens_details": {"cached_tokens": held}}
+        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said, **details}
 
     def extension(self) -> dict[str, Any]:
         """What OpenAI's shape has no place for."""

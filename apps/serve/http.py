@@ -153,10 +153,11 @@ class Server:
         except UserError as error:
             raise ApiError(404, str(error), "not_found", param) from None
 
-    async def complete(self, asked: ChatRequest) -> Completion:
-        """Ask; 429 where too many wait. The caller calls :meth:`finished` once."""
-        settings, stream = self.service.config.server, self.stream(asked.stream_name, "model")
-        completion = Completion(asked, stream)
+    async def ask(self, asked: ChatRequest | ResponsesRequest) -> Response:
+        """Ask; 429 where too many wait."""
+        chat = asked if isinstance(asked, ChatRequest) else asked.as_chat()
+        settings, stream = self.service.config.server, self.stream(chat.stream_name, "model")
+        completion = ModelResponse(asked, chat, stream) if isinstance(asked, ResponsesRequest) else Completion(chat, stream)
         if not stream.session.stats.frames:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
@@ -166,12 +167,12 @@ class Server:
             raise ApiError(429, why, "rate_limit_exceeded", soon=soon)
         self.metrics.unfinished += 1
         try:  # those that fetch or compile something share a few threads; the others need not wait for them
-            limiter = None if asked.is_plain else self._preparing
+            limiter = None if chat.is_plain else self._preparing
             await to_thread.run_sync(completion.ask, settings, limiter=limiter)
         except BaseException:
             self.metrics.unfinished -= 1
             raise
-        return completion
+        return Reply(self, completion, bool(asked.stream))
 
     def finished(self, completion: Completion) -> None:
         completion.cancel()
@@ -185,9 +186,9 @@ class Server:
 class Reply(Response):
     """An answer, whole or as it comes. It is cancelled once its client is gone; however it ends, its place is free then."""
 
-    def __init__(self, server: Server, completion: Completion, answer: Completion | ModelResponse, streamed: bool) -> None:
+    def __init__(self, server: Server, completion: Completion, streamed: bool) -> None:
         super().__init__()
-        self._server, self._completion, self._answer, self._streamed = server, completion, answer, streamed
+        self._server, self._completion, self._streamed = server, completion, streamed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -201,7 +202,7 @@ class Reply(Response):
 
     async def _events(self) -> AsyncIterator[dict[str, str]]:
         try:
-            async for event in self._answer.events():
+            async for event in self._completion.events():
                 yield event
         except UserError as error:
             yield {"data": json.dumps(ApiError(500, mask_credentials(str(error)), None).body)}
@@ -210,11 +211,11 @@ class Reply(Response):
         async def cancel_when_gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            self._answer.cancel()
+            self._completion.cancel()
 
         watching = asyncio.create_task(cancel_when_gone())
         try:
-            return await self._answer.complete()
+            return await self._completion.complete()
         finally:
             watching.cancel()
 
@@ -263,14 +264,12 @@ def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
         """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
-        completion = await server.complete(asked)
-        return Reply(server, completion, completion, bool(asked.stream))
+        return await server.ask(asked)
 
     @router.post("/v1/responses", **COMPLETION)
     async def responses(asked: ResponsesRequest) -> Response:
         """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
-        completion = await server.complete(asked.as_chat())
-        return Reply(server, completion, ModelResponse(asked, completion), bool(asked.stream))
+        return await server.ask(asked)
 
     @router.get("/v1/models", responses=list_of(answers.Model))
     async def models() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -56,41 +56,35 @@ class Metrics(Collector):
             for histogram in (self._queued, self._ttft, self._tokens):
                 histogram.remove(name)
         running = min(len({stream.model for stream in streams.values()}), self.unfinished)  # a model answers one at a time
-        yield family("num_requests_running", "Answers being generated.", [((), running)])
-        yield family("num_requests_waiting", "Questions that wait.", [((), self.unfinished - running)])
-        yield family("process_resident_bytes", "Resident memory.", [((), self._process.memory_info().rss)])
+        yield family("num_requests_running", "Answers being generated.", {(): running})
+        yield family("num_requests_waiting", "Questions that wait.", {(): self.unfinished - running})
+        yield family("process_resident_bytes", "Resident memory.", {(): self._process.memory_info().rss})
         if (watts := service.power.watts()) is not None:
-            yield family("power_watts", "What the machine's meter measures.", [((), watts)])
-        up = [((name,), float(each.state == "running")) for name, each in streams.items()]
-        yield family("camera_up", "1 while frames come.", up, "stream")
+            yield family("power_watts", "What the machine's meter measures.", {(): watts})
+        yield family("camera_up", "1 while frames come.", {name: each.state == "running" for name, each in streams.items()})
         for title, (kind, text, value) in OF_STREAMS.items():
-            found = [((name,), value(each)) for name, each in streams.items() if each.last is not None]
-            yield family(title, text, found, "stream", kind=kind)
-        states = {(name, watch): each for name, one in streams.items() for watch, each in one.watcher.states().items()}
-        labels = ("stream", "watch")
-        if states:
-            yield family(
-                "watch_open",
-                "1 while a watch is open.",
-                [(of, each["state"] == "open") for of, each in states.items()],
-                *labels,
-            )
-            known = [(of, each["probability"]) for of, each in states.items() if each["probability"] is not None]
-            yield family("watch_probability", "That the answer of a watch is yes.", known, *labels)
+            found = {name: value(each) for name, each in streams.items() if each.last is not None}
+            yield family(title, text, found, kind=kind)
+        if states := {(name, watch): each for name, one in streams.items() for watch, each in one.watcher.states().items()}:
+            is_open = {of: each["state"] == "open" for of, each in states.items()}
+            known = {of: each["probability"] for of, each in states.items() if each["probability"] is not None}
+            yield family("watch_open", "1 while a watch is open.", is_open, "stream", "watch")
+            yield family("watch_probability", "That the answer of a watch is yes.", known, "stream", "watch")
         if service.has_events:
             delivery = service.delivery
-            depths, recorded = delivery.store.waiting(), delivery.recorded.copy().items()
-            yield family("watch_events", "Watches that opened and closed.", recorded, *labels, "state", kind=COUNTER)
+            counted = delivery.recorded.copy()
+            yield family("watch_events", "Watches that opened and closed.", counted, "stream", "watch", "state", kind=COUNTER)
             for title, text, counts, kind in (
-                ("sink_waiting_events", "Events still to be sent.", depths, GAUGE),
+                ("sink_waiting_events", "Events still to be sent.", delivery.store.waiting(), GAUGE),
                 ("sink_sent_events", "Events that were sent.", delivery.delivered, COUNTER),
                 ("sink_failures", "Attempts that failed.", delivery.failures, COUNTER),
             ):
-                yield family(title, text, [((sink,), counts.get(sink, 0)) for sink in delivery.sinks], "sink", kind=kind)
+                yield family(title, text, {sink: counts.get(sink, 0) for sink in delivery.sinks}, "sink", kind=kind)
 
 
-def family(title: str, text: str, found: Iterable[tuple[Any, float]], *labels: str, kind: Any = GAUGE) -> Metric:
-    metric: Metric = kind(f"edgevlm_{title}", text, labels=labels)
-    for of, value in found:
-        metric.add_metric(of, value)  # type: ignore[attr-defined]
+def family(title: str, text: str, found: Mapping[Any, float], *labels: str, kind: Any = GAUGE) -> Metric:
+    """Make a metric of values by their labels' values, one or a tuple. labels: ``stream`` unless given."""
+    metric: Metric = kind(f"edgevlm_{title}", text, labels=() if () in found else labels or ("stream",))
+    for of, value in found.items():
+        metric.add_metric((of,) if isinstance(of, str) else of, value)  # type: ignore[attr-defined]
     return metric

@@ -21,6 +21,7 @@ from edgevlm.apps.serve.chat import (
     Text,
     TopP,
 )  # fmt: skip
+from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.errors import FieldError
 
 
@@ -62,18 +63,17 @@ class ResponsesRequest(Lenient):
         return chat
 
 
-class ModelResponse:
+class ModelResponse(Completion):
     """One answer in the shapes of this interface."""
 
-    def __init__(self, request: ResponsesRequest, completion: Completion) -> None:
-        self._request, self._completion = request, completion
-        self._text, self._number = "", 0
-        self._message_id = completion.id.replace("chatcmpl-", "msg_")
-        self.cancel = completion.cancel
+    def __init__(self, request: ResponsesRequest, chat: ChatRequest, stream: CameraStream) -> None:
+        super().__init__(chat, stream)
+        self._request, self._text, self._number = request, "", 0
+        self._message_id = self.id.replace("chatcmpl-", "msg_")
 
     async def complete(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
-        self._text = "".join([piece async for piece in self._completion.pieces()])
+        self._text = "".join([piece async for piece in self.pieces()])
         return self._response(finished=True)
 
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
@@ -82,7 +82,7 @@ class ModelResponse:
         yield self._event("created", response=self._response())
         yield self._event("output_item.added", output_index=0, item=self._message(finished=False))
         yield self._event("content_part.added", **place, part=self._part())
-        async for piece in self._completion.pieces():
+        async for piece in self.pieces():
             self._text += piece
             yield self._event("output_text.delta", **place, delta=piece, logprobs=[])
         yield self._event("output_text.done", **place, text=self._text, logprobs=[])
@@ -104,21 +104,18 @@ class ModelResponse:
         return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _response(self, *, finished: bool = False) -> dict[str, Any]:
-        completion, request = self._completion, self._request
-        truncated = finished and completion.finish_reason == "length"
-        used = completion.usage() if finished else None
+        request, truncated, used = self._request, finished and self.finish_reason == "length", self.usage()
         return {
-            "id": completion.id.replace("chatcmpl-", "resp_"), "object": "response", "created_at": completion.created,
+            "id": self.id.replace("chatcmpl-", "resp_"), "object": "response", "created_at": self.created,
             "status": "incomplete" if truncated else "completed" if finished else "in_progress", "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if truncated else None, "instructions": request.instructions,
-            "metadata": {}, "model": request.model or completion.stream.name, "temperature": request.temperature,
+            "metadata": {}, "model": request.model or self.stream.name, "temperature": request.temperature,
             "top_p": request.top_p, "parallel_tool_calls": False, "tool_choice": "none", "tools": [],
             "output": [self._message(finished=True)] if finished else [],
-            "usage": used and {
-                "input_tokens": used["prompt_tokens"],
-                "input_tokens_details": used.get("prompt_tokens_details", {"cached_tokens": 0}),
+            "usage": {
+                "input_tokens": used["prompt_tokens"], "input_tokens_details": used["prompt_tokens_details"],
                 "output_tokens": used["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used["total_tokens"],
-            },
-            "edgevlm": completion.extension() if finished else None,
+            } if finished else None,
+            "edgevlm": self.extension() if finished else None,
         }  # fmt: skip

@@ -355,9 +355,10 @@ class Service:
 
     def reopen_torn(self) -> None:
         """Open cameras again whose memory an error has torn, from their last snapshots. Returns at once."""
-        for stream in self.streams.values():
-            if stream.session.is_torn and time.monotonic() >= self._reopen_at.get(stream.name, 0.0):
-                self._reopen_at[stream.name] = time.monotonic() + REOPEN_S
+        now = time.monotonic()
+        for name, stream in self.streams.items():
+            if stream.session.is_torn and now >= self._reopen_at.get(name, 0.0):
+                self._reopen_at[name] = now + REOPEN_S
                 threading.Thread(target=self._reopen, args=(stream,), name="edgevlm-reopen", daemon=True).start()
 
     def _reopen(self, torn: CameraStream) -> None:

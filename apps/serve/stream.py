@@ -404,17 +404,13 @@ class CameraStream:
         )  # fmt: skip
 
 
-class JournalWriter:
-    """Asks a stream for lines, in a thread of its own: every so often, and when much has changed."""
+class JournalWriter(threading.Thread):
+    """Asks a stream for lines: every so often, and when much has changed."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
+        super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)
         self._stream, self._journal, self._settings = stream, journal, settings
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"edgevlm-journal-{stream.name}", daemon=True)
-
-    def start(self) -> None:
-        if self._settings.every:
-            self._thread.start()
 
     def close(self) -> None:
         """Waits for no line: the session cancels the one at work when it is closed."""
@@ -439,7 +435,9 @@ class JournalWriter:
                     chosen.append(line)
         return with_notes(question, chosen)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        if not self._settings.every:
+            return
         stream, every = self._stream, 60 * self._settings.every
         last, seen, appended, problem = time.monotonic() - every, 0, 0, ""
         while not self._closing.wait(SOONEST * every):

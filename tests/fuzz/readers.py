@@ -186,7 +186,7 @@ def requests(data: bytes) -> None:
             continue
         known += 1
         asked = found if name == "ChatRequest" else allow(found.as_chat)
-        for part in ("sampling", "stops", "window", "stream_name"):
+        for part in ("is_plain", "stops", "window", "stream_name"):
             allow(lambda asked=asked, part=part: getattr(asked, part, None))
         if asked is not None:
             allow(asked.question)
