@@ -194,10 +194,7 @@ class ChatRequest(Lenient):
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
     def _pictures(self, settings: ServerSettings, prepare: Callable[[NDArray[np.uint8]], Pixels]) -> list[Pixels]:
-        """What the messages show, prepared for the model. Where that is too much, what was shown first is left out.
-
-        Raises FieldError for what is not allowed or not an image, and where the last message alone shows too much.
-        """
+        """Prepare the newest pictures, up to the limit. Raises FieldError for what is not allowed, no image, or too many."""
         last, remaining, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[Pixels]()
         for field, part in reversed(self._parts()):
             if part.is_stream:
@@ -216,7 +213,6 @@ class ChatRequest(Lenient):
         return shown
 
     def _parts(self) -> list[tuple[str, Part]]:
-        """The parts that are not text, each with the name of its field."""
         return [
             (f"messages.{index}.content.{place}.{part.type}", part)
             for index, message in enumerate(self.messages)
@@ -275,7 +271,6 @@ class Completion:
         return "since" if self._asked.since else "until"
 
     async def complete(self) -> dict[str, Any]:
-        """The whole answer, once it is there."""
         text = "".join([piece async for piece in self.pieces()])
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
@@ -321,7 +316,6 @@ class Completion:
         self.evidence = await run_in_threadpool(self.stream.answered, self.question, self.answer)
 
     def cancel(self) -> None:
-        """Give the answer up, where it is not finished."""
         if not isinstance(self.answer, str) and not self.answer.finished:
             self.answer.cancel()
 
@@ -335,7 +329,6 @@ class Completion:
         return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said, **details}
 
     def extension(self) -> dict[str, Any]:
-        """What OpenAI's shape has no place for."""
         common: dict[str, Any] = {"stream": self.stream.name, "policy": self.stream.session.policy}
         if isinstance(self.answer, str):
             return {**common, "time_s": None, "time": None}

@@ -38,10 +38,7 @@ def questions(typed: str | None) -> Iterator[str]:
 def ask_server(
     question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
 ) -> None:
-    """Print the answer as it comes, and on stderr when what it was read from was seen. Raises UserError, one line.
-
-    window: ``since`` and ``until`` as typed.
-    """
+    """Print the answer as it comes, then on stderr when its evidence was seen. window: as typed. Raises UserError."""
     body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     text, extension = "", dict[str, Any]()
     with replied(url, key_file, "/v1/chat/completions", body) as response:
@@ -87,10 +84,7 @@ def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> d
 
 
 def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print what happened, by time: when watches were open, lines of the journal, and the address of a picture.
-
-    window: ``since``, ``until``, ``camera`` and ``search``. Raises UserError, one line.
-    """
+    """Print when watches were open, journal lines and addresses of pictures, by time. Raises UserError, one line."""
     with replied(url, key_file, "/v1/digest", query=window) as response:
         found = json.loads(response.read())
         for each in found["data"]:

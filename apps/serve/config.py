@@ -212,9 +212,9 @@ def settings_of(
     given: Mapping[str, Any] | None = None,
     assigned: list[str] | None = None,
 ) -> ServeConfig:
-    """The file's settings, over them ``assigned``, KEY=VALUE each, then ``given``, None for what is not.
+    """Read a file, then apply ``assigned`` (KEY=VALUE each), then ``given`` without its Nones. Raises UserError.
 
-    cameras: as often as given, the demo is ``demo``, ``NAME=SRC`` is named, others are camera, camera-2, .. Raises UserError.
+    cameras: ``NAME=SRC`` or SRC; unnamed ones are demo, camera, camera-2, ..
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():
@@ -233,7 +233,6 @@ def settings_of(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Raises UserError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -267,7 +266,6 @@ def _assignment(text: str) -> dict[str, Any]:
 
 
 def _put(values: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Put what is not None into nested tables."""
     for name, value in more.items():
         if not isinstance(value, Mapping):
             values |= {} if value is None else {name: value}

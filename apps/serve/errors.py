@@ -64,7 +64,6 @@ class ApiError(HTTPException):
 
 
 def respond(error: Exception) -> JSONResponse:
-    """The response to any error."""
     if not isinstance(error, ApiError):
         error = _as_api_error(error)
     return JSONResponse(error.body, error.status_code, error.headers)
@@ -96,7 +95,6 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Answer every error in OpenAI's shape."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return respond(error)

@@ -83,7 +83,6 @@ class Guard:
             self._held -= taken
 
     def _check(self, request: Request) -> None:
-        """Raises ApiError for a request that may not pass."""
         headers, path, server = request.headers, request.url.path, self._service.config.server
         now, address = time.monotonic(), request.client.host if request.client else ""
         rested = max(self._rested.get(address, now), now) + 1 / server.max_rate

@@ -104,7 +104,6 @@ class Forget(Window, Strict):
     confirm: Literal[True]
 
     def span(self) -> Span:
-        """Raises FieldError."""
         if self.all == bool(self.since or self.until):
             raise FieldError("all", "give since or until, or all")
         return Span(self.since or -math.inf, self.until or math.inf)

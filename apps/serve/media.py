@@ -43,9 +43,9 @@ def read_picture(url: str, settings: ServerSettings) -> NDArray[np.uint8]:
 
 
 def read_video(url: str, settings: ServerSettings, count: int) -> list[NDArray[np.uint8]]:
-    """``count`` frames at most of the file at a ``file:`` address, evenly over it, RGB ``[H, W, 3]``. Raises UserError.
+    """Return up to ``count`` frames, evenly spaced, RGB ``[H, W, 3]``, of a ``file:`` in an allowed folder. Raises UserError.
 
-    The file is within an allowed folder, also after links are followed; the refusal is the same whether it is there or not.
+    Links are resolved first; a missing file is refused like a forbidden one.
     """
     refused = UserError("give a stream, edgevlm://NAME, or file:///.. of a video in one of server.media_folders")
     try:

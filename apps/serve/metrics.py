@@ -43,7 +43,6 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def answered(self, stream: str, answer: Answer) -> None:
-        """Count an answer that has a token."""
         self._asked.add(stream)
         self._queued.labels(stream).observe(answer.queued_ms / 1e3)
         self._ttft.labels(stream).observe(answer.ttft_ms / 1e3)

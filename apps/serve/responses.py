@@ -72,12 +72,10 @@ class ModelResponse(Completion):
         self._message_id = self.id.replace("chatcmpl-", "msg_")
 
     async def complete(self) -> dict[str, Any]:
-        """The whole answer, once it is there."""
         self._text = "".join([piece async for piece in self.pieces()])
         return self._response(finished=True)
 
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
-        """The answer as it comes, as server-sent events."""
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         yield self._event("created", response=self._response())
         yield self._event("output_item.added", output_index=0, item=self._message(finished=False))

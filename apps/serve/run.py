@@ -43,10 +43,7 @@ class Membership(Protocol):
 
 
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
-    """Serve until a signal. SIGHUP reads the configuration again with ``load``. Raises UserError before anything is served.
-
-    join: makes a service a node of a cluster; is given it, its port, and what notifies.
-    """
+    """Serve until a signal. Raises UserError. load: reads the configuration; join: makes the service a node of a cluster."""
     config, notify = load(), (lambda line: None) if quiet else to_stderr
     service = Service(config, notify)
     listening = bound(config.server.host, config.server.port)
@@ -94,7 +91,6 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
 
 
 def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
-    """How uvicorn serves the application, behind the guard."""
     return uvicorn.Config(
         Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=service.config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False,

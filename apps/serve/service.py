@@ -65,11 +65,7 @@ def check_client_policy(policy: str | None) -> None:
 
 
 class Hooks:
-    """What a service asks; a node of a cluster answers otherwise.
-
-    Where a camera's pictures are, and its snapshots unless they have an address; whether its next frame may be watched, and an
-    event recorded; the cameras that others watch; how another configuration is applied, with a line for each thing done.
-    """
+    """Decisions of a service that a cluster's node makes otherwise."""
 
     def camera_folder(self, service: Service, name: str) -> Path:
         return service.state / name
@@ -95,11 +91,7 @@ class Hooks:
 
 
 class Service:
-    """The streams of a configuration, by name. Weights are loaded once for each model. Any thread may call any method.
-
-    key: that clients have to give, None where none is asked for. watches: on all streams. options: of sources. sinks: beside
-    those of the configuration.
-    """
+    """The cameras and watches of a configuration; each model is loaded once. Any thread may call any method."""
 
     def __init__(
         self,
@@ -108,7 +100,6 @@ class Service:
         options: SourceOptions | None = None,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
-        """Raises UserError for invalid keys."""
         self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
@@ -138,10 +129,7 @@ class Service:
             raise
 
     def add(self, name: str, settings: CameraSettings, by_client: bool = False, paused: bool = False) -> CameraStream:
-        """Open a camera and watch it, unless ``paused``. Raises UserError for what cannot be opened, and changes nothing.
-
-        by_client: a client names source and policy. Raises FieldError for what clients may not name.
-        """
+        """Open a camera and watch it, unless ``paused``. Raises UserError; FieldError for what a client may not name."""
         hosts = self.check_client(settings) if by_client else None
         with self._lock:
             if name in self.streams:
@@ -159,10 +147,9 @@ class Service:
             return self._open(name, wanted, self.hooks.camera_folder(self, name), hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
-        """Continue with another policy or budget, None for what it has, and an empty memory, until the server restarts.
+        """Give a camera another policy or budget and an empty memory, until the server restarts.
 
-        That memory is not on the disk; the snapshots of before stay for the restart. Raises UserError, and the stream continues
-        from those; FieldError for a policy that clients may not name.
+        That memory is not saved. Raises UserError, and the camera continues from its last snapshot as before.
         """
         check_client_policy(policy)
         with self._lock, field("policy" if policy else "budget"):
@@ -175,9 +162,9 @@ class Service:
                 raise
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what was seen then by a camera, or by all, removed ones too; by camera, how many of what.
+        """Delete what one camera, or all, removed ones too, saw in a time; returns counts by camera.
 
-        All of it begins an empty memory. Raises UserError, and what was deleted until then stays deleted.
+        All of it begins an empty memory. Raises UserError; what was deleted before stays deleted.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -254,10 +241,9 @@ class Service:
             self._models.pop(key).close()
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration: cameras that changed are opened again, others, switched ones too, are not touched.
+        """Apply a configuration; cameras that did not change go on. Returns a line for each change or failure.
 
-        Returns a line for each thing done, for what waits for a restart, and for each camera that cannot be opened. Raises
-        UserError for an invalid key, and changes nothing.
+        Raises UserError for an invalid key, and changes nothing.
         """
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
@@ -392,10 +378,7 @@ class Service:
             self._close_unused_models()
 
     def test(self, source: str) -> dict[str, Any]:
-        """Open a source, look at it for a moment, and close it: size, frames a second, milliseconds to the first frame, a JPEG.
-
-        Raises UserError, with the reason where it gives no picture; FieldError for a source that clients may not add.
-        """
+        """Open a source and watch it for a moment. Raises UserError where it gives no picture or clients may not name it."""
         hosts = self.check_client(CameraSettings(source=source))
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()
@@ -425,7 +408,6 @@ class Service:
     def _open(
         self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool
     ) -> CameraStream:
-        """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
         options = stream_options(replace(self._options, hosts=hosts), settings)
         stream = CameraStream(self, name, settings, options, folder, paused)
         self.streams = {**self.streams, name: stream}
@@ -449,8 +431,6 @@ class Service:
 
 
 class Power:
-    """The machine's watts, by its own meter."""
-
     def __init__(self) -> None:
         self._meter, _ = find_meter()
         self._lock, self._since = threading.Lock(), -1.0

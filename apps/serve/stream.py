@@ -66,7 +66,6 @@ class Broadcast:
         self._listeners.pop(queue, None)
 
     def send(self, kind: str, fields: dict[str, Any]) -> None:
-        """From any thread."""
         self._send((kind, fields))
 
     def close(self) -> None:
@@ -111,20 +110,15 @@ class Owner(Protocol):
 
 
 class CameraStream:
-    """A camera that is watched until :meth:`close`, by a thread of its own; the model's work is done by the model's thread.
+    """A camera, watched by a thread of its own until :meth:`close`. It is its run loop's output and observer.
 
-    ``events``: what happens, for listeners. ``paused``: nothing is watched. ``problem``: why nothing is watched, where the
-    source does not say it. ``pieces``: of answers. ``hosts``: that its source may reach; None for any. It is its run loop's
-    output and observer too.
+    ``problem``: why nothing is watched, where the source does not say. ``hosts``: that its source may reach; None: any.
     """
 
     def __init__(
         self, service: Owner, name: str, settings: CameraSettings, options: SourceOptions, folder: Path | None, paused: bool
     ) -> None:
-        """Opens source and session. Raises UserError, and nothing is left open.
-
-        folder: of its pictures, and of its snapshots unless those have an address; None keeps nothing on the disk.
-        """
+        """Raises UserError, and leaves nothing open. folder: of pictures and snapshots; None keeps nothing on the disk."""
         self.name, self.settings, self.folder, self.paused = name, settings, folder, paused
         self.model = model = service.model(settings.model or "demo")
         self.events, self.signs, self.pieces, self.hosts = Broadcast(), SignsOfLife(), 0, options.hosts
@@ -194,10 +188,7 @@ class CameraStream:
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
     def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer | str:
-        """The answer as it comes, or a text where the demo model was never taught the question.
-
-        Raises UserError as :meth:`Session.ask` does.
-        """
+        """Answer as it is generated; a text where the demo model was never taught the question. Raises UserError."""
         taught = self.loop.as_taught(question)
         if taught is None and "logits_processor" in sampling:
             taught = question  # it must be one of the choices
@@ -243,7 +234,6 @@ class CameraStream:
         return {"rows": rows, "thumbnails": self.observer.thumbnails.delete(None, span.with_slack.since, span.with_slack.until)}
 
     def describe(self) -> dict[str, Any]:
-        """What ``GET /v1/streams/{name}`` answers."""
         watched, skipped = self.rates()
         return {
             "id": self.name, "object": "stream", "source": mask_credentials(self.settings.source),
@@ -281,7 +271,6 @@ class CameraStream:
         }  # fmt: skip
 
     def jpeg(self) -> bytes | None:
-        """The newest frame that was watched; None before the first."""
         if (frame := self.loop.frame) is None:
             return None
         time_s, jpeg = self._jpeg
@@ -325,7 +314,6 @@ class CameraStream:
         self.events.send("notice", {"text": line})
 
     def stats(self, stats: StatsEvent) -> None:
-        """Keep the loop's figures, and send them."""
         self.last, skipped = stats, stats.drops.get("replaced", 0)
         if self._counts and skipped < self._counts[-1][2]:  # the source was opened again
             self._counts.clear()
@@ -417,10 +405,7 @@ class JournalWriter(threading.Thread):
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
-        """A question after the lines that have its words, as far as ``context`` tokens reach; of the window asked about.
-
-        window: ``since`` and ``until``, seconds of the stream.
-        """
+        """Put matching journal lines before a question, up to ``context`` tokens. window: seconds of the stream."""
         stream, most = self._stream, self._settings.context
         if not most or stream.model.is_demo:
             return question
@@ -471,7 +456,6 @@ class JournalWriter(threading.Thread):
 
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
-    """An event as JSON has it, with the time."""
     left_out = ("others", "evidence", "offset")
     given = asdict(event) if isinstance(event, AnswerEvent) else dict(event)
     fields = {name: finite(value) for name, value in given.items() if value is not None and name not in left_out}
