@@ -101,7 +101,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
     # an address that is listed as such is the operator's choice; a name leads to public ones alone
     hosts = AllowedHosts([host] if settings.media_private or is_listed else None, private=False)
     late = UserError(f"the picture did not come from {host} within {FETCH_S:g} s")
-    end, data = time.monotonic() + FETCH_S, b""
+    end, data = time.monotonic() + FETCH_S, bytearray()
     try:
         address = httpx.URL(url).copy_with(host=hosts.resolve(host, port or 0))
         named: dict[str, Any] = {"headers": {"host": parts.netloc}, "extensions": {"sni_hostname": host}}
@@ -118,7 +118,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         raise UserError(f"{host} is a private address; the operator can allow it with server.media_private") from None
     except (OSError, SourceError, httpx.HTTPError, httpx.InvalidURL):
         raise late from None
-    return data
+    return bytes(data)
 
 
 def _decode_video(path: Path, count: int) -> list[NDArray[np.uint8]]:
