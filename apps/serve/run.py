@@ -8,8 +8,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from queue import Queue
 from typing import Any, Protocol
 
 import uvicorn
@@ -63,8 +63,9 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
+                loop = asyncio.get_running_loop()
                 with suppress(ValueError, RuntimeError):  # not the main thread
-                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangups.put, None)
+                    loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
                 line = json_line("serving", {"time": wall_clock(), "url": url})
                 print(line if as_json else f"edgevlm is serving at {url}", flush=True)
                 serving.set()
@@ -74,8 +75,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 await super().shutdown(sockets)
 
         AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses, and does not break them off
-        hangups: Queue[None] = Queue()
-        threading.Thread(target=reload, args=(hangups, service, load, notify), name="edgevlm-reload", daemon=True).start()
+        reloads = ThreadPoolExecutor(1, "edgevlm-reload")
         server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended for
             server.run(sockets=[listening])
@@ -121,15 +121,13 @@ class TimedProtocol(H11Protocol):
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 
-def reload(hangups: Queue[None], service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
-    """Apply the configuration at each signal; a wrong one changes nothing and is reported."""
-    while True:
-        hangups.get()
-        try:
-            for line in service.reload(load()):
-                notify(line)
-        except UserError as error:
-            notify(f"reload: {mask_credentials(str(error))}")
+def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:
+    """Apply the configuration as it is now; a wrong one changes nothing and is reported."""
+    try:
+        for line in service.reload(load()):
+            notify(line)
+    except UserError as error:
+        notify(f"reload: {mask_credentials(str(error))}")
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
