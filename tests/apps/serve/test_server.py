@@ -60,10 +60,6 @@ def test_what_is_not_json_is_a_400(demo, body):
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(demo):
     with socket.create_connection(("127.0.0.1", demo.port), WAIT_S) as link:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000000\r\n\r\n"
-        link.sendall(head.encode())
-        assert link.recv(100).startswith(b"HTTP/1.1 413")
-    with socket.create_connection(("127.0.0.1", demo.port), WAIT_S) as link:
         link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         with suppress(ConnectionError):  # it does not read on
@@ -120,7 +116,6 @@ def test_cameras_come_and_go(demo, tmp_path):
     demo.watched("second", 2)
     assert demo.request("POST", "/v1/streams", {"id": "second", "source": "demo"})[0] == 400
     assert demo.request("POST", "/v1/streams", {"id": "UP", "source": "demo"})[0] == 400
-    assert demo.request("POST", "/v1/streams", {"id": "third", "source": "env:HOME"})[0] == 400
     assert demo.request("POST", "/v1/streams", {"id": "third", "source": str(tmp_path / "no")})[0] == 400
     assert demo.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": NOW}]})[0] == 404
     assert json.loads(demo.request("PATCH", "/v1/streams/second", {"state": "paused"})[2])["state"] == "paused"
@@ -141,8 +136,6 @@ def test_a_source_is_tested_and_nothing_is_added(demo):
     status, _, body = demo.request("POST", "/v1/streams/test", {"source": "rtsp://user:secret@127.0.0.1:1/live"})
     assert status == 400
     assert b"secret" not in body
-    status, _, body = demo.request("POST", "/v1/streams/test", {"source": "-"})
-    assert (status, json.loads(body)["error"]["param"]) == (400, "source")
     assert len(demo.get("/v1/streams")["data"]) == 1
 
 
@@ -159,15 +152,11 @@ def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_
         status, _, body = server.request("PATCH", path, {"policy": "last-seen", "budget": 512})
         assert (status, json.loads(body)["policy"], json.loads(body)["budget"]) == (200, "last-seen", 512)
         assert json.loads(body)["frames_watched"] < 7
-        server.watched("demo", 1)
         assert json.loads(server.request("POST", "/v1/reload")[2])["done"] == [], "what is configured is the same"
-        assert server.get(path)["policy"] == "last-seen"
         assert server.request("PATCH", path, {"state": "paused"})[0] == 200
         changed = json.loads(server.request("PATCH", path, {"budget": 256})[2])
         assert (changed["state"], changed["budget"], changed["frames_watched"]) == ("paused", 256, 0)
         assert server.request("GET", "/health/ready")[0] == 200
-        server.request("PATCH", path, {"state": "running"})
-        server.watched("demo", 1)
         assert server.end() == 0
     with serving(folder, "--fps", "8", speed=4) as server:
         assert server.watched("demo", 7)["policy"] == "infinipot-v", "a restart goes on with what is configured"
@@ -231,10 +220,10 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
         server.process.send_signal(signal.SIGHUP)
         eventually(lambda: [each["id"] for each in server.get("/v1/streams")["data"]] == ["one", "three"])
         assert server.watched("one", 1)["stats"]["frames"] >= frames
-        eventually(lambda: "did you mean 'last-seen'?" in (tmp_path / "served" / "stderr").read_text())
         config.write_text("[cameras.one]\nfsp = 2\n")
         server.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "did you mean 'fps'?" in (tmp_path / "served" / "stderr").read_text())
+        for name in ("last-seen", "fps"):
+            eventually(lambda name=name: f"did you mean '{name}'?" in (tmp_path / "served" / "stderr").read_text())
         assert server.get("/health/live") == {"status": "ok"}
         assert server.end() == 0
 
@@ -243,7 +232,6 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
     ("text", "says"),
     [
         ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: there is no such key; did you mean 'source'?"),
-        ("[server]\nkey = 'plain'", "server.key: String should match"),
         ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "NOT_SET_ANYWHERE is not set"),
         ("[[watches]]\nquestion = 'is there a red square?'\ncameras = ['door']", "there is no camera 'door'"),
         ("[[", "is no TOML"),
