@@ -308,7 +308,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
-            return server.service.test(tested.source)
+            return service.test(tested.source)
         finally:
             server.testing.release()
 
@@ -350,7 +350,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
         async def parts() -> AsyncIterator[bytes]:
             last: object = None
-            while not server.closing.is_set() and server.service.streams.get(stream.name) is stream:
+            while not server.closing.is_set() and service.streams.get(stream.name) is stream:
                 frame = stream.loop.frame
                 if frame is not None and frame is not last:
                     last, picture = frame, await run_in_threadpool(stream.jpeg)
@@ -385,16 +385,16 @@ def add_streams(router: APIRouter, server: Server) -> None:
     @router.post("/v1/forget", responses=content(answers.Forgotten))
     def forget(what: Forget) -> dict[str, Any]:
         """Delete what was seen in a time: rows, snapshots, thumbnails, events, journal lines. It does not come back."""
-        if what.stream is not None and what.stream not in server.service.removed():
+        if what.stream is not None and what.stream not in service.removed():
             server.stream(what.stream)
-        return {"object": "forget", "streams": server.service.forget(what.stream, what.span())}
+        return {"object": "forget", "streams": service.forget(what.stream, what.span())}
 
     @router.post("/v1/reload", responses=content(answers.Reloaded))
     def reload() -> dict[str, Any]:
         """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
         if server.load is None:
             raise ApiError(400, "this server has no configuration to read again", "invalid_value")
-        return {"object": "reload", "done": server.service.reload(server.load())}
+        return {"object": "reload", "done": service.reload(server.load())}
 
 
 def add_events(router: APIRouter, server: Server) -> None:
