@@ -262,24 +262,14 @@ class ICudaEngine:
         return SCRATCH
 
     @property
-    def num_optimization_profiles(self) -> int:
-        return len(self.profiles)
-
-    @property
     def num_io_tensors(self) -> int:
         return len(self.io)
 
     def get_tensor_name(self, index: int) -> str:
         return list(self.io)[index]
 
-    def get_tensor_mode(self, name: str) -> TensorIOMode:
-        return self.io[name][0]
-
     def get_tensor_dtype(self, name: str) -> DataType:
         return self.io[name][1]
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return self.io[name][2]
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
         return self.profiles[profile_index][name]

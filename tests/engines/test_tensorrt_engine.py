@@ -27,14 +27,17 @@ from edgevlm.runtime.engine import load_engine
 CAPACITY = 96
 PROBES = (1, 0)
 OLD, NEW = ("tensorrt-10.3", "10.3.0"), ("tensorrt-10.15", "10.16.1.11")
-CASES = [
-    ("llava", *OLD, "fp32"),
-    ("llava", *NEW, "fp16"),
-    ("smolvlm", *OLD, "fp16"),
-    ("smolvlm", *NEW, "fp32"),
-    ("qwen3_vl", *OLD, "fp32"),  # DeepStack: rows of frames are wider than those of text
-    ("qwen3_vl", *NEW, "fp32"),
-]
+SHAPES: dict[str, dict[str, Any]] = {
+    "llava": {"tower": "clip", "backbone": "llama", "biases": True, "layers": 2, "heads": 6, "kv_heads": 6, "hidden": 96},
+    "llava_next_video": {"tower": "clip", "backbone": "qwen3", "layers": 2, "heads": 6, "kv_heads": 1, "head_dim": 24},
+    "llava_onevision": {"layers": 3, "heads": 6, "kv_heads": 2, "tied": True},
+    "smolvlm": {"num_hidden_layers": 3},
+    "qwen2_vl": {"num_hidden_layers": 3, "num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 112, "tied": True},
+    "qwen2_5_vl": {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96, "depth": 3},
+    "qwen3_vl": {"num_hidden_layers": 3, "head_dim": 32},  # DeepStack: rows of frames are wider than those of text
+}
+CASES = [(family, *which, "fp32") for family in SHAPES for which in (OLD, NEW)]
+CASES += [("llava", *NEW, "fp16"), ("smolvlm", *OLD, "fp16")]
 MOST = {"fp32": 1e-4, "fp16": 2e-2}  # of logits; fp16: products of attention are rounded in another order
 
 
@@ -74,8 +77,8 @@ class Pair:
             difference = ours[:, :, :held].astype(np.float32) - theirs[:, :, :held].astype(np.float32)
             assert np.abs(difference).max(initial=0) < MOST[self.kv]
 
-    def evict(self, seed: int, left: float = 0.0) -> None:
-        """Other rows go in each layer and head, another number in each layer, and leave garbage, or ``left`` if that is NaN."""
+    def evict(self, seed: int) -> None:
+        """Other rows go in each layer and head, another number in each layer, and leave NaN, which nothing may read."""
         rng = np.random.default_rng(seed)
         for layer, held in enumerate(self.cpu.past_len.copy()):
             keep = int(rng.integers(1, held + 1))
@@ -84,7 +87,7 @@ class Pair:
                 kept = rng.permutation(held)[:keep]
                 for memory in self._of(layer):
                     memory[0, head, :keep] = memory[0, head, kept]
-                    memory[0, head, keep:] = left if np.isnan(left) else rng.standard_normal(memory[0, head, keep:].shape)
+                    memory[0, head, keep:] = np.nan
 
     def _of(self, layer: int) -> list[NDArray]:
         layers = len(self.cpu.past_len)
@@ -99,7 +102,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, exported: Any) -> Iterator[Pair]:
     family, profile, version, kv = request.param
     with faked(version) as world:
-        yield make(exported, world, family, profile, kv)
+        yield make(exported, world, family, profile, kv, **SHAPES[family])
 
 
 @pytest.fixture
@@ -114,14 +117,14 @@ def either(request: pytest.FixtureRequest, exported: Any) -> Iterator[Pair]:
         yield make(exported, world, "llava", request.param[0], "fp32")
 
 
-def make(exported: Any, world: World, family: str, profile: str, kv: str) -> Pair:
+def make(exported: Any, world: World, family: str, profile: str, kv: str, **shape: Any) -> Pair:
     from edgevlm.engines.tensorrt.engine import TensorRT
 
-    bundle, driver = Bundle.load(exported(family, profile=profile, kv=kv).bundle), FakeDriver()
+    bundle, driver = Bundle.load(exported(family, profile=profile, kv=kv, **shape).bundle), FakeDriver()
     build(bundle, driver, CAPACITY)
     engine = TensorRT(bundle, driver=driver)  # type: ignore[arg-type]
     buffers, keys, values = device_memory(bundle, driver, CAPACITY)
-    cpu = Runner(exported(family, kv=kv).bundle, CAPACITY, PROBES)
+    cpu = Runner(exported(family, kv=kv, **shape).bundle, CAPACITY, PROBES)
     return Pair(bundle, driver, world, engine, engine.bind(buffers, PROBES), [*keys, *values], cpu, kv)
 
 

@@ -17,18 +17,15 @@ from edgevlm.runtime.kv import DTYPES
 
 
 class EngineRunner:
-    """Append rows to ``keys[l]``, ``values[l]`` ``[1, kv_heads, capacity, head_dim]``, whose free rows hold ``garbage``.
+    """Append rows to ``keys[l]``, ``values[l]`` ``[1, kv_heads, capacity, head_dim]``, whose free rows hold NaN."""
 
-    to_capacity: layers are read as far as the memory goes, not as far as they are valid.
-    """
-
-    def __init__(self, bundle: Path, capacity: int = 96, garbage: float = np.nan, to_capacity: bool = False) -> None:
+    def __init__(self, bundle: Path, capacity: int = 96) -> None:
         self.bundle = Bundle.load(bundle)
         assert self.bundle.profile.startswith("tensorrt")
-        spec, self.to_capacity, self.garbage = self.bundle.decoder, to_capacity, garbage
+        spec = self.bundle.decoder
         shape, kind = (1, spec.kv_heads, capacity, spec.head_dim), DTYPES[spec.kv]
-        self.keys = [np.full(shape, garbage, kind) for _ in range(spec.layers)]
-        self.values = [np.full(shape, garbage, kind) for _ in range(spec.layers)]
+        self.keys = [np.full(shape, np.nan, kind) for _ in range(spec.layers)]
+        self.values = [np.full(shape, np.nan, kind) for _ in range(spec.layers)]
         self.columns = np.arange(capacity, dtype=np.int32)
         self.past_len = np.zeros(spec.layers, np.int32)
         self.session = opened(self.bundle.file(spec.graphs["full"]))
@@ -52,7 +49,7 @@ class EngineRunner:
         binding, parts = self.session.io_binding(), (("key", self.keys), ("value", self.values))
         for layer in range(spec.layers):
             read = int(total[layer] if self.in_place else self.past_len[layer])
-            given[f"columns{layer}"] = self.columns[: len(self.columns) if self.to_capacity else read]
+            given[f"columns{layer}"] = self.columns[:read]
             for part, memory in parts:
                 bind(binding.bind_input, f"{part}{layer}", memory[layer])
                 if self.in_place:

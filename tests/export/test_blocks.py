@@ -27,16 +27,14 @@ LAYOUTS = [
 WIDTHS = (32, 40, 100, 128, 300)  # of which two are no multiple of a block
 
 
-def product(folder: Path, layout: Layout, weight: np.ndarray, x: np.ndarray, prepack: bool = True) -> np.ndarray:
+def product(folder: Path, layout: Layout, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     """What ONNX Runtime makes of ``x [S, K]`` and a stored weight, ``[S, N]``."""
     with (folder / "w").open("wb") as stream:
         g = GraphBuilder("product", WeightsFile(stream, "w"))
         g.input("x", TensorProto.FLOAT, ["S", weight.shape[1]])
         g.output(Stored.of(layout, weight).multiply(g, "y", "x"), TensorProto.FLOAT, ["S", weight.shape[0]])
     g.save(folder / "g.onnx")
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
-    session = ort.InferenceSession(str(folder / "g.onnx"), options, ["CPUExecutionProvider"])
+    session = ort.InferenceSession(str(folder / "g.onnx"), providers=["CPUExecutionProvider"])
     found: np.ndarray = session.run(None, {"x": x})[0]
     return found
 
@@ -81,12 +79,3 @@ def test_float16_is_stored_rounded_and_computed_in_float32(tmp_path: Path, layou
     np.testing.assert_allclose(found, x @ stored.T, atol=1e-4)
     assert np.abs(found - x @ weight.T).max() > 1e-4
     assert (tmp_path / "w").stat().st_size == 2 * weight.size
-
-
-def test_a_session_that_does_not_prepack_ignores_the_level(tmp_path: Path) -> None:
-    """Why the engine lets every graph of a bundle pack its integers: else two of them would not agree."""
-    weight, x = random(48, 128), random(3, 128, 1)
-    packed, exact = product(tmp_path, Blocks(4), weight, x), product(tmp_path, Blocks(4, level=0), weight, x)
-    unpacked = product(tmp_path, Blocks(4), weight, x, prepack=False)
-    assert np.abs(unpacked - exact).max() < 1e-4
-    assert np.abs(unpacked - packed).max() > 1e-3

