@@ -15,11 +15,10 @@ from edgevlm.export.backbones import Backbone, DecoderShape, text_backbone
 from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.families import Family, FamilyParts, load_family
-from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import ExportJournal, save_slices
 from edgevlm.export.kv_scales import add_scales
-from edgevlm.export.options import ActivationSampler, ExportOptions, Samples
+from edgevlm.export.options import ActivationSampler, ExportOptions, Samples, fingerprint
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile, rounded_layout
 from edgevlm.progress import Notify

@@ -15,7 +15,7 @@ from typing import Any
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
-from edgevlm.export.fingerprint import fingerprint
+from edgevlm.export.options import fingerprint
 from edgevlm.export.prequantised import stored_in
 from edgevlm.packages import needed
 from edgevlm.progress import Notify, Report

@@ -18,8 +18,8 @@ import pytest
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.graph import ExportJournal
+from edgevlm.export.options import fingerprint
 from edgevlm.runtime import files
 from edgevlm.runtime.bundle import Bundle, check_target
 
