@@ -144,21 +144,17 @@ class Screen:
 
     def _message(self) -> FormattedText:
         """Compose panel, answer in progress, and prompt; each time they are drawn."""
-        size, buffer = self._prompt.app.output.get_size(), self._prompt.default_buffer
-        lines = size.rows - BELOW - (MENU if buffer.complete_state is not None else 0)
-        self._panel = self._compose(size.columns - 1, max(0, lines))
+        size, observer, frame = self._prompt.app.output.get_size(), self._run.observer, self._run.frame
+        lines = size.rows - BELOW - (MENU if self._prompt.default_buffer.complete_state is not None else 0)
+        view, self._panel = observer.view if isinstance(observer, SideBySide) else [], Panel([])
+        if view and frame is not None and lines > 0:
+            self._image = frame.image
+            image = None if self._depth is ColorDepth.DEPTH_1_BIT else frame.image
+            self._panel = make_panel(view, image, size.columns - 1, lines)
         fragments = [fragment for line in self._panel.lines for fragment in [*line, ("", "\n")]]
         if self._partial:
             fragments += [("bold", self._partial.replace("\n", " ")[-size.columns + 2 :]), ("", "\n")]
         return FormattedText([*fragments, ("bold", "ask> ")])
-
-    def _compose(self, columns: int, lines: int) -> Panel:
-        observer, frame = self._run.observer, self._run.frame
-        view = observer.view if isinstance(observer, SideBySide) else []
-        if not view or frame is None or not lines:
-            return Panel([])
-        self._image = frame.image
-        return make_panel(view, None if self._depth is ColorDepth.DEPTH_1_BIT else frame.image, columns, lines)
 
     def _toolbar(self) -> FormattedText:
         return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
