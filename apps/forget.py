@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgevlm.apps.journal import Journal
-from edgevlm.apps.run.clock import Asked, clock_time
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
@@ -17,50 +15,9 @@ from edgevlm.runtime.opening import STORE
 from edgevlm.runtime.snapshots.directory import LOCK, SnapshotDirectory, SnapshotKey, is_address
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.time_window import TimeWindow
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
-SLACK_S = 1.0  # frames wait to be watched
 Forgotten = dict[str, int]  # how many of what
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A time by the wall clock, seconds since 1970, both ends included; all of it unless given."""
-
-    since: float = -math.inf
-    until: float = math.inf
-
-    @classmethod
-    def typed(cls, since: str | None, until: str | None, everything: bool) -> Span:
-        """Parse ``10m`` or ``14:03``. Raises UserError where neither is given nor all is meant, and where both are."""
-        if everything == bool(since or until):
-            raise UserError("say what to forget: --last 1h, --since and --until, or --all")
-        return cls(**Asked(since or "", until or "").seconds())
-
-    def __str__(self) -> str:
-        """``what was seen since 13:03:22 (60 min ago)``."""
-        since = "" if self.since == -math.inf else f" since {clock_time(self.since)}"
-        until = "" if self.until == math.inf else f" until {clock_time(self.until)}"
-        return "all that was seen" if self.everything else f"what was seen{since}{until}"
-
-    @property
-    def everything(self) -> bool:
-        return self == Span()
-
-    @property
-    def open_ended(self) -> tuple[float | None, float | None]:
-        """Since and until, None where it is open."""
-        return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
-
-    @property
-    def with_slack(self) -> Span:
-        """What pictures and rows are deleted of: SLACK_S more each way."""
-        return Span(self.since - SLACK_S, self.until + SLACK_S)
-
-    def of_stream(self, offset: float) -> TimeWindow:
-        """Return it, with slack, in seconds of a stream whose time 0 was at ``offset``."""
-        return TimeWindow(self.with_slack.since - offset, self.with_slack.until - offset)
 
 
 def in_words(name: str, counts: Forgotten) -> str:
@@ -111,7 +68,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
         offset = about["written"] - about["session"]["time_s"]
-        rows = forget(about, arrays, span.of_stream(offset), "st_spattn=True" in about["identity"]["policy"])
+        rows = forget(about, arrays, span.with_slack.of_stream(offset), "st_spattn=True" in about["identity"]["policy"])
         try:
             directory.write(about, arrays, alone=True)
         except OSError as error:

@@ -19,9 +19,9 @@ from edgevlm.apps.cluster.head import HeadAway, boot_time
 from edgevlm.apps.cluster.notes import NoteFollower
 from edgevlm.apps.cluster.shared import EPOCH, MovingEvents, Shared
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.forget import Span
 from edgevlm.apps.planning.formulas import camera_bytes
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig
 from edgevlm.apps.serve.service import Hooks, Service, check_client_policy, field
 from edgevlm.apps.watches.events import WatchEvent

@@ -11,7 +11,8 @@ from typing import Any
 
 from edgevlm.apps.cluster.shared import MovingEvents, Shared
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.forget import Forgotten, Span
+from edgevlm.apps.forget import Forgotten
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify

@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 
-from edgevlm.apps.forget import Span
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.progress import Notify
 from edgevlm.runtime.files import UNFINISHED, private_folder

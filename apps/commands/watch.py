@@ -265,18 +265,22 @@ def forget(
     Rows of the memory, snapshots, thumbnails, events and the journal of that time go: on a server, or in a folder.
     Rows of later frames keep what they drew from those that are deleted.
     """
-    from edgevlm.apps.forget import Span, forget_folder, in_words
+    from edgevlm.apps.forget import forget_folder, in_words
+    from edgevlm.apps.run.clock import Span
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import forget_served
 
     if last is not None and (since or until):
         raise UserError("--last is --since until now: give one of them")
     since = last or since
-    span, where = Span.typed(since, until, everything), stream or ("all cameras" if state is None else state)
+    if everything == bool(since or until):
+        raise UserError("say what to forget: --last 1h, --since and --until, or --all")
+    span, where = Span.typed(since, until), stream or ("all cameras" if state is None else state)
     if not yes:
         if not sys.stdin.isatty():
             raise UserError("this deletes for good: give --yes")
-        typer.confirm(f"Delete {span} of {where} for good?", abort=True, err=True)
+        what = "all that was seen" if everything else f"what was seen{span}"
+        typer.confirm(f"Delete {what} of {where} for good?", abort=True, err=True)
     if state is not None:
         done = forget_folder(state, span, stream, state_key(of_file(state_key_file)))
     else:

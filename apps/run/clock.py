@@ -11,11 +11,12 @@ from typing import Any
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.snapshots.writer import ago
-from edgevlm.runtime.time_window import NothingHeld
+from edgevlm.runtime.time_window import NothingHeld, TimeWindow
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_S = 1e10  # three centuries
 NOW_S = 2.0  # seconds ago that are now
+SLACK_S = 1.0  # frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:
@@ -57,30 +58,57 @@ def split_window(text: str) -> tuple[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A window of time as it was asked for, empty where it is open, of a stream whose time 0 was at ``offset``."""
+class Span:
+    """A time by the wall clock, seconds since 1970, both ends included; all of it unless given."""
 
-    since: str = ""
-    until: str = ""
-    offset: float = 0.0
+    since: float = -math.inf
+    until: float = math.inf
 
-    def seconds(self) -> dict[str, Any]:
-        """``since`` and ``until`` in seconds of the stream, as :meth:`Session.ask` takes them. Raises UserError."""
+    @classmethod
+    def typed(cls, since: str | None = None, until: str | None = None) -> Span:
+        """Parse both ends as :func:`moment` does, open where they are empty. Raises UserError, which names the end."""
         now, found = time.time(), dict[str, float]()
-        for name in ("since", "until"):
-            if text := getattr(self, name):
+        for name, text in (("since", since), ("until", until)):
+            if text:
                 try:
-                    found[name] = moment(text, now) - self.offset
+                    found[name] = moment(text, now)
                 except UserError as error:
                     raise UserError(f"{name} {error}") from None
         if len(found) == 2 and found["until"] < found["since"]:
-            raise UserError(f"until {self.until} is before since {self.since}")
-        return found
+            raise UserError(f"until {until} is before since {since}")
+        return cls(**found)
 
-    def nothing_held(self, error: NothingHeld) -> str:
-        """What an empty window says, by the clock."""
-        window = error.window
-        since = "" if window.since == -math.inf else f" since {clock_time(self.offset + window.since)}"
-        until = "" if window.until == math.inf else f" until {clock_time(self.offset + window.until)}"
-        back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(self.offset + error.oldest_s)}"
-        return f"the memory holds nothing{since}{until}; {back}"
+    def __str__(self) -> str:
+        """`` since 13:03:22 (60 min ago) until 14:00:00``; empty where it is all."""
+        ends = (("since", self.since), ("until", self.until))
+        return "".join(f" {name} {clock_time(at)}" for name, at in ends if math.isfinite(at))
+
+    @property
+    def everything(self) -> bool:
+        return self == Span()
+
+    @property
+    def open_ended(self) -> tuple[float | None, float | None]:
+        """Since and until, None where it is open."""
+        return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
+
+    @property
+    def with_slack(self) -> Span:
+        """What pictures and rows are deleted of: SLACK_S more each way."""
+        return Span(self.since - SLACK_S, self.until + SLACK_S)
+
+    def of_stream(self, offset: float) -> TimeWindow:
+        """Return it in seconds of a stream whose time 0 was at ``offset``."""
+        return TimeWindow(self.since - offset, self.until - offset)
+
+    def seconds(self, offset: float) -> dict[str, Any]:
+        """Return ``since`` and ``until`` likewise, as :meth:`Session.ask` takes them."""
+        ends = zip(("since", "until"), self.open_ended, strict=True)
+        return {name: at - offset for name, at in ends if at is not None}
+
+
+def nothing_held(error: NothingHeld, offset: float) -> str:
+    """What an empty window says, by the clock, of a stream whose time 0 was at ``offset``."""
+    window = Span(offset + error.window.since, offset + error.window.until)
+    back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
+    return f"the memory holds nothing{window}; {back}"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from edgevlm.apps.run.clock import Asked, split_window
+from edgevlm.apps.run.clock import Span, nothing_held, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
 from edgevlm.apps.run.process import Notifier, Shutdown, is_gone, silence_what_is_gone, source_news
 from edgevlm.apps.sources import Frame, Source, State
@@ -98,7 +98,7 @@ class RunLoop:
             plain, window = split_window(text)
             if (question := self.as_taught(plain)) is not None:
                 self.session.check(question)
-                self.session.check_window(**Asked(**window).seconds())
+                self.session.check_window(**Span.typed(**window).seconds(0.0))
 
     def __call__(self) -> None:
         """Run to the end and write the summary; a signal raises KeyboardInterrupt where the run had to be woken."""
@@ -149,15 +149,15 @@ class RunLoop:
         if question is None:
             self.output.answer(AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0, offset=self.offset))
             return
-        asked = Asked(**window, offset=self.offset or time.time() - self.session.time_s)
-        answer = self.session.ask(question, conversation=conversation, **asked.seconds())
+        offset = self.offset or time.time() - self.session.time_s
+        answer = self.session.ask(question, conversation=conversation, **Span.typed(**window).seconds(offset))
         try:
             with self.shutdown.waiting():
                 for piece in answer:
                     self._steps += 1
                     self.output.piece(piece)
         except NothingHeld as error:
-            self.output.notice(str(error) if self.offset is None else asked.nothing_held(error))
+            self.output.notice(str(error) if self.offset is None else nothing_held(error, offset))
             return
         truth = None if window else self.truth(text, answer.time_s)
         event = AnswerEvent(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from edgevlm.apps.run.clock import Asked
+from edgevlm.apps.run.clock import Span, nothing_held
 from edgevlm.apps.serve import media
 from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.serve.grammar import Grammar
@@ -254,7 +254,7 @@ class Completion:
     def __init__(self, request: ChatRequest, stream: CameraStream) -> None:
         self.request, self.stream, self.began = request, stream, time.perf_counter()
         self.question, self._turns = request.question()
-        self._asked = Asked(**request.window, offset=stream.observer.offset)
+        self._offset = stream.observer.offset
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
@@ -262,13 +262,13 @@ class Completion:
     def ask(self, settings: ServerSettings) -> None:
         """Ask the stream, once what the question shows is fetched. Raises UserError."""
         with wrong(self._window_field):
-            window = self._asked.seconds()
+            window = Span.typed(**self.request.window).seconds(self._offset)
         sampling = self.request.sampling(self.stream, settings)
         self.answer = self.stream.ask(self.question, self._turns, **sampling, **window)
 
     @property
     def _window_field(self) -> str:
-        return "since" if self._asked.since else "until"
+        return "since" if self.request.window["since"] else "until"
 
     async def complete(self) -> dict[str, Any]:
         text = "".join([piece async for piece in self.pieces()])
@@ -309,7 +309,7 @@ class Completion:
             if text[given:]:
                 yield text[given:]
         except NothingHeld as error:
-            raise FieldError(self._window_field, self._asked.nothing_held(error)) from None
+            raise FieldError(self._window_field, nothing_held(error, self._offset)) from None
         finally:
             self.cancel()
         # a cancelled answer comes to its end, and thumbnails are read, while other requests go on

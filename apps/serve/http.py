@@ -24,8 +24,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.forget import Span
-from edgevlm.apps.run.clock import moment
+from edgevlm.apps.run.clock import Span, moment
 from edgevlm.apps.run.output import finite, wall_clock
 from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import content, list_of

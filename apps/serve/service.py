@@ -18,8 +18,9 @@ from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret, state_key
-from edgevlm.apps.forget import Forgotten, Span, cameras, forget_camera
+from edgevlm.apps.forget import Forgotten, cameras, forget_camera
 from edgevlm.apps.journal import Journal, Line
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
 from edgevlm.apps.serve.stream import CameraStream, stream_options

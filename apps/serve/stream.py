@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.forget import Forgotten, Span
+from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.journal import Journal, Line, with_notes
-from edgevlm.apps.run.clock import moment
+from edgevlm.apps.run.clock import Span, moment
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
@@ -225,7 +225,7 @@ class CameraStream:
 
     def forget(self, span: Span) -> Forgotten:
         """Delete what was seen then: rows of the memory, snapshots of before, thumbnails. Raises UserError."""
-        window, shown = span.of_stream(self.observer.offset), self.loop.frame
+        window, shown = span.with_slack.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
         self._jpeg = math.nan, b""

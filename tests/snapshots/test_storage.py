@@ -196,7 +196,7 @@ def test_an_address_that_nobody_knows_is_one_line_without_its_password():
 def test_a_servers_snapshots_at_an_address_are_encrypted_resumed_and_forgotten(memory, tmp_path):
     pytest.importorskip("fastapi")
     pytest.importorskip("pyrage", reason="the extra [encryption] is not installed")
-    from edgevlm.apps.forget import Span
+    from edgevlm.apps.run.clock import Span
     from edgevlm.apps.serve.service import Service
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 

@@ -11,7 +11,7 @@ from served import WAIT_S, eventually
 
 from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.shared import Shared
-from edgevlm.apps.forget import Span
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
 from edgevlm.runtime.snapshots.directory import SnapshotKey
