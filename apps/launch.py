@@ -178,7 +178,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
     """The frame size to open a bundle for, None for its own. Raises UserError where another is asked of one that takes one."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
-        return choice.size()
+        return choice.size
     if asked and choice.plan is None:
         height, width = bundle.vision.size
         raise UserError(f"{path}: takes only frames of {width}x{height}; leave out --frame-size")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,11 @@ class ExportChoice:
     notify: Notify
     device: DeviceProfile | None = None
     plan: DevicePlan | None = None
-    _looked: bool = False
 
     def options(self, folder: Path) -> dict[str, Any]:
         """Choose options of ``export_checkpoint`` for a checkpoint and notify of them. Raises UserError."""
         model = plan_checkpoint(folder, DEFAULTS["camera"])
-        if load_family(model.family, folder).keeps_aspect and (size := self.size()):
+        if load_family(model.family, folder).keeps_aspect and (size := self.size):
             model = plan_checkpoint(folder, size)
         roofline = self._plan(model).roofline
         return {
@@ -56,11 +56,10 @@ class ExportChoice:
             "kv": roofline.kv,
         }
 
+    @cached_property
     def size(self) -> Size | None:
-        """Return the size of the frames to come, None if unknown."""
-        if self.frame_size is None and not self._looked:
-            self._looked, self.frame_size = True, self.frame_shape()
-        return self.frame_size
+        """The size of the frames to come, None if unknown."""
+        return self.frame_size or self.frame_shape()
 
     def _plan(self, model: PlannedModel) -> DevicePlan:
         """Plan with the nearest budget that a plan takes; a session checks whether it suits the policy."""

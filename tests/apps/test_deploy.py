@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from edgevlm.cli import app
+from edgevlm.apps.commands.lazy import load_command
+from edgevlm.cli import COMMANDS
 
 DEPLOY = Path(__file__).parents[2] / "apps" / "deploy"
-COMMAND = "/opt/edgevlm/bin/edgevlm"
+PROGRAM = "/opt/edgevlm/bin/edgevlm"
 
 pytestmark = pytest.mark.skipif(not DEPLOY.exists(), reason="the files for a device are in the source tree only")
 
@@ -25,9 +25,9 @@ def needs(program):
 def unit(tmp_path):
     """The unit, with a program in ExecStart that is there."""
     text = (DEPLOY / "edgevlm@.service").read_text()
-    assert text.count(COMMAND) == 1
+    assert text.count(PROGRAM) == 1
     path = tmp_path / "edgevlm@door.service"
-    path.write_text(text.replace(COMMAND, sys.executable))
+    path.write_text(text.replace(PROGRAM, sys.executable))
     return path
 
 
@@ -51,18 +51,11 @@ def test_the_unit_is_hardened(unit):
     assert done.returncode == 0, done.stdout[-200:]  # exposure of at most 3.0 of 10
 
 
-def options_of_serve():
-    """The options of ``edgevlm serve``."""
-    group = get_command(app)
-    with group.make_context("edgevlm", ["serve", "x"]) as context:
-        command = group.resolve_command(context, ["serve"])[1]
-    return {name for param in command.params for name in param.opts}
-
-
 def test_the_unit_serves_with_options_that_there_are(unit):
     (started,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
     assert started.split()[1:3] == ["serve", "/etc/edgevlm/%i.toml"]
-    assert set(re.findall(r"--[\w-]+", started)) <= options_of_serve()
+    serve = load_command("serve", COMMANDS["serve"][0])
+    assert set(re.findall(r"--[\w-]+", started)) <= {name for param in serve.params for name in param.opts}
 
 
 def test_the_configuration_is_one_and_its_secrets_are_those_of_the_environment(tmp_path):

@@ -175,7 +175,7 @@ def choice(figures=None, **asked):
 def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape(qwen):
     made, said = choice()
     assert made.options(qwen) == {"precision": "fp32", "vision_precision": "fp32", "kv": "fp32"}
-    assert made.size() == WIDE
+    assert made.size == WIDE
     height, width = made.plan.roofline.model.tower.size
     assert width / height == pytest.approx(16 / 9, rel=0.1)
     assert len(said) == 1
