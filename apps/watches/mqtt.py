@@ -153,9 +153,10 @@ class Mqtt(Sink):
         self._tried.set()
 
     def _on_message(self, client: paho.Client, userdata: object, message: paho.MQTTMessage) -> None:
-        with suppress(Exception), self._lock:  # whatever others send, the connection stays
+        with suppress(Exception):  # whatever others send, the connection stays
             if message.topic == f"{self._discovery}/status":
-                self._announce(again=message.payload == b"online")
+                with self._lock:
+                    self._announce(again=message.payload == b"online")
             elif message.topic.startswith(f"{self._discovery}/device/"):
                 if message.retain:
                     self._found(message.topic.split("/")[-2], json.loads(message.payload))
@@ -168,8 +169,9 @@ class Mqtt(Sink):
         if held["availability_topic"] == f"{self._prefix}/available" and held["origin"]["name"] == "edgevlm":
             watches = {key.removesuffix("_open"): "" for key in held["components"] if re.fullmatch(f"{NAME[1:-1]}_open", key)}
             camera = device.removeprefix(self._device(""))
-            self._devices[camera] = {**watches, **self._devices.get(camera, {})}
-            self._announce()
+            with self._lock:
+                self._devices[camera] = {**watches, **self._devices.get(camera, {})}
+                self._announce()
 
     def _announce(self, again: bool = False) -> None:
         """Publish the devices that changed, or all of them ``again``, and how their watches stand."""
