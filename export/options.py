@@ -61,7 +61,6 @@ class ExportOptions:
     positions: str = "trained"
 
     def facts(self) -> dict[str, Any]:
-        """All of them, for a fingerprint."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
         return facts | {"samples": self.samples.source if isinstance(self.samples, ActivationSampler) else self.samples or {}}
 

@@ -70,7 +70,6 @@ class ModelSource:
     frames: dict[str, Any]
 
     def write(self, folder: Path, journal: ExportJournal, progress: Notify, samples: Samples | None) -> None:
-        """The files of the bundle, but for what ``journal`` has."""
         checkpoint, parts, family, options, profile = self.checkpoint, self.parts, self.family, self.options, self.profile
         progress("writing the vision tower")
         tower = partial(vision.write_vision, parts.vision, checkpoint, folder, str(options.vision_precision))

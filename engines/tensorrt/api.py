@@ -144,7 +144,6 @@ class Workspace(WorkingMemory):
         super().__init__(driver, self.stream)
 
     def at(self, name: str, nbytes: int) -> int:
-        """The address of a block."""
         return self.block(name, nbytes).address
 
 
@@ -166,7 +165,6 @@ class EngineCalls:
         self._check(context.set_optimization_profile_async(kind, workspace.stream.handle), f"take calls of kind {kind}")
 
     def most(self, tensor: str) -> Dims:
-        """The largest shape of an input."""
         return self._loaded.most(tensor, self._kind)
 
     def bind(self, tensor: str, address: int) -> None:
@@ -174,7 +172,6 @@ class EngineCalls:
         self._check(self._context.set_tensor_address(tensor, address), f"take an address for {tensor}")
 
     def shape(self, tensor: str, dims: Dims) -> None:
-        """The shape of an input from now on."""
         self._check(self._context.set_input_shape(tensor, dims), f"take {list(dims)} for {tensor}")
 
     def output(self, tensor: str, shape: Dims, block: str | None = None) -> int:

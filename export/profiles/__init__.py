@@ -59,7 +59,6 @@ class Profile:
             raise UserError(f"--kv {kv} cannot be written for {self.name}; give {' or '.join(self.kv)}")
 
     def graph(self, name: str, weights: Any, precision: str) -> GraphBuilder:
-        """An empty graph for weights of a precision."""
         return GraphBuilder(name, weights, max(self.opset, load_precision(precision).least_opset), self.ir_version)
 
 

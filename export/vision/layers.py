@@ -76,7 +76,6 @@ class VisionGraph:
         return self.integers(0)
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
-        """Rows in another order."""
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
@@ -104,7 +103,6 @@ class VisionGraph:
         return name
 
     def node(self, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """A node of one of ONNX's own operators."""
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
@@ -129,7 +127,6 @@ class VisionGraph:
         return order
 
     def vector(self, *numbers: Operand) -> Operand:
-        """Numbers one after another."""
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
@@ -158,7 +155,6 @@ class VisionGraph:
         return self.node("Transpose", [rows], name, perm=axes)
 
     def split(self, name: str, rows: str, sizes: Sequence[Operand], axis: int = -1) -> list[str]:
-        """Parts of these sizes."""
         names = [f"{name}.{index}" for index in range(len(sizes))]
         self.graph.node("Split", [rows, self.named("", self.vector(*sizes))], names, axis=axis)
         return names
@@ -534,7 +530,6 @@ class ChangedGraph(VisionGraph):
         self.slots = self.node("Gather", [every, "positions"], "slots")
 
     def _scattered(self, name: str, at: str, dtype: DTypeLike, updates: str) -> str:
-        """Zeros ``[patches]`` with ``updates`` at some of them."""
         zeros = self.graph.constant(f"zeros.{np.dtype(dtype).name}", np.zeros(self.count, dtype))
         return self.node("ScatterElements", [zeros, at, updates], name, axis=0)
 

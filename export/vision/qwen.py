@@ -37,7 +37,6 @@ class PatchGrid:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns) of patches."""
         return self.rows * self.merge, self.columns * self.merge
 
 
@@ -171,7 +170,6 @@ class QwenTower(VisionTower):
         return self.projected(g, name, self.beside(g, name, normed))
 
     def beside(self, g: VisionGraph, name: str, rows: str) -> str:
-        """The patches of each square side by side."""
         every = g.reshape(f"{name}.joined", g.kept(f"{name}.kept", rows, self.columns), 0, -1, self.joined)
         return g.chosen(f"{name}.chosen", every, self.layout.tokens)
 

@@ -56,7 +56,6 @@ class CudaStream:
         self.handle: int = self.own.handle
 
     def synchronize(self) -> None:
-        """Wait until all its work is done."""
         with self._driver.entered():
             self.own.synchronize()
 
@@ -104,7 +103,6 @@ class Driver:
             raise RuntimeError(str(error)) from error
 
     def free_bytes(self) -> int:
-        """Free bytes of the device's memory."""
         with self.entered() as cuda:
             free: int = cuda.mem_get_info()[0]
             return free
