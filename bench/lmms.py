@@ -71,11 +71,9 @@ class Edgevlm(lmms):
         return [answers[place] for place in range(len(requests))]
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        """Not supported: raises UserError."""
         raise UserError("edgevlm answers tasks of one round; leave this one out")
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Not supported: raises UserError."""
         raise UserError("edgevlm answers in words and gives no likelihoods; choose the task's variant that generates")
 
     def _visuals(self, request: Instance) -> list[Any]:

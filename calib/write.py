@@ -98,8 +98,7 @@ def write_calibration(
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link, or a copy where the file system has none."""
-    try:
+    try:  # a file system may have no hard links
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
@@ -130,10 +129,7 @@ class MeasuredBundle(Bundle):
 
 
 def as_calibrated(
-    model: Model,
-    calibration: Calibration | None = None,
-    scales: KVScales | None = None,
-    evidence: EvidenceHeads | None = None,
+    model: Model, calibration: Calibration | None = None, scales: KVScales | None = None, evidence: EvidenceHeads | None = None
 ) -> Model:
     """The same model with this calibration, scales and evidence heads; it shares the engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}

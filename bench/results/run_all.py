@@ -76,7 +76,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
     path = folder / NAME
     with JsonLines(path) as results:
         runs = runs_of(lines_of(path), "")
-        if not runs or not _is_same(runs[-1].header, header):
+        if not runs or not _continues(runs[-1].header, header):
             runs.append(Run(f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"))
             results.add({"event": "run", "id": runs[-1].id, "at": _now(), **header})
         run = runs[-1]
@@ -132,9 +132,8 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.kill()
 
 
-def _is_same(header: Line, now: Line) -> bool:
-    """Whether a run can be continued: the same plan, versions and machine."""
-    same = header.get("quick") == now["quick"] and header.get("versions") == now["versions"]
+def _continues(header: Line, now: Line) -> bool:
+    same = all(header.get(name) == now[name] for name in ("quick", "versions"))
     return same and not difference(header.get("machine", {}), now["machine"])
 
 

@@ -46,11 +46,9 @@ class Timing:
         return statistics.median(took.wall for took in self.took)
 
     def about(self, place: Place) -> Place:
-        size = {"context": self.work.held}
-        if place["bench"] == "prefill":
-            size = {"held": self.work.held, "frames": self.work.frames}
-        head = {"bench": place["bench"], "runtime": self.runtime, **place}
-        return {**head, "precision": self.precision, **size, "kv": self.kv}
+        work, is_prefill = self.work, place["bench"] == "prefill"
+        size = {"held": work.held, "frames": work.frames} if is_prefill else {"context": work.held}
+        return {"bench": place["bench"], "runtime": self.runtime, **place, "precision": self.precision, **size, "kv": self.kv}
 
 
 def decode(
@@ -111,9 +109,8 @@ def _compared(
     for precision in precisions:
         for timing in measure(text, against, precision, works, place["threads"], rounds, kv):
             timings.append(timing)
-            line = timing.about(place) | figures("token" if is_decode else "frame", timing.took)
             read = {"read_mb": read_mb(text.shape, precision, timing.kv, timing.work.held)} if is_decode else {}
-            yield line | read
+            yield timing.about(place) | figures("token" if is_decode else "frame", timing.took) | read
     for ours, theirs in pairs(timings):
         yield {**ours.about(place), "against": theirs.runtime, "against_kv": theirs.kv, **ratio(ours.took, theirs.took)}
 

@@ -114,12 +114,8 @@ def weights(
                 path = export_checkpoint(checkpoint, folder / "other", **given)
             other = Model.load(path, threads=threads)
             show(f"comparing {name}")
-            yield {
-                "bench": "precision",
-                "model": config.name,
-                "precision": name,
-                **compare(plain, Forced(other), texts, expected),
-            }
+            found = compare(plain, Forced(other), texts, expected)
+            yield {"bench": "precision", "model": config.name, "precision": name, **found}
             other.close()
         fp32.close()
 

@@ -23,17 +23,15 @@ OURS = "edgevlm"
 
 
 class Runtime(Protocol):
-    """A decoder of one :class:`TextModel`, with a KV cache of its own."""
+    """A decoder of one :class:`TextModel`, with a KV cache of its own.
 
-    def hold(self, rows: int) -> None:
-        """Let the cache hold ``rows`` rows of any content; not timed."""
+    hold: let the cache hold ``rows`` rows of any content, not timed. append: decode ``ids`` after these; the last one's logits
+    ``[vocab]``, or None without ``scores``. forget: return to the rows of the last hold.
+    """
 
-    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
-        """Decode ``ids`` after the rows held; the last one's logits ``[vocab]``, or None without ``scores``."""
-
-    def forget(self) -> None:
-        """Return to the rows of the last :meth:`hold`."""
-
+    def hold(self, rows: int) -> None: ...
+    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None: ...
+    def forget(self) -> None: ...
     def close(self) -> None: ...
 
 

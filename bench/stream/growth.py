@@ -46,10 +46,8 @@ class GrowthWork:
 
     def place(self, mark: int) -> dict[str, Any]:
         """The fields of a line that say what it is about."""
-        return {
-            "bench": "stream", "model": self.model, "policy": self.policy, "chunk": self.chunk, "frames": mark,
-            "threads": self.threads or default_threads(),
-        }  # fmt: skip
+        about = {name: getattr(self, name) for name in ("model", "policy", "chunk")}
+        return {"bench": "stream", **about, "frames": mark, "threads": self.threads or default_threads()}
 
 
 def growth(

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,27 +39,14 @@ LEFT_OUT = {  # of the last line, with the words before a record's fields
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteJob:
-    """What to run. budgets: vision tokens per layer, by what was typed; full: also full KV."""
-
-    suite: str
-    data: Path
-    model: str
-    variants: list[Variant]
-    budgets: dict[str, int]
-    full: bool
-    fps: float
-    out: Path | None
-    resume: bool
-    workers: int
-
-
 def run_suite(
     suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, as_json: bool, out: Path | None,
     resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
-    """Run to the end and print the report. Raises UserError."""
+    """Answer the questions missing from the journal and print columns, skipped policies and omitted records.
+
+    Raises UserError.
+    """
     if data is None or not data.is_dir():
         raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
@@ -71,47 +58,47 @@ def run_suite(
         raise UserError(f"--budget {budget}: give vision tokens per layer, like 6k or 3k,6k")
     with progress("loading the model") as step:
         folder = resolve_model(model, step, to_stderr)
-        job = SuiteJob(suite, data, folder, variants, budgets, FULL in named, fps, out, resume, workers)
-        lines = list(run_published(job, step))
-    print_report(lines, as_json)
+        source, threads = Dataset(data), max(1, (os.cpu_count() or 1) // workers)
+        questions = list(FORMATS[suite].read(source))
+        asked = [question for question in questions if question.video not in source.missing]
+        if not asked:
+            first = next(
+                iter([*source.findings, *(f"no video is there, {video}" for video in source.missing)]), "nothing is named"
+            )
+            raise UserError(f"--data {data}: holds no question that can be asked ({first}); see {GUIDE}")
+        loaded = Model.load(folder, threads=threads)
+        settings = VideoSettings(folder, data, fps, text_budget_for(loaded, questions), threads)
+        worker = VideoWorker(settings, loaded)
+        digest = hashlib.sha256("\n".join(repr(replace(question, video="")) for question in questions).encode()).hexdigest()
+        header = {
+            "journal": "edgevlm bench accuracy", "edgevlm": __version__, "suite": suite, "model": model_identity(loaded),
+            "fps": fps, "questions": digest[:16], "text_budget": asdict(settings.text_budget),
+        }  # fmt: skip
+        with JsonLines(out, header, key_of, resume=resume) as journal:
+            step("budgets of equal bytes", 0, 1)
+            tried = list(_runs(worker, variants, budgets, FULL in named))
+            runs = [run for run in tried if isinstance(run, VariantRun)]
+            skipped = [skip for skip in tried if isinstance(skip, SkippedRun)]
+            if not runs:
+                raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
+            _answer(workers, worker, runs, asked, journal, step)
+    records = {run: [journal.records[run.label, run.budget, question.id] for question in asked] for run in runs}
+    table = Table(as_json)
+    table.print_all(report(suite, fps, records, skipped))
+    last = {"bench": "accuracy", "suite": suite, "questions": len(questions), **counts(source, records)}
+    if as_json:
+        table.print(last)
+        return
+    for name, words in LEFT_OUT.items():
+        if of := last[name]:
+            each = [one if isinstance(one, str) else " ".join(map(str, one.values())) for one in of]
+            more = f"; {len(of) - NAMED} more, with --json" if len(of) > NAMED else ""
+            table.say(f"{words}: {len(of)}: {'; '.join(each[:NAMED])}{more}")
 
 
 def key_of(record: Record) -> tuple[str, str, str]:
     """The policy, budget and question of a journal's record."""
     return record["policy"], record["budget"], record["record"]
-
-
-def run_published(job: SuiteJob, step: Report) -> Iterator[Line]:
-    """Answer the questions missing from the journal; yield columns, skipped policies and omitted records.
-
-    Raises UserError.
-    """
-    data = Dataset(job.data)
-    questions = list(FORMATS[job.suite].read(data))
-    asked = [question for question in questions if question.video not in data.missing]
-    if not asked:
-        first = data.findings[0] if data.findings else f"no video is there, {next(iter(data.missing), 'nothing is named')}"
-        raise UserError(f"--data {job.data}: holds no question that can be asked ({first}); see {GUIDE}")
-    threads = max(1, (os.cpu_count() or 1) // job.workers)
-    model = Model.load(job.model, threads=threads)
-    settings = VideoSettings(job.model, job.data, job.fps, text_budget_for(model, questions), threads)
-    worker = VideoWorker(settings, model)
-    digest = hashlib.sha256("\n".join(repr(replace(question, video="")) for question in questions).encode()).hexdigest()
-    header = {
-        "journal": "edgevlm bench accuracy", "edgevlm": __version__, "suite": job.suite, "model": model_identity(model),
-        "fps": job.fps, "questions": digest[:16], "text_budget": asdict(settings.text_budget),
-    }  # fmt: skip
-    with JsonLines(job.out, header, key_of, resume=job.resume) as journal:
-        step("budgets of equal bytes", 0, 1)
-        found = list(_runs(worker, job))
-        runs = [run for run in found if isinstance(run, VariantRun)]
-        skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
-        if not runs:
-            raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
-        _answer(job.workers, worker, runs, asked, journal, step)
-    records = {run: [journal.records[run.label, run.budget, question.id] for question in asked] for run in runs}
-    yield from report(job, records, skipped)
-    yield {"bench": "accuracy", "suite": job.suite, "questions": len(questions), **counts(data, records)}
 
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
@@ -126,10 +113,12 @@ def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBud
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))
 
 
-def _runs(worker: VideoWorker, job: SuiteJob) -> Iterator[VariantRun | SkippedRun]:
-    for text, tokens in job.budgets.items() if job.variants else ():
-        yield from worker.runs(job.variants, text, tokens)
-    if job.full:
+def _runs(
+    worker: VideoWorker, variants: Sequence[Variant], budgets: dict[str, int], full: bool
+) -> Iterator[VariantRun | SkippedRun]:
+    for text, tokens in budgets.items() if variants else ():
+        yield from worker.runs(variants, text, tokens)
+    if full:
         try:
             yield VariantRun(FULL, "all", 0, worker.peak_bytes(Variant(FULL), 0))
         except UserError as error:
@@ -162,15 +151,15 @@ def is_answered(record: Record | None) -> bool:
     return record is not None and not record["damaged"]
 
 
-def report(job: SuiteJob, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
+def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
     """A column of a policy at a budget each, then what was skipped."""
-    head = {"bench": "accuracy", "suite": job.suite}
+    head = {"bench": "accuracy", "suite": suite}
     for run, answers in records.items():
         about = {**head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None}
         most = max(record["bytes"] for record in answers)
-        for column in FORMATS[job.suite].columns(Scores(answers)):
+        for column in FORMATS[suite].columns(Scores(answers)):
             rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in column.items()}
-            yield {**about, **rounded, "fps": job.fps, "bytes": most}
+            yield {**about, **rounded, "fps": fps, "bytes": most}
     for skip in skipped:
         yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
 
@@ -184,17 +173,3 @@ def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
         "malformed": data.findings, "missing_videos": list(data.missing),
         "unanswered": [{name: each[name] for name in ("record", "policy", "budget", "video", "error")} for each in errors],
     }  # fmt: skip
-
-
-def print_report(lines: Sequence[Line], as_json: bool) -> None:
-    """Print the columns as a table, and the last line as a line for each kind of question left out."""
-    table = Table(as_json)
-    for line in lines:
-        if as_json or "asked" not in line:
-            table.print(line)
-            continue
-        for name, words in LEFT_OUT.items():
-            if of := line[name]:
-                each = [one if isinstance(one, str) else " ".join(map(str, one.values())) for one in of]
-                more = f"; {len(of) - NAMED} more, with --json" if len(of) > NAMED else ""
-                table.say(f"{words}: {len(of)}: {'; '.join(each[:NAMED])}{more}")

@@ -70,18 +70,28 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, pea
     return low
 
 
-class NullEngine:
+class WrappedEngine:
+    """An engine, some of whose methods a subclass replaces."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class NullEngine(WrappedEngine):
     """An engine and its own decoder that compute nothing: rows are appended as they are in the arena, results are zeros."""
 
     kv_device: KVDevice = "host"
     by_layer = True
 
     def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
-        self._engine, self._spec = engine, spec
-        self._probes: Sequence[int] = ()
+        super().__init__(engine)
+        self._spec, self._probes = spec, tuple[int, ...]()
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> NullEngine:
-        self._probes = probes
+        self._probes = tuple(probes)
         return self
 
     def step(
@@ -93,9 +103,6 @@ class NullEngine:
             for layer in range(self._spec.layers):
                 fetch(layer, queries)
         return StepResult(np.zeros((len(logit_rows), self._spec.vocab), np.float32), dict.fromkeys(self._probes, queries))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 def peak_bytes(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import Case, CaseQuestion, Words
+from edgevlm.calib.accuracy.memory_accounting import WrappedEngine
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.engine import Engine, Float32
@@ -53,20 +54,18 @@ class FactQuestion(CaseQuestion):
         return re.search(rf"\b{re.escape(self.answer)}\b", answer) is not None
 
 
-class TokenRows:
+class TokenRows(WrappedEngine):
     """An engine whose tower embeds the tokens of :func:`pixels_of`."""
 
     def __init__(self, engine: Engine, width: int) -> None:
-        self._engine, self._width = engine, width
+        super().__init__(engine)
+        self._width = width
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, 1, TOKENS]`` to embeddings ``[F, TOKENS, width]``; DeepStack's further columns are zeros."""
         ids = np.einsum("c,fcp->fp", [1, 256, 65536], np.rint(pixels[:, :, 0]).astype(np.int64))
         rows = self._engine.embed(ids.ravel())
         return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1]))).reshape(*ids.shape, -1)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 def text_model(model: Model) -> Model:
@@ -105,16 +104,10 @@ def make_text_case(words: Words, stream: int, frames: int, encode: Encode) -> Ca
         before = sum(map(len, parts[:place]))
         ids[frame] = [token for part in (*parts[:place], visit, *parts[place:]) for token in part]
         owners[frame, before : before + len(visit)] = visitor
-    questions: list[CaseQuestion] = [
-        FactQuestion(
-            kind=KINDS[frame < newest],
-            text=f"Who came in?\nA visitor called {given[visitor]}",
-            answer=family[visitor],
-            evidence=np.flatnonzero(owners == visitor),
-            last=frame,
-        )
-        for frame, visitor in visits.items()
-    ]
+    questions: list[CaseQuestion] = []
+    for frame, visitor in visits.items():
+        text, evidence = f"Who came in?\nA visitor called {given[visitor]}", np.flatnonzero(owners == visitor)
+        questions.append(FactQuestion(KINDS[frame < newest], text, family[visitor], evidence, frame))
     return Case(pixels_of(ids), owners, questions)
 
 
@@ -127,10 +120,9 @@ def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
     """Draw whole sentences that have ``tokens`` tokens together. Raises UserError where none have."""
-    reach = {0}
+    reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
-        if any(end - len(sentence) in reach for sentence in sentences):
-            reach.add(end)
+        reach |= {end} if any(end - length in reach for length in lengths) else set()
     if tokens not in reach:
         raise UserError(f"no sentences of together {tokens} of this model's tokens; give a model of English text")
     parts: list[list[int]] = []

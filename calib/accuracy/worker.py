@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_case, score_evidence, seed_words
-from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, WrappedEngine, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import (
@@ -62,11 +62,11 @@ class CaseTask:
     stream: int
 
 
-class FeatureCache:
+class FeatureCache(WrappedEngine):
     """An engine that encodes each chunk of a stream once, for all sessions that watch it."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._known: dict[bytes, Float32] = {}
 
     def encode(self, pixels: Float32) -> Float32:
@@ -77,9 +77,6 @@ class FeatureCache:
 
     def clear(self) -> None:
         self._known.clear()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 class Worker:

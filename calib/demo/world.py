@@ -8,6 +8,7 @@ frame. The background is still; that of a hard world glides by a pixel a frame a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ WINDOW = 160  # frames after it left until an object is forgotten; only then may
 
 Item = TypeVar("Item")
 
-_GLIDES = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right]  # pixels a frame
+_GLIDES = [glide for glide in product((-1, 0, 1), repeat=2) if any(glide)]  # pixels a frame, down and right
 
 # [8, 3], one row per colour; + jitter 8 + noise 15 stays below 256
 _RGB = np.array(list(bytes.fromhex("cd1919e17305dcd71919a02819c8cd283cdc9123b9e1e1e1")), np.int16).reshape(8, 3)
@@ -119,9 +120,8 @@ class World:
         history = self.history
         history.now += 1
         for thing in history.present:
-            drift = self._rng.integers(-1, 2, size=2)
-            down, right = np.clip(np.add(thing.offset, drift), 0, CELL - SPRITE)
-            thing.offset = (int(down), int(right))
+            down, right = np.clip(thing.offset + self._rng.integers(-1, 2, size=2), 0, CELL - SPRITE).tolist()
+            thing.offset = (down, right)
         if self._hard:
             self._move_background()
         self._happen()
@@ -165,19 +165,13 @@ class World:
             self._show(*self._pick(pairs))
 
     def _pairs(self) -> list[tuple[int, int]]:
-        return [(color, shape) for color in range(len(COLORS)) for shape in range(len(SHAPES))]
+        return list(product(range(len(COLORS)), range(len(SHAPES))))
 
     def _show(self, color: int, shape: int) -> Thing:
         history, rng = self.history, self._rng
-        thing = Thing(
-            number=history.entries,
-            color=color,
-            shape=shape,
-            cell=self._pick(self._free_cells()),
-            entered=history.now,
-            offset=tuple(rng.integers(0, CELL - SPRITE + 1, size=2).tolist()),
-            rgb=tuple((_RGB[color] + rng.integers(-8, 9, size=3)).clip(0).tolist()),
-        )
+        thing = Thing(history.entries, color, shape, self._pick(self._free_cells()), history.now)
+        down, right = rng.integers(0, CELL - SPRITE + 1, size=2).tolist()
+        thing.offset, thing.rgb = (down, right), tuple((_RGB[color] + rng.integers(-8, 9, size=3)).clip(0).tolist())
         history.things.append(thing)
         history.shown.add((color, shape))
         history.first = history.first or replace(thing)

@@ -60,8 +60,6 @@ def test_choices_alone_leave_the_layers_as_they_were(copy, made_up):
     write_calibration(Bundle.load(copy), made_up())
     assert Bundle.load(copy).choices() is None, "they were made on other layers"
     assert not (copy / FILE).exists()
-    write_calibration(Bundle.load(copy), choices=CHOICES)
-    assert Bundle.load(copy).calibration() == made_up()
 
 
 @pytest.mark.parametrize(
@@ -79,11 +77,8 @@ def test_the_choice_at_the_nearest_budget_is_run(opened, budget, policy, at):
     assert [line.startswith("hermes: calibrated 2026-11-21") for line in rest[:1]] == [True] * (policy == "hermes")
 
 
-def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, bundle):
+def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(bundle):
     with Session.open(bundle, policy="auto", budget=64) as session:
         assert session.policy == "infinipot-v"
         lead = f"auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate {bundle})"
         assert session.basis.startswith(f"{lead}; infinipot-v: default thresholds")
-    session = opened(None, 64)
-    assert session.policy == "infinipot-v"
-    assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")

@@ -12,31 +12,26 @@ from edgevlm.calib.accuracy.variants import PLAIN, Budget, Variant
 from edgevlm.calib.accuracy.worker import AccuracySettings, Worker, run_case
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
-from edgevlm.runtime.stateful import Stateful
 
 GRID, BUDGET = (2, 2), 12
 
 
-def stream(policy, before=lambda: None, frames=12):
-    """What is kept, layer by layer, at the end of a planted stream; ``before`` is called before each compression."""
-    filled = Filled(4, BUDGET + 4, GRID, np.random.default_rng(0))
+def stream(policy, frames=12):
+    """Take a policy through a planted stream."""
+    filled, rng = Filled(4, BUDGET + 4, GRID, np.random.default_rng(0)), np.random.default_rng(1)
     policy.attach(BUDGET, StreamShape(4, 4, PREFIX))
-    rng = np.random.default_rng(1)
 
     def guide():
-        queries = {layer: rng.normal(size=(4, 6, 8)).astype(np.float32) for layer in policy.needs.guidance_layers}
-        keys = {layer: rng.normal(size=(2, 6, 8)).astype(np.float32) for layer in policy.needs.guidance_layers}
+        layers = policy.needs.guidance_layers
+        queries, keys = ({x: rng.normal(size=(heads, 6, 8)).astype(np.float32) for x in layers} for heads in (4, 2))
         return Guidance(queries, keys, (3, 3))
 
     for _ in range(frames):
-        before()
-        plan = policy.before_append(filled.cache, 4, guide)
-        if plan is not None:
+        if (plan := policy.before_append(filled.cache, 4, guide)) is not None:
             filled.cache.evict(plan.keep)
             for layer, new in plan.add.items():
                 filled.cache.append(layer, new.key, new.value, new.rows)
         policy.after_append(filled.cache, told(policy, filled.frame()))
-    return [np.sort(filled.cache.seq(layer), 1).tolist() for layer in range(4)]
 
 
 @dataclass
@@ -45,22 +40,14 @@ class Mine(Policy):
 
     name: ClassVar[str] = "mine"
     paper: ClassVar[str] = "none"
-    state_fields = ("history", "parts")
+    state_fields = ("history",)
 
     def attach(self, budget, shape):
         super().attach(budget, shape)
-        self.history = np.zeros(100, np.uint8)
-        self.parts = {0: [np.zeros(10, np.uint8), Part()], "seen": None}
+        self.history = {0: [np.zeros(100, np.uint8), np.zeros(15, np.uint8)], "seen": None}
 
     def score(self, cache, layer):
         return cache.frame(layer).astype(np.float64)
-
-
-class Part(Stateful):
-    state_fields = ("_array", "count")
-
-    def __init__(self):
-        self._array, self.count = np.zeros(5, np.uint8), 3
 
 
 def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():

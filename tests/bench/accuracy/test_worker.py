@@ -11,15 +11,8 @@ from policies.filled import PREFIX, Filled
 from edgevlm.calib.accuracy.cases import make_case, seed_words
 from edgevlm.calib.accuracy.pools import in_processes
 from edgevlm.calib.accuracy.variants import Budget, Variant
-from edgevlm.calib.accuracy.worker import (
-    TEXT_BUDGET,
-    AccuracySettings,
-    Worker,
-    held_tokens,
-    overlap,
-    run_case,
-)
-from edgevlm.runtime.policies import create_policy
+from edgevlm.calib.accuracy.worker import TEXT_BUDGET, AccuracySettings, Worker, held_tokens, overlap, run_case
+from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session
 
 
@@ -66,7 +59,7 @@ def test_the_present_and_its_references_count_in_equal_bytes():
 
     def taken(tokens):
         settings = {"append": "changed:tau=0.999", "encode": "all", "text_budget": TEXT_BUDGET}
-        with Session.open("demo", policy="sliding-window", budget=tokens, **settings) as session:
+        with Session.open(worker.model, policy="sliding-window", budget=tokens, **settings) as session:
             for frame in worker.case(0).frames:
                 session.watch(frame)
             assert session.stats.present_bytes > 0
@@ -83,3 +76,20 @@ def test_an_interrupt_does_not_wait_for_work_in_progress():
     with pytest.raises(KeyboardInterrupt):
         results.throw(KeyboardInterrupt)
     assert time.monotonic() - began < 5
+
+
+def answers(model, policy, case, questions):
+    """Token ids of each answer of one session that watched the stream."""
+    budget = 64 if POLICIES[policy].bounded else 256
+    with Session.open(model, policy=policy, budget=budget, append="all") as session:
+        for frame in case.frames:
+            session.watch(frame)
+        return [session.ask(question).token_ids for question in questions]
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_no_answer_is_affected_by_the_questions_before_it(demo, policy):
+    """InfiniPot-V, App. C."""
+    case = make_case(seed_words("0"), 2, 16)
+    first, second = [question.text for question in case.questions if not question.is_about_now][:2]
+    assert answers(demo, policy, case, [first, second])[1] == answers(demo, policy, case, [second])[0]

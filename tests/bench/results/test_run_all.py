@@ -53,10 +53,6 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "FULL", GOOD)
 
 
-def asked(tmp_path):
-    return (tmp_path / "asked").read_text().split()
-
-
 def go(tmp_path, entries=GOOD | BAD, **options):
     said = []
     return run_all(tmp_path / "out", entries, said.append, **{"quick": True, **options}), said
@@ -82,7 +78,7 @@ def test_the_same_command_goes_on_and_overwrites_nothing(tmp_path):
     after = (tmp_path / "out/results.jsonl").read_bytes()
     assert after.startswith(before)
     assert len(after) > len(before)
-    assert asked(tmp_path) == ["good", "bad", "bad"]
+    assert (tmp_path / "asked").read_text().split() == ["good", "bad", "bad"]
     assert "1 of 2 commands to do" in said[0]
     assert len(run.entries["bad"].lines) == 1
     assert len(read_runs([tmp_path / "out"])) == 1
@@ -136,7 +132,7 @@ def test_two_at_once_are_refused(tmp_path):
 def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good"])
     assert done.exit_code == 0, done.output
-    assert asked(tmp_path) == ["good"]
+    assert (tmp_path / "asked").read_text().split() == ["good"]
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out"])
     assert done.exit_code == 1
     assert "failed: edgevlm bench bad --json: here: give another" in done.stdout

@@ -69,11 +69,11 @@ def test_the_background_of_a_hard_world_glides_and_is_cut():
 
 def test_constant_memory_over_ten_thousand_frames():
     world = World(5, event_rate=0.5)
-    _entries(world, 9000)
+    _watch(world, 9000)
     tracemalloc.start()
-    _entries(world, 200)
+    _watch(world, 200)
     before = tracemalloc.get_traced_memory()[0]
-    _entries(world, 800)
+    _watch(world, 800)
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert after - before < 8192
@@ -90,10 +90,9 @@ def _backgrounds(hard: bool) -> np.ndarray:
     return np.array(seen)
 
 
-def _entries(world: World, frames: int) -> int:
+def _watch(world: World, frames: int) -> None:
     for _ in range(frames):
         world.step()
-    return world.history.entries
 
 
 # Long streams: visitors come once, have a shape of their own, and the rest of the world continues.
