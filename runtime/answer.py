@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -16,16 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
-from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.evidence import Evidence, QuestionAttention
-from edgevlm.runtime.model import Model
-from edgevlm.runtime.preprocess import Pixels
-from edgevlm.runtime.sampling import OneOf, Sampler
+from edgevlm.runtime.sampling import OneOf
 from edgevlm.runtime.stream import Stream
-from edgevlm.runtime.time_window import TimeWindow
 
+Float32 = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
-LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
+LogitsProcessor = Callable[[Sequence[int], Float32], Float32]
+"""Maps the answer's tokens so far and logits ``[vocabulary]`` to those that the next token is drawn from."""
+Draw = Callable[[Float32], int]
 
 
 @dataclass(eq=False)
@@ -53,6 +52,7 @@ class Answer:
     looked: QuestionAttention | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        self._asked_at = time.perf_counter()
         self._pieces: list[str] = []
         self._error: BaseException | None = None
         self._finished = False
@@ -65,20 +65,18 @@ class Answer:
         return self.text
 
     def __iter__(self) -> Iterator[str]:
-        read = 0
-        while True:
+        read, finished = 0, False
+        while not finished:
             with self._changed:
                 while not self._finished and len(self._pieces) == read:
                     self._changed.wait()
                 new, finished = self._pieces[read:], self._finished
             yield from new
             read += len(new)
-            if finished:
-                self._raise()
-                return
+        self._raise()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        loop, ready, read = asyncio.get_running_loop(), asyncio.Event(), 0
+        loop, ready, read, finished = asyncio.get_running_loop(), asyncio.Event(), 0, False
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop was closed meanwhile
@@ -86,19 +84,18 @@ class Answer:
 
         self._listeners.append(wake)
         try:
-            while True:
+            while not finished:
                 ready.clear()
                 with self._changed:
                     new, finished = self._pieces[read:], self._finished
                 for piece in new:
                     yield piece
                 read += len(new)
-                if finished:
-                    self._raise()
-                    return
-                await ready.wait()
+                if not finished:
+                    await ready.wait()
         finally:
             self._listeners.remove(wake)
+        self._raise()
 
     @cached_property
     def _evidence(self) -> Evidence | None:
@@ -145,12 +142,8 @@ class Answer:
     def cancel(self) -> None:
         """Stop after the token in progress; a question that still waits is taken back at once."""
         self._cancelled.set()
-        self.take_back()
-
-    def take_back(self) -> bool:
-        """Cancel a question that still waits; False once the model has begun with it."""
-        future = self._future
-        return future is not None and future.cancel()
+        if (future := self._future) is not None:
+            future.cancel()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -160,6 +153,10 @@ class Answer:
         """Called by the model's thread with a further piece of text."""
         with self._changed:
             self._pieces.append(piece)
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        with self._changed:
             self._changed.notify_all()
         for listener in list(self._listeners):
             listener()
@@ -178,84 +175,32 @@ class Answer:
             else:
                 self.finish_reason = future.result()
             self._finished, self._future = True, None
-            self._changed.notify_all()
-        for listener in list(self._listeners):
-            listener()
+        self._wake_readers()
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A question to the model: when it was asked (``time.perf_counter``), in which conversation or after which turns.
-
-    logits_processor: maps the answer's tokens so far and logits ``[vocabulary]`` to those that the next token is drawn from.
-    """
-
-    answer: Answer
-    asked_at: float
-    conversation: str | None
-    max_tokens: int
-    sampler: Sampler
-    history: Sequence[tuple[str, str]] = ()
-    logits_processor: LogitsProcessor | None = None
-    pictures: Sequence[Pixels] = ()
-    window: TimeWindow | None = None
-
-
-class CallerError(Exception):
-    """A caller's ``logits_processor`` failed, or its result cannot be drawn from; see the cause."""
-
-
-def drawn(request: Request, logits: NDArray[np.float32]) -> int:
-    """Draw the next token. Raises CallerError."""
-    process = request.logits_processor
-    if process is None or isinstance(process, OneOf):
-        return request.sampler(logits if process is None else process(request.answer.token_ids, logits))
-    try:
-        return request.sampler(process(request.answer.token_ids, logits))
-    except Exception as error:
-        raise CallerError from error
-
-
-def generate(
-    request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk, prefix: int | None = None
-) -> FinishReason:
-    """Append the prompt ``ids`` and draw the answer's tokens; the memory is then as it was.
-
-    The answer sees the frames of an incomplete piece of the chunk, too. prefix: where there is no video, the rows of the
-    stream's prefix that the prompt continues.
-    """
-    answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
-    choices = request.logits_processor if isinstance(request.logits_processor, OneOf) else None
-    pictures = [engine.encode(picture.values[None]) for picture in request.pictures]
-    answer.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
-    detokenise = DecodeStream(skip_special_tokens=True)
-    closing = model.closing if prefix is None else model.closing[:0]
-    embeds = np.concatenate([closing, engine.embed(np.asarray(ids, np.int64))])
-    with ExitStack() as stack:
-        if prefix is not None:
-            stack.enter_context(stream.truncated_prefix(prefix))
-        stack.enter_context(stream.question(chunk.encode(), pictures, answer.time_s, request.window))
-        append = stream.append_question
+    def _generate(self, stream: Stream, embeds: Float32, draw: Draw, choices: OneOf | None, max_tokens: int) -> FinishReason:
+        """Called by the model's thread: append the prompt's rows and draw tokens."""
+        model, append = stream.model, stream.append_question
+        detokenise, stops = DecodeStream(skip_special_tokens=True), model.bundle.chat.stop_ids
         while True:
-            if answer.cancelled:
+            if self.cancelled:
                 return "cancelled"
-            token = drawn(request, append(embeds))
+            token = draw(append(embeds))
             now = time.perf_counter()
+            if not self.token_ids:
+                self.ttft_ms, first = 1e3 * (now - self._asked_at), now
+                self.looked = stream.looked
             if choices is not None:
-                answer.probabilities = choices.probabilities
-            if not answer.token_ids:
-                answer.ttft_ms, first = 1e3 * (now - request.asked_at), now
-                answer.looked = None if pictures else stream.looked  # it may be read from the pictures alone
+                self.probabilities = choices.probabilities
             if token not in stops:
-                answer.token_ids.append(token)
-                if len(answer.token_ids) > 1:
-                    answer.tpot_ms = 1e3 * (now - first) / (len(answer.token_ids) - 1)
+                self.token_ids.append(token)
+                if len(self.token_ids) > 1:
+                    self.tpot_ms = 1e3 * (now - first) / (len(self.token_ids) - 1)
                 if choices is None and (piece := detokenise.step(model.tokenizer, token)):
-                    answer._push(piece)
-            if token in stops or (choices is not None and choices.complete(answer.token_ids)):
+                    self._push(piece)
+            if token in stops or (choices is not None and choices.complete(self.token_ids)):
                 if choices is not None:
-                    answer._push(choices.text(answer.token_ids))
+                    self._push(choices.text(self.token_ids))
                 return "stop"
-            if len(answer.token_ids) == request.max_tokens:
+            if len(self.token_ids) == max_tokens:
                 return "length"
-            embeds, append = engine.embed(np.asarray([token], np.int64)), stream.append_text
+            embeds, append = model.engine.embed(np.asarray([token], np.int64)), stream.append_text

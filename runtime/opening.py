@@ -14,7 +14,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.policies import Policy, as_policy, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
-from edgevlm.runtime.settings import AUTO, CHANGED, AppendChanged, SessionSettings, parse_append, parse_encode
+from edgevlm.runtime.settings import ALL, AUTO, CHANGED, TAU, AppendChanged, SessionSettings, parse_append, parse_encode
 from edgevlm.runtime.snapshots.directory import snapshots
 from edgevlm.runtime.snapshots.writer import SnapshotWriter, model_hash, policy_text
 from edgevlm.runtime.store import Store, StoreSettings
@@ -47,14 +47,14 @@ def open_encoder(settings: SessionSettings, model: Model, snapshots: bool) -> Ch
     ``auto`` is what calibration found, if the engine, the frames' size and the free memory allow it. Raises UserError where
     ``changed`` was asked for and they do not.
     """
-    wanted, copies = parse_encode(settings.encode), 2 if snapshots else 1
-    if wanted.name == CHANGED:
-        return ChangedEncoder(model.engine, model.bundle, wanted.changed, copies)
-    choices = model.bundle.choices() if wanted.name == AUTO else None
+    (name, changed), copies = parse_encode(settings.encode), 2 if snapshots else 1
+    if name == CHANGED:
+        return ChangedEncoder(model.engine, model.bundle, changed, copies)
+    choices = model.bundle.choices() if name == AUTO else None
     if not choices or not choices.encode or not choices.encode.setting:
         return None
     try:
-        return ChangedEncoder(model.engine, model.bundle, parse_encode(choices.encode.setting).changed, copies)
+        return ChangedEncoder(model.engine, model.bundle, parse_encode(choices.encode.setting)[1], copies)
     except UserError:
         return None
 
@@ -92,9 +92,11 @@ def open_stream(
 
 def _append(settings: SessionSettings, model: Model, policy: Policy) -> AppendChanged | None:
     """What enters the memory; ``auto`` is what calibration found, unless the policy takes whole frames."""
-    choices, wanted = model.bundle.choices(), parse_append(settings.append)
-    tau = choices.append.tau if choices and choices.append else None
-    return wanted.for_model(None if wanted.name == AUTO and policy.needs_whole_frames else tau)
+    choices, (name, tau, refresh) = model.bundle.choices(), parse_append(settings.append)
+    calibrated = choices.append.tau if choices and choices.append else None
+    if name == ALL or (name == AUTO and (calibrated is None or policy.needs_whole_frames)):
+        return None
+    return AppendChanged(tau or calibrated or TAU, refresh)
 
 
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:

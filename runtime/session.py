@@ -6,19 +6,20 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.progress import Notify
-from edgevlm.runtime.answer import Answer, CallerError, FinishReason, LogitsProcessor, Request, generate
+from edgevlm.runtime.answer import Answer, Draw, FinishReason, LogitsProcessor
 from edgevlm.runtime.budget import Pressure, TextBudget
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations, Turn
@@ -33,9 +34,9 @@ from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.settings import AUTO, SessionSettings
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.writer import CaptureBuffer, SnapshotWriter, capture, identity, restore
-from edgevlm.runtime.stateful import strip_prefix
-from edgevlm.runtime.stats import Progress, SessionStats
+from edgevlm.runtime.snapshots.writer import CaptureBuffer, SnapshotWriter, identity, restore
+from edgevlm.runtime.stateful import add_prefix, strip_prefix
+from edgevlm.runtime.stats import SessionStats
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.time_window import TimeWindow
@@ -45,18 +46,51 @@ ROUND_S = 0.5  # that questions of watches may hold up frames at once
 KNOWN_QUESTIONS = 256  # with choices, whose tokens are kept
 
 
-class SessionMemory(NamedTuple):
-    """All that a snapshot holds of a session, and why ``auto`` chose what it did; replaced as a whole."""
+@dataclass(eq=False)
+class SessionMemory:
+    """All that a snapshot holds of a session, and why ``auto`` chose what it did; replaced as a whole.
+
+    frames: watched; chunks of them appended; time_s: the stream's at the newest; asked: questions. resumed: frames that a
+    snapshot brought; started: when this process watched its first.
+    """
 
     stream: Stream
     chunk: Chunk
     conversations: Conversations
-    progress: Progress
-    why: str
+    why: str = ""
+    frames: int = 0
+    chunks: int = 0
+    time_s: float = 0.0
+    asked: int = 0
+    resumed: int = 0
+    started: float | None = None
+
+    @property
+    def fps(self) -> float:
+        """Frames a second since this process watched its first."""
+        elapsed = time.perf_counter() - self.started if self.started else 0.0
+        return (self.frames - self.resumed) / elapsed if elapsed else 0.0
 
     def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """A header, and the arrays of all that is held: views."""
-        return capture(self.stream, self.chunk, self.conversations, self.progress)
+        """Return a header, and the arrays of the session: views, to be copied before anything changes."""
+        numbers, held = self.stream.state()
+        counts, waiting = self.chunk.state()
+        turns = {name: list(of) for name, of in self.conversations.turns.items()}
+        session = {"frames": self.frames, "chunks": self.chunks, "time_s": self.time_s, "conversations": turns}
+        return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
+
+    def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
+        """Restore what :meth:`capture` returned. Raises an error of any kind for what does not fit, and is unusable then."""
+        self.stream.restore(about["stream"], arrays)
+        self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
+        session = about["session"]
+        self.frames, self.chunks, self.time_s = session["frames"], session["chunks"], session["time_s"]
+        turns = session["conversations"].items()
+        self.conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns}
+
+
+class CallerError(Exception):
+    """A caller's ``logits_processor`` failed, or its result cannot be drawn from; see the cause."""
 
 
 class Session:
@@ -118,19 +152,18 @@ class Session:
         if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
         chunk = Chunk(model.engine, model.bundle, stream.chunk, encoder)
-        return SessionMemory(
-            stream, chunk, Conversations(self._chat, model.encode, self.text_budget.conversation), Progress(), why
-        )
+        return SessionMemory(stream, chunk, Conversations(self._chat, model.encode, self.text_budget.conversation), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot``; raises SnapshotError for one that does not fit, and is empty again."""
-        stream, chunk, conversations, progress, _ = self._memory
         try:
-            return restore(snapshot, stream, chunk, conversations, progress)
+            restore(snapshot, self._memory.restore)
+            self._memory.resumed = self._memory.frames
+            return
         except SnapshotError as error:
             why = str(error)
-        stream.close()
-        del self._memory, stream, chunk  # before there is another one
+        self._stream.close()
+        del self._memory  # before there is another one
         self._memory = self._empty_memory()
         raise SnapshotError(why)
 
@@ -247,7 +280,7 @@ class Session:
         """Do ``work`` on the model's thread, blame errors on whose they are, and update the stats."""
         self._check_open()
         self._check_memory()
-        chunks = self._memory.progress.chunks
+        memory, chunks = self._memory, self._memory.chunks
         try:
             with blamed(f"policy {self.policy}", self._stream.policy):
                 return work(*arguments)
@@ -259,9 +292,8 @@ class Session:
                 raise
             raise self._writer.unfit(error) from error
         finally:
-            progress = self._memory.progress
-            changed = progress.chunks != chunks or work not in (self._add_frame, self._skip_to)
-            self._stats = self._measure() if changed else replace(self._stats, frames=progress.frames, fps=progress.fps)
+            changed = memory.chunks != chunks or work not in (self._add_frame, self._skip_to)
+            self._stats = self._measure() if changed else replace(self._stats, frames=memory.frames, fps=memory.fps)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -272,32 +304,33 @@ class Session:
             raise UserError("an error has left the memory half changed; open the session again")
 
     def _add_frame(self, pixels: Pixels, timestamp: float | None) -> None:
-        chunk, progress = self._chunk, self._memory.progress
+        chunk, memory = self._chunk, self._memory
         if not chunk.taken:
             chunk.limit = self._pressure.look()
             self.model.engine.release_memory(self._pressure.short)
-        progress.watched(timestamp)
-        chunk.add(pixels.values, progress.time_s, pixels.size)
+        memory.started = memory.started or time.perf_counter()
+        memory.time_s = float(memory.frames if timestamp is None else timestamp)
+        memory.frames += 1
+        chunk.add(pixels.values, memory.time_s, pixels.size)
         if chunk.taken >= chunk.limit:
             self._append_chunk()
 
     def _skip_to(self, timestamp: float) -> None:
-        self._memory.progress.time_s = float(timestamp)
+        self._memory.time_s = float(timestamp)
 
     def _append_chunk(self) -> None:
         if self._chunk.taken:
             self._append_pieces(complete=False)
             self._chunk.clear()
-            self._memory.progress.chunks += 1
+            self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
         """Append all that the chunk holds, or only ``complete`` pieces, which go in as they would at the chunk's end."""
         chunk = self._chunk
-        if not chunk.taken:
-            return
         try:
-            features, seconds, coming = chunk.encode(complete=complete)
-            chunk.appended(self._stream.append_frames(features, coming if complete else 0, seconds))
+            if chunk.taken:
+                features, seconds, coming = chunk.encode(complete=complete)
+                chunk.appended(self._stream.append_frames(features, coming if complete else 0, seconds))
         except BaseException:
             chunk.clear()
             raise
@@ -368,14 +401,21 @@ class Session:
             max_tokens = logits_processor.max_tokens
             if max_tokens > budget.answer:
                 raise UserError(f"a choice takes {max_tokens} tokens and an answer {budget.answer}; shorten it")
-        answer, shown = Answer(question, self.time_s), [self._pixels(picture) for picture in pictures]
-        request = Request(
-            answer, time.perf_counter(), conversation, max_tokens or budget.answer, sampler, history, logits_processor, shown,
-            window,
-        )  # fmt: skip
+        one_of = logits_processor if isinstance(logits_processor, OneOf) else None
+        shown, answer = [self._pixels(picture) for picture in pictures], Answer(question, self.time_s)
+
+        def draw(logits: NDArray[np.float32]) -> int:
+            if logits_processor is None or one_of is not None:
+                return sampler(logits if one_of is None else one_of(answer.token_ids, logits))
+            try:
+                return sampler(logits_processor(answer.token_ids, logits))
+            except Exception as error:
+                raise CallerError from error
+
         with self._asking:
             self._check_open()
-            answer._follow(self.model.scheduler.submit(self, self._step, self._answer, request, urgent=True))
+            request = answer, draw, one_of, max_tokens or budget.answer, conversation, history, shown, window
+            answer._follow(self.model.scheduler.submit(self, self._step, self._answer, *request, urgent=True))
             self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
 
@@ -387,26 +427,42 @@ class Session:
         self._stream.check_window()
         return window
 
-    def _answer(self, request: Request) -> FinishReason:
-        """Answer, and remember the turn unless it was cancelled."""
-        answer, (stream, chunk, conversations, progress, _) = request.answer, self._memory
-        answer.queued_ms = 1e3 * (time.perf_counter() - request.asked_at)
-        try:
-            answer.time_s = progress.time_s
-            self._append_pieces()
-            prefix, text_only = None, not (progress.frames or request.pictures or request.window)
-            ids = conversations.prompt(request.conversation, answer.question, request.history, text_only=text_only)
-            if text_only:
-                known = zip(ids, self.model.encode(self._chat.prefix), strict=False)
+    def _answer(
+        self,
+        answer: Answer,
+        draw: Draw,
+        choices: OneOf | None,
+        max_tokens: int,
+        conversation: str | None,
+        history: Sequence[Turn],
+        pictures: Sequence[Pixels],
+        window: TimeWindow | None,
+    ) -> FinishReason:
+        """Answer, and remember the turn unless it was cancelled. The memory is then as it was."""
+        model, memory = self.model, self._memory
+        answer.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
+        answer.time_s, memory.asked = memory.time_s, memory.asked + 1
+        self._append_pieces()
+        text_only = not (memory.frames or pictures or window)
+        ids = memory.conversations.prompt(conversation, answer.question, history, text_only=text_only)
+        shown = [model.engine.encode(picture.values[None]) for picture in pictures]
+        with ExitStack() as stack:
+            before = [model.closing]
+            if text_only:  # where there is no video, the prompt continues the stream's prefix
+                known = zip(ids, model.encode(self._chat.prefix), strict=False)
                 prefix = min(len(list(takewhile(lambda pair: pair[0] == pair[1], known))), len(ids) - 1)
-                ids = ids[prefix:]
-            reason = generate(request, ids, self.model, stream, chunk, prefix)
-            self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
-            if reason != "cancelled" and request.conversation is not None:
-                conversations.add(request.conversation, (answer.question, answer.so_far))
-            return reason
-        finally:
-            progress.asked += 1
+                stack.enter_context(memory.stream.truncated_prefix(prefix))
+                before, ids = [], ids[prefix:]
+            answer.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
+            embeds = np.concatenate([*before, model.engine.embed(np.asarray(ids, np.int64))])
+            stack.enter_context(memory.stream.question(memory.chunk.encode(), shown, answer.time_s, window))
+            reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens)
+        if pictures:
+            answer.looked = None  # it may be read from the pictures alone
+        self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
+        if reason != "cancelled" and conversation is not None:
+            memory.conversations.add(conversation, (answer.question, answer.so_far))
+        return reason
 
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
         """How probable each choice is as the answer to each question about everything watched so far: (question, choices).
@@ -423,23 +479,22 @@ class Session:
         return self.model.scheduler.run(self, self._step, self._classify, asked, watch, urgent=not watch, watch=watch)
 
     def _classifier(self, question: str, choices: Sequence[str]) -> tuple[list[int], OneOf]:
-        known = self._known.get((question, tuple(choices)))
-        if known is None:
+        key = question, tuple(choices)
+        if key not in self._known:
             self.check(question)
             one_of = OneOf(self.model, choices)
             one_of.check_first_tokens()
             if len(self._known) >= KNOWN_QUESTIONS:
                 self._known = {}
-            known = self.model.encode(self._chat.suffix([], question)), one_of
-            self._known[question, tuple(choices)] = known
-        return known
+            self._known[key] = self.model.encode(self._chat.suffix([], question)), one_of
+        return self._known[key]
 
     def _classify(self, asked: Sequence[tuple[list[int], OneOf]], watch: bool) -> list[Classified]:
-        model, (stream, chunk, _, progress, _) = self.model, self._memory
+        model, memory, stream = self.model, self._memory, self._stream
         found: list[Classified] = []
         began = time.perf_counter()
         self._append_pieces()
-        with stream.question(chunk.encode()):
+        with stream.question(memory.chunk.encode()):
             for ids, choices in asked:
                 if watch and found and (time.perf_counter() - began > ROUND_S or model.scheduler.urgent_waiting):
                     break
@@ -447,8 +502,8 @@ class Session:
                 with stream.taken_out():
                     probabilities = choices.at_once(stream.append_question(rows))
                 assert stream.looked is not None
-                found.append(Classified(progress.time_s, probabilities, stream.looked))
-        progress.asked += 1
+                found.append(Classified(memory.time_s, probabilities, stream.looked))
+        memory.asked += 1
         return found
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
@@ -467,18 +522,17 @@ class Session:
 
     def _forget(self, window: TimeWindow) -> int:
         self._append_chunk()
-        stream, chunk, conversations, progress, _ = self._memory
-        about, views = self._memory.capture()
+        memory, stream = self._memory, self._stream
+        about, views = memory.capture()
         arrays = {name: array.copy() for name, array in views.items()}
         forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
         held = int(stream.cache.lengths.sum())
         with stream.changing():
-            stream.restore(about["stream"], arrays)
+            memory.restore(about, arrays)
             stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
-            chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
-        conversations.turns = {}
+        memory.conversations.turns = {}
         stream.clear_free_rows()
-        progress.asked += 1  # a snapshot is due
+        memory.asked += 1  # a snapshot is due
         return forgotten
 
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -498,22 +552,20 @@ class Session:
     @property
     def _version(self) -> tuple[int, int, float]:
         """Changes whenever a frame, one that was skipped too, or a question has changed the session."""
-        progress = self._memory.progress
-        return progress.frames, progress.asked, progress.time_s
+        return self._memory.frames, self._memory.asked, self._memory.time_s
 
     def _measure(self) -> SessionStats:
         """On the model's thread."""
-        stream, chunk, _, progress, _ = self._memory
-        encoder = chunk.encoder
+        memory, stream, encoder = self._memory, self._stream, self._chunk.encoder
         return SessionStats(
-            frames=progress.frames,
-            chunks=progress.chunks,
-            fps=progress.fps,
+            frames=memory.frames,
+            chunks=memory.chunks,
+            fps=memory.fps,
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
             policy_bytes=stream.policy.state_bytes,
             present_bytes=stream.present_bytes,
-            encode_ms=chunk.encode_ms,
+            encode_ms=memory.chunk.encode_ms,
             encoded=1.0 if encoder is None else encoder.encoded,
             tower_bytes=0 if encoder is None else encoder.state_bytes,
             ttft_ms=self._ttft_ms,
@@ -582,7 +634,7 @@ class Session:
     @property
     def time_s(self) -> float:
         """The stream's time at the newest frame."""
-        return self._memory.progress.time_s
+        return self._memory.time_s
 
     def cancel(self) -> list[Answer]:
         """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""

@@ -38,21 +38,6 @@ class AppendChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendSetting:
-    """A parsed ``append``: ``auto``, ``all``, or ``changed`` with its settings. tau: None for the model's own."""
-
-    name: str = AUTO
-    tau: float | None = None
-    refresh: int = 0
-
-    def for_model(self, calibrated: float | None) -> AppendChanged | None:
-        """None for whole frames. calibrated: the model's tau; without it, ``auto`` is ``all``, ``changed`` takes the preset."""
-        if self.name == ALL or (self.name == AUTO and calibrated is None):
-            return None
-        return AppendChanged(self.tau or calibrated or TAU, self.refresh)
-
-
-@dataclass(frozen=True, slots=True)
 class EncodeChanged:
     """interval: the whole frame is encoded every ``interval`` frames. threshold: levels of 255 by which the tenth of a patch's
     pixels that differ most must differ on average; 0 encodes every frame whole."""
@@ -64,32 +49,30 @@ class EncodeChanged:
         return f"{CHANGED}:interval={self.interval},threshold={self.threshold:g}"
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeSetting:
-    """A parsed ``encode``: ``auto``, ``all``, or ``changed`` with its settings."""
+def parse_append(text: str) -> tuple[str, float | None, int]:
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N]``: the word, tau (None: the model's own) and refresh.
 
-    name: str = AUTO
-    changed: EncodeChanged = EncodeChanged()
-
-
-def parse_append(text: str) -> AppendSetting:
-    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else."""
+    Raises UserError for anything else.
+    """
     name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0})
     tau, refresh = values.get("tau"), values.get("refresh", 0)
     if tau is not None and not 0 < tau <= 1:
         raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
     if refresh != int(refresh):
         raise UserError(f"append {text!r}: refresh is an integer (frames)")
-    return AppendSetting(name, tau, int(refresh))
+    return name, tau, int(refresh)
 
 
-def parse_encode(text: str) -> EncodeSetting:
-    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Raises UserError for anything else."""
+def parse_encode(text: str) -> tuple[str, EncodeChanged]:
+    """Parse ``auto``, ``all`` or ``changed[:interval=K,threshold=T]``: the word, and the settings of ``changed``.
+
+    Raises UserError for anything else.
+    """
     name, values = _split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
     interval, threshold = values.get("interval", INTERVAL), values.get("threshold", THRESHOLD)
     if interval < 1 or interval != int(interval) or threshold > 255:
         raise UserError(f"encode {text!r}: interval is an integer (frames), 1 or more, threshold 0 to 255 levels")
-    return EncodeSetting(name, EncodeChanged(int(interval), threshold))
+    return name, EncodeChanged(int(interval), threshold)
 
 
 def _split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[str, dict[str, float]]:
@@ -110,17 +93,18 @@ def _split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[
 
 def parse_budget(text: str) -> int:
     """Parse ``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for anything else."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kK]?)", text.strip())
-    if not match:
-        raise UserError(f"budget {text!r}: give a number of tokens, like 512 or 6k")
-    return int(float(match[1]) * (1000 if match[2] else 1))
+    return _number(text, "kK", f"budget {text!r}: give a number of tokens, like 512 or 6k")
 
 
 def parse_bytes(text: str) -> int:
     """Parse ``8G`` (8,000,000,000) or ``256M`` as a number of bytes. Raises UserError for anything else."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKmMgGtT]?)", text.strip())
+    return _number(text, "kKmMgGtT", f"{text!r} is not a number of bytes, like 8G or 256M")
+
+
+def _number(text: str, units: str, says: str) -> int:
+    match = re.fullmatch(rf"(\d{{1,15}}(?:\.\d{{1,9}})?)([{units}]?)", text.strip())
     if not match:
-        raise UserError(f"{text!r} is not a number of bytes, like 8G or 256M")
+        raise UserError(says)
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 

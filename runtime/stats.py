@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from edgevlm.runtime.store import StoreUse
 
@@ -32,42 +29,6 @@ class MemoryStats:
     def plus(self, **more: float) -> MemoryStats:
         """These numbers with ``more`` added to the ones named."""
         return replace(self, **{name: getattr(self, name) + number for name, number in more.items()})
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a session has come: frames watched, chunks of them appended, the stream's time at the newest, questions asked.
-
-    Of those that a snapshot brought ``resumed`` frames; ``started``: when this process watched its first.
-    """
-
-    frames: int = 0
-    chunks: int = 0
-    time_s: float = 0.0
-    asked: int = 0
-    resumed: int = 0
-    started: float | None = None
-
-    def watched(self, timestamp: float | None) -> None:
-        """One frame more, at ``timestamp`` seconds, or at its number, from 0."""
-        self.frames += 1
-        self.started = self.started or time.perf_counter()
-        self.time_s = float(self.frames - 1) if timestamp is None else float(timestamp)
-
-    @property
-    def fps(self) -> float:
-        """Frames a second since this process watched its first."""
-        elapsed = time.perf_counter() - self.started if self.started else 0.0
-        return (self.frames - self.resumed) / elapsed if elapsed else 0.0
-
-    def state(self) -> dict[str, float]:
-        """What a snapshot holds of it."""
-        return {"frames": self.frames, "chunks": self.chunks, "time_s": float(self.time_s)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` was."""
-        self.frames = self.resumed = state["frames"]
-        self.chunks, self.time_s = state["chunks"], state["time_s"]
 
 
 @dataclass(frozen=True, slots=True)

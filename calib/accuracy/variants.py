@@ -68,8 +68,8 @@ class Variant:
 
     def under(self, append: str, encode: str = ALL) -> Variant:
         """The same policy with ``all``, ``changed[:...]`` or ``auto`` appended and encoded. Raises UserError."""
-        appended = "" if parse_append(append).name == ALL else f"@{append}"
-        encoded = "" if parse_encode(encode).name == ALL else f"@encode:{encode}"
+        appended = "" if parse_append(append)[0] == ALL else f"@{append}"
+        encoded = "" if parse_encode(encode)[0] == ALL else f"@encode:{encode}"
         return Variant(f"{self.label}{appended}{encoded}")
 
 

@@ -25,13 +25,10 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changes import ChangedEncoder
-from edgevlm.runtime.chat import Chat, Conversations
-from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
 from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
-from edgevlm.runtime.stateful import add_prefix, strip_prefix
-from edgevlm.runtime.stats import Progress
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 
@@ -78,29 +75,14 @@ def policy_text(policy: Policy) -> str:
     return f"{policy.name}:{settings}" if settings else policy.name
 
 
-def capture(
-    stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress
-) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """Return a header, and the arrays of the session: views, to be copied before anything changes."""
-    numbers, held = stream.state()
-    counts, waiting = chunk.state()
-    turns = {name: list(of) for name, of in conversations.turns.items()}
-    session = {**progress.state(), "conversations": turns}
-    return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
+def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], object]) -> None:
+    """Restore a snapshot of a session with the same :func:`identity`: ``take`` its header and arrays.
 
-
-def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
-    """Restore a snapshot of a session with the same :func:`identity`.
-
-    Raises SnapshotError for one that does not fit, and UserError if another edgevlm wrote it; the parts are unusable then.
+    Raises SnapshotError for one that does not fit, and UserError if another edgevlm wrote it.
     """
-    about, arrays = snapshot.about, snapshot.arrays
+    about = snapshot.about
     try:
-        stream.restore(about["stream"], arrays)
-        chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
-        progress.restore(about["session"])
-        turns = about["session"]["conversations"]
-        conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
+        take(about, snapshot.arrays)
     except MemoryError:
         raise
     except Exception as error:  # whatever does not fit, in any part

@@ -4,19 +4,14 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy
-from edgevlm.runtime.settings import AppendChanged, EncodeChanged, SessionSettings, parse_append, parse_encode
+from edgevlm.runtime.settings import EncodeChanged, SessionSettings, parse_append, parse_encode
 
 
 def test_typed_values_are_read():
     settings = SessionSettings.checked(budget="1.5k", store_bytes="8G", host_bytes=1 << 20, append="changed:tau=.9")
     assert (settings.budget, settings.store_bytes, settings.host_bytes) == (1500, 8 * 10**9, 1 << 20)
-    assert parse_append(settings.append).for_model(0.5) == AppendChanged(0.9)
-    assert [parse_append(text).for_model(0.5) for text in ("auto", "all", "changed")] == [
-        AppendChanged(0.5),
-        None,
-        AppendChanged(0.5),
-    ]
-    assert parse_encode("changed:interval=8").changed == EncodeChanged(8)
+    assert parse_append(settings.append) == ("changed", 0.9, 0)
+    assert parse_encode("changed:interval=8") == ("changed", EncodeChanged(8))
     assert SessionSettings.checked(settings, chunk=2).budget == 1500
 
 
