@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -116,8 +116,8 @@ def allocate(
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
-    """Bytes of the pixels that a chunk of ``frames`` frames holds."""
-    return frames * 3 * vision.size[0] * vision.size[1] * np.dtype(np.float32).itemsize
+    """Bytes of the float32 pixels that a chunk of ``frames`` frames holds."""
+    return frames * 3 * vision.size[0] * vision.size[1] * 4
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
@@ -131,8 +131,7 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
     return held + features + chunk_bytes(chunk, vision) + alignment
 
 
-@dataclass(frozen=True, slots=True)
-class Available:
+class Available(NamedTuple):
     """Available and total memory, in bytes."""
 
     free: int
@@ -142,29 +141,17 @@ class Available:
 def available() -> Available:
     """Return the memory of this system, or of the control group (v2) around this process that has least."""
     memory = psutil.virtual_memory()
-    limited = (_left(group) for group in groups())
-    return min([Available(memory.available, memory.total), *filter(None, limited)], key=lambda each: each.free)
-
-
-def groups() -> list[Path]:
-    """The control group (v2) of this process, and those that it is in."""
-    try:
+    found = [Available(memory.available, memory.total)]
+    with suppress(OSError):
         own = next((line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::")), "")
-    except OSError:
-        own = ""
-    parts = [part for part in own.split("/") if part not in ("", "..")]
-    return [CGROUP.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _left(group: Path) -> Available | None:
-    """What a control group's limit leaves; None where it has none."""
-    try:
-        most = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return Available(most - used + int(stat["inactive_file"]), most)
-    except (OSError, ValueError, KeyError):
-        return None
+        parts = [part for part in own.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            group = CGROUP.joinpath(*parts[:depth])
+            with suppress(OSError, ValueError, KeyError):  # a group without a limit
+                most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                found.append(Available(most - used + int(stat["inactive_file"]), most))
+    return min(found, key=lambda each: each.free)
 
 
 class Pressure:

@@ -25,22 +25,10 @@ class Pixels:
     size: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """The weights ``[n, stop - start]`` of output pixels ``first`` to ``first + n``: other input pixels have none in them."""
-
-    first: int
-    start: int
-    stop: int
-    weights: NDArray[np.float32]
-
-    @property
-    def end(self) -> int:
-        """The output pixel after the last."""
-        return self.first + len(self.weights)
-
-
-Pass = tuple[list[Band], list[Band]]  # one resize: of rows, and of columns
+Band = tuple[slice, slice, NDArray[np.float32]]
+"""Output pixels, the input pixels that they are made of, and the weights ``[n, m]``."""
+Pass = tuple[list[Band], list[Band]]
+"""One resize: of rows, and of columns."""
 
 
 class Preprocessor:
@@ -79,45 +67,42 @@ class Preprocessor:
 
     def _matrices(self, height: int, width: int) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
         """Of each pass, the weights of rows ``[to, size]`` and of columns; no pass for a frame of the right size."""
-        method, size = self.spec.resample, self.spec.size
-        sizes = [(height, width), (size[0], size[1])]
-        if self.spec.fit == "longest":
-            sizes.insert(1, longest(height, width, self.spec.longest_edge or max(size)))
+        spec, method = self.spec, self.spec.resample
+        sizes = [(height, width), (spec.size[0], spec.size[1])]
+        if spec.fit == "longest":
+            sizes.insert(1, longest(height, width, spec.longest_edge or max(spec.size)))
         elif sizes[0] == sizes[1]:
             return []
-        if self.spec.fit == "crop":
-            scale = (self.spec.shortest_edge or min(size)) / min(height, width)
-            rows, columns = (resize_matrix(of, int(of * scale), method) for of in (height, width))
-            return [(_cropped(rows, size[0]), _cropped(columns, size[1]))]
-        return [
-            (resize_matrix(before[0], after[0], method), resize_matrix(before[1], after[1], method))
-            for before, after in pairwise(sizes)
-        ]
+        if spec.fit == "crop":
+            scale = (spec.shortest_edge or min(spec.size)) / min(height, width)
+            matrices = [resize_matrix(side, int(side * scale), method) for side in (height, width)]
+            starts = [(len(matrix) - side) // 2 for matrix, side in zip(matrices, spec.size, strict=True)]
+            rows, columns = (m[at : at + side] for m, at, side in zip(matrices, starts, spec.size, strict=True))
+            return [(rows, columns)]
+        pairs = [[resize_matrix(*sides, method) for sides in zip(*each, strict=True)] for each in pairwise(sizes)]
+        return [(rows, columns) for rows, columns in pairs]
 
 
 def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.float32]:
     """``[3, H, W]`` to ``[3, H, width]``, in whole levels: Pillow goes through uint8 between rows and columns."""
-    lines, width = planes.reshape(-1, planes.shape[2]), columns[-1].end
+    lines, width = planes.reshape(-1, planes.shape[2]), columns[-1][0].stop
     out = np.empty((len(lines), width), np.float32)
-    for band in columns:
-        many = max(1, SMALL // band.weights.size)
+    for to, of, weights in columns:
+        many = max(1, SMALL // weights.size)
         full = len(lines) - len(lines) % many
         for part, into in ((lines[:full], out[:full]), (lines[full:], out[full:])):
             blocks = (-1, many, lines.shape[1]) if len(part) >= many else (1, *part.shape)
-            results = into.reshape(*blocks[:2], width)[:, :, band.first : band.end]
-            np.matmul(part.reshape(blocks)[:, :, band.start : band.stop], band.weights.T, out=results)
+            np.matmul(part.reshape(blocks)[:, :, of], weights.T, out=into.reshape(*blocks[:2], width)[:, :, to])
     return _levels(out).reshape(3, -1, width)
 
 
 def _down(planes: NDArray[np.float32], rows: list[Band]) -> NDArray[np.float32]:
     """``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
-    width, height = planes.shape[2], rows[-1].end
-    out = np.empty((3, height, width), np.float32)
-    for band in rows:
-        many, span = max(1, SMALL // band.weights.size), slice(band.first, band.end)
-        for left in range(0, width, many):
-            block = slice(left, left + many)
-            np.matmul(band.weights, planes[:, band.start : band.stop, block], out=out[:, span, block])
+    out = np.empty((3, rows[-1][0].stop, planes.shape[2]), np.float32)
+    for to, of, weights in rows:
+        many = max(1, SMALL // weights.size)
+        for left in range(0, planes.shape[2], many):
+            np.matmul(weights, planes[:, of, left : left + many], out=out[:, to, left : left + many])
     return _levels(out)
 
 
@@ -128,29 +113,21 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def bands_of(matrix: NDArray[np.float32]) -> list[Band]:
     """The matrix ``[to, size]`` of a resize without most of its zeros."""
-    bands = []
+    bands: list[Band] = []
     for first in range(0, len(matrix), BAND):
         rows = matrix[first : first + BAND]
         used = np.flatnonzero(rows.any(0))
-        start, stop = int(used[0]), int(used[-1]) + 1
-        bands.append(Band(first, start, stop, np.ascontiguousarray(rows[:, start:stop])))
+        of = slice(int(used[0]), int(used[-1]) + 1)
+        bands.append((slice(first, first + len(rows)), of, np.ascontiguousarray(rows[:, of])))
     return bands
 
 
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
     """(height, width) with the longer edge ``edge`` and the other in proportion, made even; as SmolVLM's processor has it."""
     aspect = width / height
-    if width >= height:
-        other = int(edge / aspect)
-        return max(1, other + other % 2), edge
-    other = int(edge * aspect)
-    return edge, max(1, other + other % 2)
-
-
-def _cropped(matrix: NDArray[np.float32], to: int) -> NDArray[np.float32]:
-    """The middle ``to`` output pixels."""
-    start = (len(matrix) - to) // 2
-    return matrix[start : start + to]
+    other = int(edge / aspect) if width >= height else int(edge * aspect)
+    other = max(1, other + other % 2)
+    return (other, edge) if width >= height else (edge, other)
 
 
 def resize_matrix(size: int, to: int, method: str) -> NDArray[np.float32]:

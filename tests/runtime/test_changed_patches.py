@@ -11,7 +11,7 @@ from pictures import frames
 from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import ChangedTowerSpec, VisionSpec
-from edgevlm.runtime.changes import ChangedEncoder, PatchChanges, phase_shift
+from edgevlm.runtime.changes import ChangedEncoder, PatchChanges
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import EncodeChanged
 
@@ -154,14 +154,6 @@ def shaken(pictures=still):
 def test_a_camera_that_shakes_has_not_moved():
     encoded = watched(noisy(shaken()), 40)
     assert share(encoded) < 0.1
-
-
-def test_a_shift_is_found():
-    before = scene()
-    for down, across in ((0, 0), (2, -3), (-4, 1), (5, 5)):
-        here = before[0, 16:184, 16:184].astype(np.uint8)
-        there = before[0, 16 - down : 184 - down, 16 - across : 184 - across].astype(np.uint8)
-        assert phase_shift(here, there, 7) == pytest.approx((down, across), abs=1.01)
 
 
 def test_what_moves_while_the_camera_shakes_is_encoded():

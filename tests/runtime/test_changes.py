@@ -152,12 +152,3 @@ def test_slow_drift_is_compared_with_what_was_appended():
     assert appended[0]
     assert np.cos(first * 0.02) < 0.99 <= np.cos((first - 1) * 0.02)
     assert sum(appended) == 1 + 39 // first
-
-
-def test_a_patch_is_appended_again_after_so_many_frames():
-    references, appended = References(AppendChanged(tau=0.5, refresh=3), 2, 4), []
-    for _ in range(7):
-        changed = references.changed(np.ones((2, 4), np.float32))
-        references.appended(np.ones((2, 4), np.float32), changed, np.arange(changed.sum()))
-        appended.append(changed.tolist())
-    assert appended == [[number % 3 == 0] * 2 for number in range(7)]

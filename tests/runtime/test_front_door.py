@@ -1,6 +1,5 @@
 """What a Python user meets first: the names, the README's snippet, policies and budgets as they come to mind."""
 
-import pydoc
 import re
 import runpy
 import subprocess
@@ -54,14 +53,6 @@ def test_bgr_frames_by_a_switch():
     image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
     with Session.open("demo", budget=64) as rgb, Session.open(rgb.model, budget=64, bgr=True) as bgr:
         np.testing.assert_array_equal(rgb.prepare(image).values, bgr.prepare(image[..., ::-1]).values)
-
-
-def test_help_begins_with_what_a_user_does_in_order():
-    text = pydoc.plain(pydoc.render_doc(Session))
-    head = text[: text.index("Methods defined here")]
-    named = [name for name in re.findall(r"[a-z_]+", head.split("In the order of need")[1]) if name in vars(Session)]
-    assert sorted(["open", "watch", "ask", "forget", "stats"], key=named.index) == ["open", "watch", "ask", "forget", "stats"]
-    assert {name for name in vars(Session) if not name.startswith("_")} <= {*named, "close", "cache", "store"}
 
 
 def test_the_snippet_in_help_runs_as_it_stands():

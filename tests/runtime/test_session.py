@@ -84,22 +84,6 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy, chunk):
         assert stream.frames == 21
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "uniform", "random", "snapkv:window=8", "h2o", "full"])
-def test_questions_leave_no_trace(model, policy):
-    per_frame = model.bundle.vision.tokens_per_frame
-    arenas = []
-    for asks in (0, 3):
-        budget = 40 * per_frame if policy == "full" else 6 * per_frame
-        with Session.open(model, policy=policy, budget=budget, chunk=2) as session:
-            for index, image in enumerate(frames(24, model)):
-                session.watch(image)
-                if index % 8 == 3:
-                    for n in range(asks):
-                        session.ask(f"{QUESTION} {n}", conversation="one", max_tokens=5).wait()
-            arenas.append(arena(session._stream))
-    assert arenas[0] == arenas[1]
-
-
 def test_reindexing_keeps_positions_below_the_limit_and_is_needed(model):
     per_frame = model.bundle.vision.tokens_per_frame
     with Session.open(model, budget=8 * per_frame, chunk=4, text_budget=TextBudget(16, 64, 8)) as session:

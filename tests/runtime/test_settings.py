@@ -3,7 +3,7 @@
 import pytest
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.settings import EncodeChanged, SessionSettings, parse_append, parse_encode
 
 
@@ -36,14 +36,10 @@ def test_wrong_values_are_one_line(field, value, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("snapkv:window=0", "window must be at least 1, not 0"), ("snapkv:kernel=4", "kernel must be odd"),
-        ("hermes:summary=last", "does not fit summary"), ("h2o:recent=2", "recent must be at least 0"),
-        ("uniform:target=0", "target must be above 0 and at most 1"), ("streaming-llm:sink=1", "did you mean 'sinks'"),
-        ("purekv:clie=-1", "from 0 up"), ("mosaic:tight=2", "policy mosaic: "),
-        ("resv:distance=-1", "distance must be at least 0"),
+        ("snapkv:window=0", "window must be at least 1, not 0"), ("streaming-llm:sink=1", "did you mean 'sinks'"),
+        ("uniform:target=0", "target must be above 0 and at most 1"), ("mosaic:tight=2", "policy mosaic: "),
     ],
 )  # fmt: skip
 def test_wrong_settings_of_policies_are_named(text, says):
-    assert text.partition(":")[0] in POLICIES
     with pytest.raises(UserError, match=says):
         create_policy(text)

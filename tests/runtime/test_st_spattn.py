@@ -9,13 +9,10 @@ import pytest
 from pictures import frames
 from reference_decoder import START, Shadow
 
-from edgevlm.errors import CacheError
 from edgevlm.export import export_checkpoint
-from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Needs, Policy
 from edgevlm.runtime.session import Session, TextBudget
-from edgevlm.runtime.stream import frame_pattern
 
 QUESTION = "what color was the square?"
 
@@ -107,49 +104,3 @@ def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     stop = [] if answer.finish_reason == "length" else [shadow.choices[-1]]
     assert shadow.choices == answer.token_ids + stop
     assert max(shadow.errors) < 1e-3
-
-
-def a_cache(seen, prefix=2, grid=(2, 3)):
-    """One layer, two heads; ``seen``: (frame, place) of the vision rows after the prefix."""
-    cache = KVCache(1, 2, 8, 64, inv_freq=np.ones(4))
-    count = prefix + len(seen)
-    frame = np.array([-1] * prefix + [frame for frame, _ in seen], np.int32)
-    place = np.array([0] * prefix + [place for _, place in seen])
-    kind = np.array([Kind.PREFIX] * prefix + [Kind.VISION] * len(seen), np.uint8)
-    cache.reserve(count)
-    row, col = (place // grid[1]).astype(np.int16), (place % grid[1]).astype(np.int16)
-    cache.commit(Rows(kind, np.arange(count), frame, row, col, np.arange(count, dtype=np.int32)[:, None]))
-    return cache
-
-
-def test_where_the_previous_tokens_are():
-    first = [(0, place) for place in range(6)]
-    cache = a_cache([*first, *((1, place) for place in range(6)), *((2, place) for place in range(6))])
-    keep = np.ones((2, 20), bool)
-    keep[0, [9, 15]] = False  # (1, 1) and (2, 1): hole 9 is filled by the tail
-    keep[1, [14, 19]] = False  # (2, 0) and (2, 5)
-    cache.evict([keep])
-    pattern = frame_pattern(cache, 2, 3, (2, 3))
-    assert pattern.shared == 8
-    for head in range(2):
-        for place, slot in enumerate(pattern.previous[0, head]):
-            there = (cache.frame(0)[head] == 2) & (cache.row(0)[head] == place // 3) & (cache.col(0)[head] == place % 3)
-            assert there.sum() == (slot >= 0)
-            assert slot < 0 or there[slot]
-    assert (pattern.previous < 0).sum(-1).tolist() == [[1, 2]]
-    assert (frame_pattern(cache, 2, 9, (2, 3)).previous == -1).all()
-
-
-def test_frame_one_has_no_previous_tokens():
-    cache = a_cache([(0, place) for place in range(6)])
-    assert (frame_pattern(cache, 2, 1, (2, 3)).previous == -1).all()
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [[], [(0, 0)], [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 5)], [(1, place) for place in range(6)]],
-    ids=["nothing", "a part", "another frame's token", "another frame"],
-)
-def test_frame_zero_must_be_in_its_place(seen):
-    with pytest.raises(CacheError, match="layer 0: ST-SpAttn needs frame 0 in rows 2 to 8"):
-        frame_pattern(a_cache(seen), 2, 2, (2, 3))
