@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +24,14 @@ from edgevlm.errors import UserError
 from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
-from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file
-from edgevlm.runtime.calibration import Calibration, Choices
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.opening import AUTO, FALLBACK
 from edgevlm.runtime.opening import describe as describe_choice
 from edgevlm.runtime.policies import evicting
+from edgevlm.runtime.snapshots.writer import model_hash
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
 QUESTIONS = (  # HERMES's Tab. 9, for any model
@@ -119,11 +120,9 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
     """Return what a checkpoint depends on: all but policies and budgets, which have records of their own."""
-    manifest = model.bundle.path / MANIFEST
-    try:
-        identity = hash_file(manifest).sha256
-    except OSError as error:
-        raise UserError(f"{manifest}: cannot be read ({error.strerror}); the same command tries again") from None
+    written = (CHOICES, CALIBRATION, SCALES) if request.layers else (CHOICES,)  # a killed run may have replaced these
+    files = {name: record for name, record in model.bundle.files.items() if name not in written}
+    identity = model_hash(replace(model.bundle, files=files))
     return {
         "edgevlm": __version__, "model": identity, "clips": [getattr(clip.frames, "identity", None) for clip in clips],
         "frames": request.frames, "layers": request.layers, "ask": request.comparison.ask if request.comparison else (),
