@@ -220,8 +220,6 @@ class Energy(Record):
     meter: str = field("What measured.")
     joules: float | None = field("Energy in all; null if not measured throughout.")
     watts: float | None = field("Mean power.")
-    idle_watts: float | None = field("Power of the idle machine, where it was measured first.")
-    net_joules: float | None = field("Energy above idle.")
     summed: list[str] = field("The rails that make up the total.")
     rails: dict[str, Any] = field("Of each rail: joules, and gap_s, seconds without a reading.")
 

@@ -187,18 +187,11 @@ class Rail:
 class Energy:
     """What a meter measures inside the block, read each ``interval_s`` in a thread and at both ends.
 
-    ``idle_w``: watts at rest, taken off by :meth:`net`. clock: seconds, for tests.
+    clock: seconds, for tests.
     """
 
-    def __init__(
-        self,
-        meter: Meter,
-        *,
-        idle_w: float | None = None,
-        interval_s: float = INTERVAL_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.meter, self.idle_w = meter, idle_w
+    def __init__(self, meter: Meter, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.meter = meter
         self.rails = {name: Rail() for name in meter.rails}
         self._last: tuple[float, Mapping[str, Reading]] | None = None
         self._interval, self._clock, self._over = interval_s, clock, threading.Event()
@@ -243,24 +236,14 @@ class Energy:
         """The mean."""
         return None if self.joules is None else self.joules / self.seconds
 
-    def net(self) -> float | None:
-        """Joules less what the machine takes at rest in the same time; None without either."""
-        return None if self.joules is None or self.idle_w is None else self.joules - self.idle_w * self.seconds
-
     def figures(self) -> dict[str, Any]:
         """For a line of JSON: None is not measured."""
-        found = {"joules": self.joules, "watts": self.watts, "idle_watts": self.idle_w, "net_joules": self.net()}
-        rounded = {name: None if number is None else round(number, 3) for name, number in found.items()}
         rails = {name: {"joules": round(rail.joules, 3), "gap_s": round(rail.gap_s, 3)} for name, rail in self.rails.items()}
-        return {"meter": self.meter.name, **rounded, "summed": list(self.meter.summed), "rails": rails}
+        return {
+            "meter": self.meter.name, "joules": None if self.joules is None else round(self.joules, 3),
+            "watts": None if self.watts is None else round(self.watts, 3), "summed": list(self.meter.summed), "rails": rails,
+        }  # fmt: skip
 
     def _watch(self) -> None:
         while not self._over.wait(self._interval):
             self.sample()
-
-
-def idle_watts(meter: Meter, seconds: float) -> float | None:
-    """The mean over ``seconds`` in which nothing is asked of the machine; None if it was not measured throughout."""
-    with Energy(meter) as energy:
-        time.sleep(seconds)
-    return energy.watts

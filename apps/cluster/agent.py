@@ -112,8 +112,6 @@ class NodeAgent(Hooks):
         self.ask()
         return any(self.view["cameras"].get(name, {}).get("moves_to") for name in self.epochs)
 
-    # the head
-
     def ask(self) -> None:
         """Ask the head once; join where it does not know this process. Raises HeadAway, UserError."""
         with self._asking:
@@ -215,8 +213,6 @@ class NodeAgent(Hooks):
             return NOTHING
         camera = camera_bytes(plan.roofline.model, plan.budget, plan.chunk, plan.roofline.kv)
         return max(0, plan.memory.total - camera), camera, plan.speed.prefill_fps
-
-    # cameras
 
     def _work_on(self) -> None:
         while not self._done.is_set():
@@ -346,8 +342,6 @@ class NodeAgent(Hooks):
         self.ask()
         self.work()
 
-    # what the service asks
-
     def cameras_elsewhere(self) -> Collection[str]:
         return self.view["cameras"].keys()
 
@@ -412,8 +406,6 @@ class NodeAgent(Hooks):
         self._wake.set()
         return done
 
-    # watches
-
     def add_watch(self, watch: Watch) -> None:
         """Ask a watch on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
         with self._following:
@@ -458,8 +450,6 @@ class NodeAgent(Hooks):
         for watch, state in self._service.stream(name).watcher.states().items():
             if state["paused"] != (watch in paused):
                 self._service.watches.pause(watch, watch in paused, name)
-
-    # what is to be forgotten
 
     def forget(self, camera: str | None, span: Span) -> int:
         """Have all nodes forget what was seen of a camera, or of all, until now at most; return the note's number.

@@ -9,7 +9,7 @@ from jetsons import Jetson
 
 from edgevlm.apps.doctor import power as show
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.engines.power import METERS, Energy, Reading, find_meter, idle_watts
+from edgevlm.engines.power import METERS, Energy, Reading, find_meter
 
 
 @pytest.fixture(autouse=True)
@@ -83,26 +83,25 @@ class Script:
         return next(self._readings)
 
 
-def measured(readings, times, **options):
+def measured(readings, times):
     clock = iter(times)
-    energy = Energy(Script(("a", "b"), ("a",), readings), clock=lambda: next(clock), **options)
+    energy = Energy(Script(("a", "b"), ("a",), readings), clock=lambda: next(clock))
     for _ in times:
         energy.sample()
     return energy
 
 
-def test_watts_are_integrated_by_trapezoids_and_rest_is_taken_off():
+def test_watts_are_integrated_by_trapezoids():
     readings = [{"a": Reading(watts=w), "b": Reading(watts=1)} for w in (2.0, 4.0, 4.0)]
-    energy = measured(readings, [0.0, 1.0, 3.0], idle_w=1.5)
+    energy = measured(readings, [0.0, 1.0, 3.0])
     assert energy.joules == pytest.approx(3 + 8)
-    assert energy.net() == pytest.approx(11 - 4.5)
     assert energy.figures()["rails"]["b"] == {"joules": 3.0, "gap_s": 0.0}
 
 
 def test_a_rail_that_vanishes_is_not_guessed():
     readings = [{"a": Reading(watts=2)}, {}, {"a": Reading(watts=2)}, {"a": Reading(watts=2)}]
-    energy = measured(readings, [0.0, 1.0, 2.0, 3.0], idle_w=1.0)
-    assert (energy.joules, energy.watts, energy.net()) == (None, None, None)
+    energy = measured(readings, [0.0, 1.0, 2.0, 3.0])
+    assert (energy.joules, energy.watts) == (None, None)
     assert energy.figures()["rails"]["a"] == {"joules": 2.0, "gap_s": 2.0}
 
 
@@ -119,7 +118,6 @@ def test_a_block_is_read_at_both_ends_and_in_between():
         while len(calls) < 4:
             pass
     assert energy.joules == pytest.approx(5 * energy.seconds)
-    assert idle_watts(meter, 0.01) == pytest.approx(5)
 
 
 def fake_nvml(monkeypatch, cards):

@@ -95,16 +95,6 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
         make_plan(PlanRequest(str(folder), "cpu", precision="int8"))
 
 
-WITHOUT = """
-import sys
-for package in ("ml_dtypes", "onnx", "torch", "transformers", "safetensors"):
-    sys.modules[package] = None
-from edgevlm.apps.planning.plan import PlanRequest, make_plan
-print(make_plan(PlanRequest("demo", "cpu")).memory.weights > 0)
-print(make_plan(PlanRequest(sys.argv[1], "cpu")).memory.weights > 0)
-"""
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
