@@ -29,7 +29,6 @@ from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeDecoder, OnnxR
 from edgevlm.engines.threads import default_threads
 from edgevlm.engines.weights_memory import settle_weights
 from edgevlm.errors import BundleError, UserError
-from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
@@ -81,7 +80,6 @@ class OnnxRuntimeCpu:
         self.calls = Calls(self.shrunk)
         self._embedding = Embedding(bundle)
         self._changed: Any = None  # the session of changed patches, opened when first bound
-        kernels.set_threads(self.threads)
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         session = self._session_of(name, {}, copies=copies)
@@ -164,7 +162,7 @@ class OnnxRuntimeCpu:
         spec = self.bundle.decoder
         check_buffers(self.bundle, buffers, spec.kv)
         sparse_from = first_sparse_layer(self.bundle) if sparse else None
-        return OnnxRuntimeDecoder(self._parts, spec, buffers, probes, self.calls, sparse_from)
+        return OnnxRuntimeDecoder(self._parts, spec, buffers, probes, self.calls, sparse_from, self.threads)
 
     @cached_property
     def _parts(self) -> list[Any]:

@@ -57,10 +57,11 @@ class OnnxRuntimeDecoder:
         probes: Sequence[int],
         calls: Any,
         sparse_from: int | None,
+        threads: int,
     ) -> None:
         check_probes(spec, probes)
         self._sessions, self._spec, self._calls, self._sparse_from = tuple(sessions), spec, calls, sparse_from
-        self._probes = frozenset(probes)
+        self._probes, self._threads = frozenset(probes), threads
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._memory = [(*arrays_of(buffer), buffer) for buffer in buffers]  # and what keeps it alive
         self._one = self._many = BoundCall(self._sessions, spec, 1, 1)
@@ -92,7 +93,7 @@ class OnnxRuntimeDecoder:
                 probes[layer] = query.copy()
             if fetch is not None:
                 past[layer] += fetch(layer, query)
-            how: dict[str, Any] = {"key_scale": buffer.key_scale, "value_scale": buffer.value_scale}
+            how: dict[str, Any] = {"key_scale": buffer.key_scale, "value_scale": buffer.value_scale, "threads": self._threads}
             if rows is not None:
                 how["rows"] = rows[layer]
             if pattern is not None and layer >= (self._sparse_from or 0):

@@ -163,7 +163,7 @@ class Cache:
         
         Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.
         """
-def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None) -> numpy.typing.NDArray[numpy.float32]:
+def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
     """
     Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
     
@@ -172,7 +172,7 @@ def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray
     rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
     int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
     whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
-    for the first frame previous (-1: none). Raises CacheError before a byte is changed.
+    for the first frame previous (-1: none). threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.
     """
 def attention_mass(query: numpy.typing.NDArray[numpy.float32], query_seq: numpy.typing.NDArray[numpy.int64], key: numpy.typing.NDArray[numpy.number], seq: numpy.typing.NDArray[numpy.int64], own_key: numpy.typing.NDArray[numpy.float32] | None = None, own_seq: numpy.typing.NDArray[numpy.int64] | None = None, scale: numpy.typing.NDArray[numpy.float32] | None = None) -> numpy.typing.NDArray[numpy.float32]:
     """

@@ -141,9 +141,8 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
     """Working memory of the decoder for its largest call: ``chunk`` frames into an empty memory, up to the budget.
 
     Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: 6 I + 3 E + 3 Q + 4 K
-    numbers a row, the MLP's product, halves, gate and activation beside attention's rows; ONNX Runtime serves repeated
-    calls from another block of 6 I + 3 E, and its arena keeps both. Inputs, E (1 + deepstack) a row, are held three times. On a
-    GPU, float16, fused: 3 I + 4 E a row, and the inputs.
+    numbers a row, the MLP's product, halves, gate and activation beside attention's rows. Inputs, E (1 + deepstack) a row, are
+    held three times. On a GPU, float16, fused: 3 I + 4 E a row, and the inputs.
     """
     frame = model.tower.rows
     rows = max(frame, min(max(1, chunk // model.tower.group) * frame, budget))
@@ -151,9 +150,7 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
     entering = width * (1 + model.deepstack)
     if kind != "cpu":
         return 2 * rows * (3 * inner + 4 * width + entering)
-    first = 6 * inner + 3 * width + model.head_dim * (3 * model.heads + 4 * model.kv_heads)
-    again = 6 * inner + 3 * width if budget // rows > 1 else 0
-    return FLOAT * rows * (first + again + 3 * entering)
+    return FLOAT * rows * (6 * inner + 3 * width + model.head_dim * (3 * model.heads + 4 * model.kv_heads) + 3 * entering)
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:

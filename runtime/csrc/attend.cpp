@@ -60,7 +60,7 @@ public:
         std::int64_t spans = 1;  // the last one is the call's own rows
         for (std::int64_t head = 0; rows_ <= kFew && head < heads_; ++head) spans = std::max(spans, 1 + (seen(head) + kSpan - 1) / kSpan);
         const std::int64_t tasks = heads_ * blocks * spans;
-        const auto workers = static_cast<int>(std::min<std::int64_t>(threads(), tasks));
+        const auto workers = static_cast<int>(std::min<std::int64_t>(call_.threads, tasks));
         BumpAllocator slot_sizes, state_sizes;
         Slot(slot_sizes, width_, columns_);
         State(state_sizes, most, columns_);

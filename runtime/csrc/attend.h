@@ -13,6 +13,7 @@ struct AttendCall {
     Volume<T> key, value;               // the memory [Hkv, capacity, D]; rows [held, held + S) are written
     const std::int32_t* held;           // [Hkv], rows valid before
     std::int64_t rows, group;           // S
+    int threads;
     const float* query;                 // [S, Hkv * group, D], rotated
     const float *new_key, *new_value;   // [S, Hkv, D], keys rotated
     const Plane<std::int32_t>* listed;  // [Hkv]: planes of one head, the held rows that are seen; null: all

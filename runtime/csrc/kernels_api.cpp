@@ -279,11 +279,14 @@ py::array_t<float> call_attention_mass(Floats query, Longs query_seq, Numbers ke
 }
 
 py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers keys, Numbers values, Ints held, MaybeFloats key_scale,
-                               MaybeFloats value_scale, const py::object& rows, MaybeFloats bias, std::int64_t shared, MaybeLongs previous) {
+                               MaybeFloats value_scale, const py::object& rows, MaybeFloats bias, std::int64_t shared, MaybeLongs previous,
+                               int workers) {
     Call call;
+    if (workers < 0 || workers > kMaxThreads) refuse("threads must be 0 to ", kMaxThreads, ", not ", workers);
     return by_dtype(keys, "keys", [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         AttendCall<T> at{};
+        at.threads = workers ? workers : threads();
         const auto memory = [&](py::handle object, py::handle scale, const char* name, const std::vector<std::int64_t>& shape) {
             const py::array found = call.array<T>(object, name, shape, true);
             Volume<T> all{static_cast<const std::byte*>(found.data()), found.strides(0), found.strides(1),
@@ -426,7 +429,7 @@ heads of each KV head's group. A row that sees nothing adds nothing. own_key [H,
 the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.)");
     module.def("attend", &call_attend, "query"_a, "key"_a, "value"_a, "keys"_a, "values"_a, "held"_a, "key_scale"_a = py::none(),
                "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "bias"_a = py::none(), "shared"_a = 0,
-               "previous"_a = py::none(),
+               "previous"_a = py::none(), "threads"_a = 0,
                R"(Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
 
 query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
@@ -434,7 +437,7 @@ each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of in
 rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
 int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
 whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
-for the first frame previous (-1: none). Raises CacheError before a byte is changed.)");
+for the first frame previous (-1: none). threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.)");
     module.def("dequantize", &call_dequantize, "stored"_a, "scale"_a, "Keys or values [H, n, D] as float32, a copy.");
     module.def("read", &call_read, "cache"_a, "Read every byte of keys and values once: what the kernels' speed is compared with.");
     module.def("simd", [] { return simd().name; }, "The instruction set in use: avx512, avx2, neon or scalar.");

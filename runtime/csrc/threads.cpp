@@ -99,7 +99,7 @@ Pool& pool() {
 int threads() { return wanted; }
 
 void set_threads(int count) {
-    if (count < 1 || count > 256) refuse("threads must lie in 1..256, not ", count);
+    if (count < 1 || count > kMaxThreads) refuse("threads must lie in 1..", kMaxThreads, ", not ", count);
     if (count > 1) pool().start(count - 1);
     wanted = count;
 }

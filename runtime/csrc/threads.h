@@ -6,8 +6,9 @@
 
 namespace edgevlm {
 
+constexpr int kMaxThreads = 256;
 int threads();            // that kernels may use, this one included; 1 unless set
-void set_threads(int count);  // 1..256; starts what is missing, so that no kernel call allocates
+void set_threads(int count);  // 1..kMaxThreads; starts what is missing, so that no kernel call allocates
 
 namespace detail {
 void parallel_for(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context);
