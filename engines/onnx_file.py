@@ -1,20 +1,25 @@
-"""What engines and planning read of an ONNX file: shapes, operators and external weights."""
+"""Read what an ONNX file says of its graph without the ``onnx`` package, whose import costs a run 10 MB and 0.1 s.
+
+A protobuf message is a sequence of fields, each a key (number << 3 | kind) and, in the kinds that ONNX has, a varint, 4 or 8
+bytes, or a length and as many bytes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from edgevlm.packages import needs
+VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
+GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12  # ModelProto.graph; the rest of GraphProto
+NODE_INPUT, NODE_OUTPUT, OP_TYPE = 1, 2, 4  # of a NodeProto
+DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
+FLOAT, FLOAT16 = 1, 10  # TensorProto.DataType
+TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # of a ValueInfoProto, inwards
 
-if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
 
-FLOAT16 = 10  # TensorProto.DataType
-
-
-class ExternalTensor(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ExternalTensor:
     """Weights of a graph in a file beside it. kind: ONNX's number of their type."""
 
     name: str
@@ -26,26 +31,26 @@ class ExternalTensor(NamedTuple):
 
 def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
     """Return the shape of each initializer by name. Raises ValueError for what is not an ONNX file."""
-    return {tensor.name: tuple(tensor.dims) for tensor in _read(model).graph.initializer}
+    return {_name(tensor): tuple(_numbers(tensor, DIMS)) for tensor in _inside(model, GRAPH, INITIALIZER)}
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
     """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError likewise."""
-    graph = _read(model).graph
     return {
-        value.name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim)
-        for value in (*graph.input, *graph.output)
+        _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
+        for part in (INPUT, OUTPUT)
+        for value in _inside(model, GRAPH, part)
     }
 
 
 def external_tensors(model: bytes) -> list[ExternalTensor]:
     """Return the weights of a graph that are in files. Raises ValueError likewise."""
     found = []
-    for tensor in _read(model).graph.initializer:
-        about = {entry.key: entry.value for entry in tensor.external_data}
+    for tensor in _inside(model, GRAPH, INITIALIZER):
+        about = {_text(entry, 1): _text(entry, 2) for entry in _inside(tensor, EXTERNAL)}
         if "location" in about:
             offset, length = (int(about.get(key, 0)) for key in ("offset", "length"))
-            found.append(ExternalTensor(tensor.name, tensor.data_type, about["location"], offset, length))
+            found.append(ExternalTensor(_name(tensor), sum(_numbers(tensor, DATA_TYPE)), about["location"], offset, length))
     return found
 
 
@@ -64,7 +69,7 @@ def external_types(model: bytes) -> set[int]:
 
 def operators(model: bytes) -> Counter[str]:
     """Return how many nodes a graph has of each operator. Raises ValueError likewise."""
-    return Counter(node.op_type for node in _read(model).graph.node)
+    return Counter(_text(node, OP_TYPE) for node in _inside(model, GRAPH, NODE))
 
 
 def with_input(model: bytes, name: str, like: str) -> bytes:
@@ -73,30 +78,35 @@ def with_input(model: bytes, name: str, like: str) -> bytes:
     Outputs named ``.._out`` and unused inputs are dropped too. A model that has the input is returned as it is. Raises
     ValueError likewise.
     """
-    proto = _read(model)
-    graph, inputs = proto.graph, {value.name: value for value in proto.graph.input}
+    inputs = {_text(value, 1): value for value in _inside(model, GRAPH, INPUT)}
     if name in inputs:
         return model
     if like not in inputs:
         raise ValueError(f"is not part of a decoder (it has no {like})")
-    outputs = [value for value in graph.output if not value.name.endswith("_out")]
-    needed = {value.name for value in outputs}
-    nodes: list[NodeProto] = []
-    for node in reversed(graph.node):
-        if name not in node.output and needed & set(node.output):
+    outputs = {_text(value, 1): value for value in _inside(model, GRAPH, OUTPUT)}
+    needed, nodes = {output for output in outputs if not output.endswith("_out")}, list[bytes]()
+    for node in reversed(list(_inside(model, GRAPH, NODE))):
+        made = {part.decode() for part in _inside(node, NODE_OUTPUT)}
+        if name not in made and needed & made:
             nodes.insert(0, node)
-            needed |= set(node.input)
-    kept = type(graph)(name=graph.name, node=nodes, output=outputs, initializer=graph.initializer)
-    kept.input.extend(value for value in graph.input if value.name in needed)
-    kept.input.add().CopyFrom(inputs[like])
-    kept.input[-1].name = name
-    graph.CopyFrom(kept)
-    return bytes(proto.SerializeToString())
+            needed |= {part.decode() for part in _inside(node, NODE_INPUT)}
+    added = b"".join(_field(number, name.encode() if number == 1 else value) for number, value in _fields(inputs[like]))
+    parts = [_field(NODE, node) for node in nodes]
+    parts += [_field(INPUT, value) for value in (*(inputs[at] for at in inputs if at in needed), added)]
+    parts += [_field(OUTPUT, value) for at, value in outputs.items() if at in needed]
+    (graph,) = _inside(model, GRAPH)
+    parts += [_field(number, value) for number, value in _fields(graph) if number not in (NODE, INPUT, OUTPUT)]
+    return b"".join(_field(number, b"".join(parts) if number == GRAPH else value) for number, value in _fields(model))
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
-    """Replace the named dimensions of inputs, outputs and other values by numbers."""
-    proto = _read(model)
+    """Replace the named dimensions of inputs, outputs and other values by numbers, with the ``onnx`` package."""
+    import onnx
+
+    try:
+        proto = onnx.load_model_from_string(model)
+    except Exception as error:  # protobuf's own
+        raise ValueError(f"is not an ONNX file ({error})") from None
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in sizes:
@@ -104,10 +114,74 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
     return bytes(proto.SerializeToString()) if sizes else model
 
 
-def _read(model: bytes) -> ModelProto:
-    with needs("reading ONNX files", "cpu"):
-        import onnx
+def _field(number: int, value: int | bytes) -> bytes:
+    """A varint, or bytes; a message of ONNX's graph has no other fields."""
+    if isinstance(value, int):
+        return _as_varint(number << 3 | VARINT) + _as_varint(value)
+    return _as_varint(number << 3 | BYTES) + _as_varint(len(value)) + value
+
+
+def _as_varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def _inside(raw: bytes, *path: int) -> Iterator[bytes]:
+    for number, value in _fields(raw):
+        if number == path[0]:
+            if isinstance(value, int):
+                raise ValueError(f"is not an ONNX file (field {number} holds a number)")
+            yield from _inside(value, *path[1:]) if path[1:] else [value]
+
+
+def _name(tensor: bytes) -> str:
+    return _text(tensor, NAME)
+
+
+def _text(raw: bytes, number: int) -> str:
     try:
-        return onnx.load_model_from_string(model)
-    except Exception as error:  # protobuf's own
-        raise ValueError(f"is not an ONNX file ({error})") from None
+        return b"".join(_inside(raw, number)).decode()
+    except UnicodeDecodeError:
+        raise ValueError("is not an ONNX file (a name is not text)") from None
+
+
+def _numbers(raw: bytes, number: int) -> Iterator[int]:
+    for found, value in _fields(raw):
+        if found == number and isinstance(value, int):
+            yield value
+        elif found == number and isinstance(value, bytes):
+            at = 0
+            while at < len(value):
+                one, at = _varint(value, at)
+                yield one
+
+
+def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(raw):
+        key, at = _varint(raw, at)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = _varint(raw, at)
+            yield key >> 3, value
+        elif kind in (EIGHT, FOUR, BYTES):
+            length, at = _varint(raw, at) if kind == BYTES else ((8 if kind == EIGHT else 4), at)
+            if at + length > len(raw):
+                raise ValueError("is not an ONNX file (it ends within a field)")
+            yield key >> 3, raw[at : at + length]
+            at += length
+        else:
+            raise ValueError(f"is not an ONNX file (a field of kind {kind})")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(raw) and shift <= 63:
+        value |= (raw[at] & 0x7F) << shift
+        if raw[at] < 0x80:
+            return value, at + 1
+        at, shift = at + 1, shift + 7
+    raise ValueError("is not an ONNX file (it ends within a number)")

@@ -25,7 +25,14 @@ from edgevlm.engines.inputs import (
     per_layer_files,
 )
 from edgevlm.engines.onnx_file import FLOAT16, external_types, operators, with_input
-from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeDecoder, OnnxRuntimeTower, attention_of, share_arena
+from edgevlm.engines.onnxruntime_layers import (
+    SHARED,
+    OnnxRuntimeDecoder,
+    OnnxRuntimeTower,
+    attention_of,
+    check_parts,
+    share_arena,
+)
 from edgevlm.engines.threads import default_threads
 from edgevlm.engines.weights_memory import settle_weights
 from edgevlm.errors import BundleError, UserError
@@ -168,6 +175,10 @@ class OnnxRuntimeCpu:
     def _parts(self) -> list[Any]:
         share_arena()
         parts = [self._part(index, file) for index, file in enumerate(per_layer_files(self.bundle))]
+        try:
+            check_parts(parts, self.bundle.decoder)
+        except ValueError as error:
+            raise BundleError(f"{self.bundle.path}: {error}; {AGAIN}") from None
         settle_weights(self.bundle.path)
         return parts
 

@@ -36,6 +36,22 @@ def attention_of(layer: int) -> str:
     return f"layer{layer}.attention"
 
 
+def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
+    """Raise ValueError where the parts of a decoder do not fit each other, or take or give other widths than ``spec``."""
+    query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.head_dim // 2
+    known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
+        f"features{n}": spec.hidden for n in range(spec.deepstack)
+    }
+    for index, part in enumerate(parts):
+        made = {node.name: node.shape[-1] for node in part.get_outputs()}
+        taken = {node.name: node.shape[-1] for node in part.get_inputs() if node.name != "logit_rows"}
+        known[attention_of(index - 1)] = query
+        wanted = [spec.vocab] if index == spec.layers else [query, key, key, spec.hidden][: 4 if index else 3]
+        if list(made.values()) != wanted or any(known.get(name) != width for name, width in taken.items()):
+            raise ValueError(f"part {index} of the decoder takes {taken} and gives {made}, which bundle.json does not mean")
+        known |= made
+
+
 def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
     """Bind an array in the host's memory, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -36,7 +36,7 @@ Tokens = tuple[Float32, Rows]
 """Rows to append: float32 ``[n, width]``, and what is known of each but its ``seq``."""
 
 
-class Frame(NamedTuple):
+class StreamFrame(NamedTuple):
     """A frame that is not in the memory: features float32 ``[tokens_per_frame, width]``, first and last seconds ``[2]``."""
 
     features: Float32
@@ -81,7 +81,7 @@ class Stream:
         if append is not None and policy.needs_whole_frames:
             raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
         self._changing = threading.RLock()
-        self.present: Frame | None = None
+        self.present: StreamFrame | None = None
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
         self._guidance = [model.embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
@@ -160,7 +160,7 @@ class Stream:
         if self.references is not None:
             self.references.restore(strip_prefix("references", arrays))
         present = strip_prefix("present", arrays)
-        self.present = Frame(*(present[name].copy() for name in Frame._fields)) if present else None
+        self.present = StreamFrame(*(present[name].copy() for name in StreamFrame._fields)) if present else None
         sizes = (self.model.bundle.vision.tokens_per_frame, self.model.bundle.decoder.row_width), (2,)
         if self.present and (
             tuple(part.shape for part in self.present) != sizes or not np.isfinite(self.present.seconds).all()
@@ -222,16 +222,16 @@ class Stream:
                 done += count
             return done
 
-    def _queue(self, features: Float32, seconds: Float64 | None) -> list[Frame]:
+    def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
         """The frames that are not in the memory: the present, and these, whose times are noted for evidence."""
         present = [] if self.present is None else [self.present]
         first = self.frames + len(present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
             self.times.add(frame, float(second))
-        return [*present, *map(Frame, features, seen)]
+        return [*present, *map(StreamFrame, features, seen)]
 
-    def _append_changed(self, references: References, queue: Sequence[Frame], coming: int) -> int:
+    def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
         """Append what changed in all frames but the newest; returns how many of them, without the present, wait no longer.
 
         With more ``coming``, the frames of the last piece wait: others may join them.
@@ -258,16 +258,16 @@ class Stream:
             self._compress_for(0)
             done += len(shown)
             self.stats = self.stats.plus(tokens_seen=sum(map(len, shown)), tokens_appended=appended)
-        self.present = Frame(queue[done].features.copy(), queue[done].seconds.copy())
+        self.present = StreamFrame(queue[done].features.copy(), queue[done].seconds.copy())
         return done + 1 - held
 
-    def _make_room_changed(self, references: References, frame: Frame) -> None:
+    def _make_room_changed(self, references: References, frame: StreamFrame) -> None:
         if count := int(references.changed(frame.features).sum()):
             self.make_room(count + self._most_text)
 
     def _changed_piece(
-        self, references: References, queue: Sequence[Frame]
-    ) -> tuple[list[Tokens], list[Frame], list[NDArray[np.int64]], References]:
+        self, references: References, queue: Sequence[StreamFrame]
+    ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
         """What changed in the first frame, which there is room for, and in those after it that need no further room.
 
         So rows and positions are those of frames that are appended one by one. A frame without changes has no text either.
@@ -275,7 +275,7 @@ class Stream:
         ``[tokens_per_frame]``, and the references from then on.
         """
         parts: list[Tokens] = []
-        frames: list[Frame] = []
+        frames: list[StreamFrame] = []
         shown: list[NDArray[np.int64]] = []
         references = references.copy()
         free, held = 0 if self.policy.takes_single_frames else self._free, 0
@@ -324,7 +324,7 @@ class Stream:
             )
         self._compress_for(rows)
 
-    def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[Frame]) -> None:
+    def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
         """first: the first row's place in the stream. frames: those that the rows belong to."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
@@ -333,7 +333,7 @@ class Stream:
             appended = Appended(first + vision, rows.position[vision], queries, rows.frame[vision], seen)
             self.policy.after_append(self.cache, appended)
 
-    def rows(self, frames: Sequence[Frame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
+    def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
         """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
 
         tokens: bool ``[tokens_per_frame]``, those of each frame to append, all unless given.
@@ -357,7 +357,7 @@ class Stream:
         embeds[:, : known.shape[1]] = known  # type: ignore[union-attr]
         return [(embeds, Rows.text(self.positions.take(len(known)), frame=frame))]
 
-    def _append_vision(self, frames: Sequence[Frame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
+    def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
         """ahead: how many frames these come after the next. sparsely: through the sparse graph, where the policy has one."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
@@ -446,7 +446,7 @@ class Stream:
             if queue:
                 self._append_vision(queue[older:], older)
             for index, picture in enumerate(pictures, 1):  # after all frames that may come before them
-                self._append_vision([Frame(picture[0], np.full(2, now + index))], self.chunk + index, sparsely=False)
+                self._append_vision([StreamFrame(picture[0], np.full(2, now + index))], self.chunk + index, sparsely=False)
             if window is not None:
                 self._narrowed = self._narrow(window, now)
             yield

@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(slots=True)
-class State:
+class ClusterState:
     """All that outlives the head.
 
     removed: epoch and begins, from which cameras of that name go on. instances: processes by their nodes' names, lost ones too.
@@ -51,10 +51,10 @@ class Director:
     """
 
     def __init__(
-        self, state: State | None = None, save: Callable[[State], object] = lambda state: None, now: float = 0.0
+        self, state: ClusterState | None = None, save: Callable[[ClusterState], object] = lambda state: None, now: float = 0.0
     ) -> None:
         """Go on from a state as a head that was killed did; each node has a lease's time to ask again."""
-        self.state, self._save, self._id, self._saves = state or State(), save, uuid4().hex, 0
+        self.state, self._save, self._id, self._saves = state or ClusterState(), save, uuid4().hex, 0
         self._is_changed, self._save_at = False, -math.inf  # when what could not be saved is tried again
         for node in self.state.nodes.values():
             node.seen = now

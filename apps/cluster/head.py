@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
-from edgevlm.apps.cluster.director import Director, Fields, State
+from edgevlm.apps.cluster.director import ClusterState, Director, Fields
 from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError
@@ -21,7 +21,7 @@ FILE = "cluster.json"
 NEWEST = "head.id"  # which head was started last over a folder
 LOOK_S = 2.0  # between looks at it: far less than GRACE_S, for leases go on meanwhile
 LOOKING_S = 1.0  # that a look may take before nodes are answered all the same
-STATE = TypeAdapter(State)
+STATE = TypeAdapter(ClusterState)
 
 
 class HeadAway(Exception):
@@ -70,7 +70,7 @@ class Head:
         if self._is_replaced:
             raise UserError(f"another head was started over {self._where}, and has the cameras now; end this one, join that")
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: ClusterState) -> None:
         """Write the file in one step. Raises OSError, and UserError where there is a newer head, which may not have read it."""
         self._look_who_is_newest()
         self._refuse_if_replaced()
@@ -78,16 +78,19 @@ class Head:
         self._look_who_is_newest()
         self._refuse_if_replaced()
 
-    def _read(self) -> State:
+    def _read(self) -> ClusterState:
         """Read the file; an empty state where there is none. Raises UserError."""
         try:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
+            for name, node in state.nodes.items():
+                if node.name != name:
+                    raise ValueError(f"{name}: its name is another one")
             for name, camera in state.cameras.items():
                 if camera.name != name or not {camera.node, camera.moves_to} <= {None, *state.nodes}:
                     raise ValueError(f"{name}: its name or its node is another one")
             return state
         except FileNotFoundError:
-            return State()
+            return ClusterState()
         except OSError as error:
             raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -12,14 +12,14 @@ from typing import Any, Protocol
 from edgevlm.errors import UserError
 
 
-class Worker(Protocol):
+class PoolWorker(Protocol):
     def perform(self, task: Any) -> Any: ...
 
 
-_worker: Worker | None = None  # in a process of its own
+_worker: PoolWorker | None = None  # in a process of its own
 
 
-def in_processes(workers: int, here: Worker, make: Callable[[], Worker], tasks: Iterable[Any]) -> Iterator[Any]:
+def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker], tasks: Iterable[Any]) -> Iterator[Any]:
     """Yield each task's result as it is done: in this process by ``here``, or in ``workers`` others that ``make`` their own.
 
     Results come in any order. Raises UserError where a worker is killed.
@@ -41,7 +41,7 @@ def in_processes(workers: int, here: Worker, make: Callable[[], Worker], tasks: 
         pool.shutdown(cancel_futures=True)
 
 
-def _start(make: Callable[[], Worker]) -> None:
+def _start(make: Callable[[], PoolWorker]) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     _worker = make()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.engines.tensorrt import api
-from edgevlm.engines.tensorrt.jobs import BuildJob, BuildSettings, build_need, check_memory, jobs_of
+from edgevlm.engines.tensorrt.jobs import BuildJob, BuildSettings, Record, build_need, check_memory, jobs_of, read_record
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
@@ -81,25 +81,6 @@ def build_engines(bundle: Bundle, settings: BuildSettings, driver: Driver, notif
                     signal.signal(signal.SIGINT, before)
                 record = place.put(plan, content, {"capacity": settings.capacity, "probes": settings.probes})
             yield Made(job.graph, str(plan), record.bytes, is_there)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """An engine's file; ``about``: the ``capacity`` and ``probes`` that it was built for."""
-
-    bytes: int
-    sha256: str
-    about: dict[str, Any]
-
-
-def read_record(plan: Path) -> Record | None:
-    """The record of an engine that is there whole; None for one that is not."""
-    try:
-        record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
-        is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)
-        return record if is_ours and plan.stat().st_size == record.bytes else None
-    except (OSError, TypeError, LookupError, ValueError, RecursionError):
-        return None
 
 
 class EngineFolder:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -145,3 +146,22 @@ def check_memory(name: str, need: BuildNeed, driver: Driver) -> None:
             f"{free / 1e9:.1f} GB, {swap / 1e9:.1f} of swap and {room / 1e9:.1f} for the GPU are free; add swap, close the "
             "desktop (sudo init 3), give a lower --workspace, or export with a smaller --precision"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An engine's file; ``about``: the ``capacity`` and ``probes`` that it was built for."""
+
+    bytes: int
+    sha256: str
+    about: dict[str, Any]
+
+
+def read_record(plan: Path) -> Record | None:
+    """The record of an engine that is there whole; None for one that is not."""
+    try:
+        record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
+        is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)
+        return record if is_ours and plan.stat().st_size == record.bytes else None
+    except (OSError, TypeError, LookupError, ValueError, RecursionError):
+        return None

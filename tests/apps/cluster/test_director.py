@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgevlm import __version__
 from edgevlm.apps.cluster import director as directing
-from edgevlm.apps.cluster.director import ASK_S, GRACE_S, LEASE_S, Director, Lease, State
+from edgevlm.apps.cluster.director import ASK_S, GRACE_S, LEASE_S, ClusterState, Director, Lease
 from edgevlm.apps.cluster.placement import place
 from edgevlm.errors import UserError
 
@@ -69,7 +69,7 @@ class Cluster(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now, self.kept, self.count, self.saved, self.failing = 0.0, None, 0, {}, 0
-        self.director = Director(State(), self.keep, self.now)
+        self.director = Director(ClusterState(), self.keep, self.now)
         self.machines = {name: Machine(name, *about) for name, about in NODES.items()}
         for name in ("a", "b"):
             self.machines[name].ask(self.director, self.now)
@@ -184,7 +184,7 @@ def test_what_was_saved_is_watched_on_while_nothing_can_be_saved():
         machine.renew(director, now)
         return machine.lease.orders
 
-    director, (a, b) = Director(State(), save), (Machine(name, *NODES[name]) for name in ("a", "b"))
+    director, (a, b) = Director(ClusterState(), save), (Machine(name, *NODES[name]) for name in ("a", "b"))
     a.ask(director, 0.0)
     director.add("hall", camera(), now=0.0)
     b.join(director, 0.0)
