@@ -220,7 +220,7 @@ from edgevlm.cli import main
 try:
     main()
 finally:
-    print(sorted({name.partition(".")[0] for name in sys.modules} & {"huggingface_hub", "httpx", "httpx2", "torch"}))
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"huggingface_hub", "httpx", "httpx2", "onnx"}))
 """
 
 

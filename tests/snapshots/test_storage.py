@@ -62,6 +62,16 @@ def test_two_generations_are_kept_and_read_back(kind, encrypted, tmp_path, reque
     again.close()
 
 
+def test_nothing_of_a_camera_lies_readable_beside_an_encrypted_snapshot(key, tmp_path):
+    state = SnapshotDirectory(tmp_path, key)
+    state.write(ABOUT, BIG)
+    for path in tmp_path.iterdir():
+        raw = path.read_bytes()
+        assert b"nobody" not in raw  # a conversation's answer
+        assert BIG["layer1.key"].tobytes()[:64] not in raw
+    state.close()
+
+
 def test_age_itself_opens_what_was_written(tmp_path):
     pyrage = pytest.importorskip("pyrage")
     from edgevlm.runtime.snapshots.directory import SnapshotKey
