@@ -105,7 +105,7 @@ void set_threads(int count) {
 }
 
 void detail::parallel_for(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
-    const auto most = static_cast<int>(std::min<std::int64_t>({tasks, workers, wanted.load()}));
+    const auto most = static_cast<int>(std::min<std::int64_t>(tasks, workers));
     if (most > 1) {
         pool().parallel_for(tasks, most, call, context);
     } else {
