@@ -19,7 +19,7 @@ from edgevlm.apps.bundles.resolve import ExportChoice
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.engines.devices import load_device
 from edgevlm.export import decoder, vision
-from edgevlm.export.precisions import layouts
+from edgevlm.export.precisions import rounding
 from edgevlm.runtime.bundle import Bundle, PixelBudget
 from edgevlm.runtime.graph_profiles import EngineShapes
 from edgevlm.runtime.plugins import names
@@ -146,7 +146,7 @@ def test_gptq_goes_on_where_it_was_stopped(exported, undisturbed, tmp_path, monk
     towers = watched(monkeypatch, vision, "write_vision")
     samples = watched(monkeypatch, gptq.activations, "sample_activations")
     layers = watched(monkeypatch, decoder, "hessian", lambda samples, layer, matrix: layer)
-    rounded = watched(monkeypatch, layouts, "gptq", lambda weight, *_: weight)
+    rounded = watched(monkeypatch, rounding, "gptq", lambda weight, *_: weight)
     export(checkpoint, tmp_path / "out", notify=said.append)
     assert said[1] == "going on with what an export that was stopped has finished"
     assert (len(towers), len(samples), sorted(set(layers))) == again
