@@ -97,7 +97,7 @@ def per_layer_files(bundle: Bundle) -> list[str]:
 
 
 def first_sparse_layer(bundle: Bundle) -> int:
-    """The first layer that attends by a pattern: the ``st-spattn`` graph has dense attention in those before it.
+    """Return the first layer that attends sparsely: the ``st-spattn`` graph has dense attention in those before it.
 
     Raises UserError for a bundle without that graph.
     """

@@ -48,7 +48,7 @@ def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
         known[attention_of(index - 1)] = query
         wanted = [spec.vocab] if index == spec.layers else [query, key, key, spec.hidden][: 4 if index else 3]
         if list(made.values()) != wanted or any(known.get(name) != width for name, width in taken.items()):
-            raise ValueError(f"part {index} of the decoder takes {taken} and gives {made}, which bundle.json does not mean")
+            raise ValueError(f"part {index} of the decoder takes {taken} and gives {made}, which does not match bundle.json")
         known |= made
 
 

@@ -71,7 +71,7 @@ class Helper:
                 yield values[0]
 
     def _leave_to_parent(self) -> None:
-        """Start anew in a process that was forked: the helper belongs to the other one."""
+        """After a fork, forget the parent's helper; the next call starts another."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.Lock()
             self.process: subprocess.Popen[bytes] | None = None

@@ -137,7 +137,6 @@ def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
 
 
 # types of fields, for other models of settings to use: edgevlm.toml, bodies of HTTP requests
-PolicyName = Annotated[str, Field(max_length=4096), _by(check_policy, keep=True)]
 Tokens = Annotated[Annotated[int, Field(strict=True)] | str, BeforeValidator(_integer), _by(parse_budget)]
 Frames = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1)]
 Bytes = Annotated[Annotated[int, Field(strict=True, ge=0)] | str, BeforeValidator(_integer), _by(parse_bytes)]

@@ -572,7 +572,7 @@ class Stream:
 
 @contextmanager
 def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase) -> Iterator[Fetch | None]:
-    """What a retrieval policy fetches for each layer of a step; afterwards the new rows stand before the rows fetched."""
+    """Yield the function that fetches rows for each layer of a step; on exit move the fetched rows after the new ones."""
     if policy is None:
         yield None
         return

@@ -63,7 +63,7 @@ def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> B
 
 
 class NarrowedMemory:
-    """A question's rows, behind those of the cache and not committed, which see some of the cache's rows and each other."""
+    """Limits a question to some rows of the cache. Its own rows follow the cache's and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
         """shown: ``[kv_heads, n_l]`` of each layer. frames: the first and last of the window, for :meth:`seen`."""
@@ -72,7 +72,7 @@ class NarrowedMemory:
         self._appended = 0
 
     def step(self, decoder: Decoder, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> StepResult:
-        """Append S rows behind those before them, as :meth:`Decoder.step` takes them."""
+        """Append S rows after the question's earlier ones, as :meth:`Decoder.step` takes them."""
         held = self._cache.lengths
         before = np.arange(self._appended, dtype=np.int32)
         rows = [

@@ -61,7 +61,7 @@ class HubFile(NamedTuple):
 def parse_id(name: str) -> HubId:
     """Parse ``ORG/NAME[@REVISION]``, also after ``hf:``. Raises UserError."""
     if (match := _ID.fullmatch(name.removeprefix("hf:"))) is None:
-        raise UserError(f"{name}: is no name on the hub; give ORG/NAME or ORG/NAME@REVISION")
+        raise UserError(f"{name}: is not a hub name; give ORG/NAME or ORG/NAME@REVISION")
     return HubId(match[1], match[2] or "main")
 
 

@@ -46,8 +46,8 @@ class Director:
     camera that moves is nobody's until the node that had it no longer has it open. A node that has not asked for LEASE_S +
     GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
 
-    save: called with the state after each change, before anybody is told of it. While it raises OSError nodes have what was
-    saved before, and nothing moves. Arguments and answers of public methods are JSON.
+    save: called with the state after each change, before any node sees the change. While it raises OSError, nodes keep the
+    state saved last and no camera moves. Arguments and results of public methods are JSON.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Director:
         """
         if minor(version) != minor(__version__):
             raise UserError(
-                f"node {name} has edgevlm {version} and the head {__version__}: only versions that begin alike, as "
-                f"{minor(__version__)}.x, go together; install edgevlm=={__version__} here, or end all nodes and upgrade all"
+                f"node {name} has edgevlm {version} and the head {__version__}: all nodes must run "
+                f"{minor(__version__)}.x; install edgevlm=={__version__} here, or stop all nodes and upgrade them"
             )
         self.tick(now)
         state, known = self.state, self.state.nodes.get(name)

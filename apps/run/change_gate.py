@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CELLS = 32  # in each direction: details smaller than a cell fade
-SAMPLES = 8  # pixels of a cell in each direction, at most, of which its mean is taken
+SAMPLES = 8  # the most pixels averaged per cell, in each direction
 THRESHOLD = 4.0  # levels of 255: above a sensor's noise, below a person who fills a cell
 
 

@@ -90,7 +90,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
         message = f"body: send JSON, with content-type: application/json ({found['msg']})"
         return ApiError(400, message, "invalid_json", "body")
     param = ".".join(map(str, named))[:200]
-    what = "there is no such field" if found["type"] == "extra_forbidden" else reason(found["msg"])
+    what = "unknown field" if found["type"] == "extra_forbidden" else reason(found["msg"])
     return ApiError(400, f"{param}: {what}"[:500], "invalid_value", param)
 
 

@@ -422,7 +422,7 @@ def add_events(router: APIRouter, server: Server) -> None:
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
         """What an event was read from: the picture of its evidence at that place, from 0."""
-        return as_picture(service.delivery.store.picture(event, place), "there is no such picture, or it is not kept any more")
+        return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
 
 
 def add_watches(router: APIRouter, server: Server) -> None:

@@ -23,7 +23,7 @@ from edgevlm.errors import UserError
 STATES = {"open": "ON", "close": "OFF"}
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
-ENTITIES = {  # what Home Assistant shows of a watch: platform, name, and settings, of which T is the watch's topic
+ENTITIES = {  # a watch's entities in Home Assistant: platform, name, settings; T stands for the watch's topic
     "open": ("binary_sensor", "{}", {"state_topic": "T/state", "json_attributes_topic": "T/event"}),
     "snapshot": ("image", "{} (picture)", {"image_topic": "T/snapshot", "content_type": "image/jpeg"}),
     "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),

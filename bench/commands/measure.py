@@ -184,8 +184,7 @@ def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None
                 for name in ([names] if isinstance(names, str) else names)
             ]
             given["model"] = found[0] if isinstance(names, str) else found
-        told = {"progress": step} if "progress" in takes else {}
-        Table(as_json).print_all(function(**given, **told))
+        Table(as_json).print_all(function(**given))
 
 
 def _option(name: str) -> str:

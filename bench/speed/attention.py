@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import show
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kv import DTYPES, KV_TYPES
 
@@ -34,8 +34,6 @@ def attention(
     kv: Sequence[str] = KV_TYPES,
     threads: int = 1,
     rounds: int = 5,
-    *,
-    progress: Notify = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
     """Time attention in all layers of a model's shape, of one token or of whole frames, after ``held`` tokens of noise.
 
@@ -53,7 +51,7 @@ def attention(
         for name in model:
             for past in held:
                 for rows in (count * tokens_per_frame or 1 for count in frames):
-                    progress(f"{name}: {rows} tokens after {past}")
+                    show(f"{name}: {rows} tokens after {past}")
                     yield from _measured(name, past, rows, kv, threads, rounds)
     finally:
         kernels.set_threads(before)

@@ -137,8 +137,8 @@ class Symmetric(Layout):
     """Integers of 8 or 4 bits from -top to top, ``codes`` int8 or int4 ``[in, out]``, with float16 ``scales``, max|w| / top.
 
     8 bits, top 127: a scale for each output channel, ``[out]``. 4 bits, top 7: one for each block of a column, ``[in / block,
-    out]``; a block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a matrix of 4
-    bits of which an odd number is made: two codes share a byte.
+    out]``; a block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a 4-bit
+    matrix with an odd number of outputs: two codes share a byte.
     """
 
     bits: int

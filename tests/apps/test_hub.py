@@ -49,7 +49,7 @@ def test_names(tmp_path, monkeypatch):
     assert hub_id("hf:shop/here") == HubId("shop/here")
     for model in ("demo", "shop/here", "./shop/there", "/shop/there", "shop", "a/b/c", "../shop/x", "a/b@../x", "a/b@"):
         assert hub_id(model) is None
-    with pytest.raises(UserError, match="hf:shop: is no name on the hub"):
+    with pytest.raises(UserError, match="hf:shop: is not a hub name"):
         hub_id("hf:shop")
 
 

@@ -106,7 +106,7 @@ def edgevlm(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def mapped(file: str) -> Change:
-    """One tensor is said to lie in ``file``."""
+    """Map one tensor to ``file`` in the index."""
 
     def change(folder: Path) -> None:
         index = json.loads((folder / INDEX).read_text())

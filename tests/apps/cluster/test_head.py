@@ -86,7 +86,7 @@ def test_only_nodes_of_the_same_minor_version_go_together(tmp_path, monkeypatch)
     for version in ("1.4.0", "1.4.3.dev1"):
         head.call("join", version, "process", ABOUT, {}, {}, version)
     for version in ("1.3.9", "1.40.2", "2.4.2"):
-        with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* end all nodes"):
+        with pytest.raises(UserError, match=rf"node b has edgevlm {version} and the head 1\.4\.2: .* stop all nodes"):
             head.call("join", "b", "process", ABOUT, {}, {}, version)
 
 

@@ -1,4 +1,4 @@
-"""`edgevlm doctor` on Jetsons and graphics cards made of files, with packages and probes that are told, and on this machine."""
+"""`edgevlm doctor` on simulated Jetsons and graphics cards, with faked packages and probes, and on this machine."""
 
 import json
 import subprocess
