@@ -1,8 +1,8 @@
 """How a matrix ``[out, in]`` lies in files, and the graph nodes that multiply by it.
 
-For ONNX Runtime: :class:`Dense` and :class:`Blocks`. For TensorRT's strongly typed networks, products are in float16: ``Dense``
-with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point, as its parser demands;
-DequantizeLinear reads them, which its engines may merge with the product.
+For ONNX Runtime: :class:`Dense`, :class:`Blocks` and :class:`Channels`. For TensorRT's strongly typed networks, products are in
+float16: ``Dense`` with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point,
+as its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.precisions.rounding import Float32, best_grid, block_grid, half_grid, rounded
+from edgevlm.export.precisions.rounding import Float32, best_grid, block_grid, channel_grid, half_grid, rounded
 
 if TYPE_CHECKING:
     from edgevlm.export.graph import GraphBuilder
@@ -26,6 +26,7 @@ Parts = Mapping[str, NDArray]
 UInt8 = NDArray[np.uint8]
 
 LARGEST_BLOCK = 128
+LEAST_PEAK = np.float32(1e-30)  # the scale of a row of zeros
 
 
 class Layout(ABC):
@@ -130,6 +131,41 @@ class Blocks(Layout):
         if codes.shape[-1] % 2:
             codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
         return np.bitwise_or(codes[..., 0::2], np.left_shift(codes[..., 1::2], 4), dtype=np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Channels(Layout):
+    """Integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
+
+    Each row of activations has its own scale: its largest magnitude becomes 127. Parts: ``codes`` int8 ``[in, out]`` from -127
+    to 127, ``scales`` float32 ``[out]``, max|w| / 127, and ``zeros`` int8 ``[out]``, all 0.
+    """
+
+    is_integer: ClassVar[bool] = True
+
+    def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
+        codes, scales, _ = rounded(weight, hessian, weight.shape[1], channel_grid, (-127, 127))
+        return {"codes": codes.T.astype(np.int8), "scales": scales[:, 0], "zeros": np.zeros(len(codes), np.int8)}
+
+    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
+        """ONNX Runtime merges the nodes that round the same rows for several products."""
+        peaks = graph.node("ReduceMax", [graph.node("Abs", [rows], [f"{name}.sizes"]), graph.integers(-1)], [f"{name}.peaks"])
+        scale = graph.node("Max", [peaks, graph.constant("float.least", LEAST_PEAK)], [f"{name}.scale"])
+        product = self.product(graph, f"{name}.unit", graph.node("Div", [rows, scale], [f"{name}.rows"]), tensors, 1.0)
+        return graph.node("Mul", [product, scale], [name])
+
+    def product(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], largest: float, bias: str = "") -> str:
+        """Nodes for ``rows @ weight.T + bias`` of rows whose numbers are clipped to ``largest`` and rounded to its 127ths."""
+        step, half = (
+            graph.constant(f"float.{largest!r}.step", np.float32(largest / 127)),
+            graph.constant("uint8.128", np.uint8(128)),
+        )
+        codes = graph.node("QuantizeLinear", [rows, step, half], [f"{name}.codes"])
+        inputs = [codes, tensors[0], step, tensors[1], half, tensors[2], *([bias] if bias else [])]
+        return graph.fused("MatMulIntegerToFloat", inputs, [name])
+
+    def bytes_per_weight(self, group: int | None = None) -> float:
+        return 1
 
 
 @dataclass(frozen=True, slots=True)

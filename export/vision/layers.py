@@ -1,10 +1,9 @@
 """What vision towers are made of, as nodes of a graph: linears in each precision, norms, activations, attention, pooling.
 
-Linears in ``int8`` (ONNX Runtime): weights have one scale per output channel, activations one per call. Per call, the ``F``
-frames of it together, an activation ``x`` is rounded to ``round(x / s) + z`` with ``s`` and ``z`` that span its smallest and
-largest number and 0 (ONNX's DynamicQuantizeLinear); a weight column ``w`` to ``round(w / t)``, ``t = max|w| / 127``. The
-product adds up integers. Linears in ``fp16`` (TensorRT): the product and its weights, with a Cast on either side;
-attention too. The first convolution, norms, activations and sums stay float32.
+Linears in ``int8`` (ONNX Runtime): weights have one scale per output channel, activations one per row: an activation ``x`` is
+rounded to ``round(x / s)``, ``s`` a 127th of its row's largest magnitude; a weight ``w`` to ``round(w / t)``, ``t`` a 127th
+of its channel's. The product adds up integers. Linears in ``fp16`` (TensorRT): the product and its weights, with a Cast on
+either side; attention too. The first convolution, norms, activations and sums stay float32.
 
 Attention is, for ONNX Runtime, one node, which never holds the scores of all pairs at once. Graphs without its operators have
 product, softmax and product, the chain that TensorRT merges into one kernel where it has one; QUERIES queries at a time, so
@@ -26,10 +25,12 @@ from onnx.reference import ReferenceEvaluator
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import GraphBuilder
+from edgevlm.export.precisions.layouts import Channels
 
 if TYPE_CHECKING:
     from edgevlm.export.vision import VisionTower
 
+CHANNELS = Channels()
 QUERIES = 1024
 SMALL = 64  # numbers of a constant that is kept in the graph itself, at most
 # transformers' name -> the function in it, and what its argument is multiplied by
@@ -177,7 +178,7 @@ class VisionGraph:
         """
         weight, vector = f"{name}.weight", self.weight(f"{name}.bias", (width,)) if bias else ""
         if self.precision == "int8":
-            product, vector = self._int8(name, rows, weight, (width, columns), vector), ""
+            product = self._int8(name, rows, weight, (width, columns))
         elif self.precision == "fp16":
             product = self._fp16(name, rows, weight, (width, columns))
         else:
@@ -284,14 +285,12 @@ class VisionGraph:
         turned = self.transpose(f"{name}.squares", tiles, 0, 1, 3, 2, 4)
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
-    def _int8(self, name: str, rows: str, weight: str, shape: tuple[int, int], bias: str) -> str:
+    def _int8(self, name: str, rows: str, weight: str, shape: tuple[int, int]) -> str:
         names = [f"{weight}.{part}" for part in ("codes", "scales", "zeros")]
         if not all(self.graph.shared(name) for name in names):
-            parts = [round_rows(some) for some in self.checkpoint.rows(weight, shape)]
-            codes, scales = (np.concatenate(part) for part in zip(*parts, strict=True))
-            for part, array in zip(names, (codes.T, scales, np.zeros(len(scales), np.int8)), strict=True):
-                self.graph.weight(part, array)
-        return self.graph.fused("DynamicQuantizeMatMul", [rows, *names, *([bias] if bias else [])], [name])
+            for part, array in CHANNELS.parts(self.tensor(weight, shape)).items():
+                self.graph.weight(f"{weight}.{part}", array)
+        return CHANNELS.multiply(self.graph, name, rows, names, shape)
 
     def _fp16(self, name: str, rows: str, weight: str, shape: tuple[int, int]) -> str:
         inputs = [self._half(rows, name), weight]
@@ -311,13 +310,6 @@ def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, An
     names = [f"operand{index}" for index in range(len(operands))]
     node = helper.make_node(op, names, ["result"], **attributes)
     return np.asarray(ReferenceEvaluator(node).run(None, dict(zip(names, map(np.asarray, operands), strict=True)))[0])
-
-
-def round_rows(weight: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """``weight [out, in]`` as codes of its shape and scales ``[out]``; a row of zeros has scale 1."""
-    largest = np.abs(weight).max(1)
-    scales = np.where(largest == 0, 1, largest / 127).astype(np.float32)
-    return np.rint(weight / scales[:, None]).astype(np.int8), scales
 
 
 def averaging(side: int, stride: int) -> Float32:
