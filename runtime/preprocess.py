@@ -13,6 +13,7 @@ from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MOST_PIXELS = 1 << 26  # of a frame, and of a picture that a source reads: 8192 x 8192, 192 MB decoded
+MOST_EDGE = 1 << 14  # pixels along an edge of one, whatever its aspect
 BAND = 16  # output pixels resized in one product
 SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, which on a busy machine takes 30 times as long
 
@@ -43,13 +44,14 @@ class Preprocessor:
         self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Raises UserError for anything but uint8 ``[H, W, 3]``, of MOST_PIXELS at most."""
+        """Raises UserError for anything but uint8 ``[H, W, 3]``, of MOST_PIXELS, and MOST_EDGE an edge, at most."""
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
-        if frame.shape[0] * frame.shape[1] > MOST_PIXELS:
-            raise UserError(f"a frame of {frame.shape[1]}x{frame.shape[0]} is too large; {MOST_PIXELS:,} pixels at most")
+        if frame.shape[0] * frame.shape[1] > MOST_PIXELS or max(frame.shape) > MOST_EDGE:
+            limits = f"{MOST_PIXELS:,} pixels, and {MOST_EDGE:,} an edge, at most"
+            raise UserError(f"a frame of {frame.shape[1]}x{frame.shape[0]} is too large; {limits}")
         planes = np.ascontiguousarray(frame[..., :: self._step].transpose(2, 0, 1)).astype(np.float32)
         for rows, columns in self._resize(frame.shape[0], frame.shape[1]):
             planes = _down(_across(planes, columns), rows)
@@ -61,25 +63,23 @@ class Preprocessor:
     def _resize(self, height: int, width: int) -> list[Pass]:
         """The passes for a source size; a camera changes its size seldom, so only the last one's are kept."""
         if (found := self._passes.get((height, width))) is None:
-            found = [(bands_of(rows), bands_of(columns)) for rows, columns in self._matrices(height, width)]
-            self._passes = {(height, width): found}
+            self._passes = {(height, width): (found := self._bands(height, width))}
         return found
 
-    def _matrices(self, height: int, width: int) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Of each pass, the weights of rows ``[to, size]`` and of columns; no pass for a frame of the right size."""
+    def _bands(self, height: int, width: int) -> list[Pass]:
+        """The bands of each pass; no pass for a frame of the right size."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
             sizes.insert(1, longest(height, width, spec.longest_edge or max(spec.size)))
         elif sizes[0] == sizes[1]:
             return []
-        if spec.fit == "crop":
+        if spec.fit == "crop":  # only pixels inside it have weights: the longer edge may become a million pixels
             scale = (spec.shortest_edge or min(spec.size)) / min(height, width)
-            matrices = [resize_matrix(side, int(side * scale), method) for side in (height, width)]
-            starts = [(len(matrix) - side) // 2 for matrix, side in zip(matrices, spec.size, strict=True)]
-            rows, columns = (m[at : at + side] for m, at, side in zip(matrices, starts, spec.size, strict=True))
+            edges = [(side, int(side * scale), kept) for side, kept in zip((height, width), spec.size, strict=True)]
+            rows, columns = (resize_bands(side, to, method, (to - kept) // 2, kept) for side, to, kept in edges)
             return [(rows, columns)]
-        pairs = [[resize_matrix(*sides, method) for sides in zip(*each, strict=True)] for each in pairwise(sizes)]
+        pairs = [[resize_bands(*sides, method) for sides in zip(*each, strict=True)] for each in pairwise(sizes)]
         return [(rows, columns) for rows, columns in pairs]
 
 
@@ -111,17 +111,6 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.clip(planes, 0, 255, out=planes)
 
 
-def bands_of(matrix: NDArray[np.float32]) -> list[Band]:
-    """The matrix ``[to, size]`` of a resize without most of its zeros."""
-    bands: list[Band] = []
-    for first in range(0, len(matrix), BAND):
-        rows = matrix[first : first + BAND]
-        used = np.flatnonzero(rows.any(0))
-        of = slice(int(used[0]), int(used[-1]) + 1)
-        bands.append((slice(first, first + len(rows)), of, np.ascontiguousarray(rows[:, of])))
-    return bands
-
-
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
     """(height, width) with the longer edge ``edge`` and the other in proportion, made even; as SmolVLM's processor has it."""
     aspect = width / height
@@ -130,14 +119,23 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
     return (other, edge) if width >= height else (edge, other)
 
 
-def resize_matrix(size: int, to: int, method: str) -> NDArray[np.float32]:
-    """``[to, size]``: each row the antialiased filter weights of one output pixel (Pillow's resampling, as a matrix)."""
-    scale = size / to
+def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
+    """Antialiased filter weights (Pillow's) that resize an edge of ``size`` pixels to ``to``.
+
+    Only ``count`` output pixels from ``start`` on are made, all by default; a band's weights cover only the input that it uses.
+    """
+    scale, bands = size / to, list[Band]()
     stretch = max(scale, 1.0)
-    centre = (np.arange(to) + 0.5) * scale
-    distance = (np.arange(size)[None, :] + 0.5 - centre[:, None]) / stretch
-    weights = _kernel(distance, method) * (np.abs(distance) < SUPPORT[method])
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    reach, stop = SUPPORT[method] * stretch, start + (to if count is None else count)
+    for first in range(start, stop, BAND):
+        last = min(first + BAND, stop)
+        centre = (np.arange(first, last) + 0.5) * scale
+        low, high = max(0, int(centre[0] - reach)), min(size, int(centre[-1] + reach) + 1)
+        distance = (np.arange(low, high)[None, :] + 0.5 - centre[:, None]) / stretch
+        weights = _kernel(distance, method) * (np.abs(distance) < SUPPORT[method])
+        weights /= weights.sum(1, keepdims=True)
+        bands.append((slice(first - start, last - start), slice(low, high), weights.astype(np.float32)))
+    return bands
 
 
 def _kernel(x: NDArray[np.float64], method: str) -> NDArray[np.float64]:

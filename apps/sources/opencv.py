@@ -10,7 +10,7 @@ import numpy as np
 from edgevlm.apps.sources.base import Connection, Grabbed, Image
 from edgevlm.errors import UserError
 from edgevlm.packages import install
-from edgevlm.runtime.preprocess import MOST_PIXELS
+from edgevlm.runtime.preprocess import MOST_EDGE, MOST_PIXELS
 
 CONTAINERS = (  # FFmpeg's names; none of them names other files to read, as concat, hls, dash and image2 do
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,live_flv,asf,ogg,mxf,nut,wtv,rm,dv,gif,apng,ivf,obu,av1,"
@@ -64,7 +64,7 @@ class Capture(Connection):
 def decode_picture(data: bytes) -> Image | None:
     """Decode a picture of any kind that OpenCV reads to uint8 RGB ``[H, W, 3]``, turned as its EXIF says.
 
-    None where it is damaged or has more than MOST_PIXELS.
+    None where it is damaged or has more than MOST_PIXELS, or MOST_EDGE along an edge.
     """
     cv2 = load_cv2()
     if not data or _jpeg_pixels(data) > MOST_PIXELS:
@@ -73,7 +73,7 @@ def decode_picture(data: bytes) -> Image | None:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error:  # its header says more pixels than are allowed
         return None
-    if image is None or image.shape[0] * image.shape[1] > MOST_PIXELS:  # loaded before its limit was set
+    if image is None or max(image.shape) > MOST_EDGE or image.shape[0] * image.shape[1] > MOST_PIXELS:  # OpenCV came first
         return None
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB, image))
 

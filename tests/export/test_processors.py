@@ -17,7 +17,7 @@ from PIL import Image
 
 from edgevlm.export.vision.qwen import PatchGrid
 from edgevlm.runtime.bundle import PixelBudget, VisionSpec
-from edgevlm.runtime.preprocess import Preprocessor, longest, resize_matrix
+from edgevlm.runtime.preprocess import Preprocessor, longest, resize_bands
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.25, 0.27)
 
@@ -120,7 +120,10 @@ def test_the_order_of_passes_is_all_that_differs() -> None:
     """A frame that is shrunk more in height: what Pillow makes of it, one way round or the other, whatever its version."""
     image = picture(131, 97)
     pil = np.asarray(Image.fromarray(image).resize((70, 70), Image.Resampling.BICUBIC), np.float32).transpose(2, 0, 1)
-    rows, columns = resize_matrix(131, 70, "bicubic"), resize_matrix(97, 70, "bicubic")
+    rows, columns = np.zeros((70, 131), np.float32), np.zeros((70, 97), np.float32)
+    for matrix in (rows, columns):
+        for to, of, weights in resize_bands(matrix.shape[1], 70, "bicubic"):
+            matrix[to, of] = weights
     planes = image.transpose(2, 0, 1).astype(np.float32)
     ways = [rounded(rows @ rounded(planes @ columns.T)), rounded(rounded(rows @ planes) @ columns.T)]
     differences = [float(np.abs(way - pil).max()) for way in ways]

@@ -1,5 +1,7 @@
 """Pixels against Pillow, the oracle that checkpoints' image processors resize with."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -36,12 +38,26 @@ def test_resizes_as_pillow_does(method, shape):
     assert levels.mean() < 0.05
 
 
-def test_crops_the_middle():
-    image = picture(60, 90)
+@pytest.mark.parametrize(("shape", "width"), [((60, 90), 45), ((5, 400), 2400)])
+def test_crops_the_middle(shape, width):
+    image, left = picture(*shape), (width - 24) // 2
     ours = Preprocessor(spec((24, 24), fit="crop", shortest_edge=30))(image)
-    pil = np.asarray(Image.fromarray(image).resize((45, 30), Image.Resampling.BICUBIC), np.float32)[3:27, 10:34]
+    pil = np.asarray(Image.fromarray(image).resize((width, 30), Image.Resampling.BICUBIC), np.float32)[3:27, left : left + 24]
     wanted = (pil / 255 - (0.5, 0.4, 0.3)) / (0.5, 0.25, 0.2)
     assert np.abs(ours - wanted.transpose(2, 0, 1)).max() < 1.01 / 255 / 0.2
+
+
+@pytest.mark.parametrize("shape", [(1, 16384), (16384, 1)])
+@pytest.mark.parametrize("fit", ["crop", "stretch"])
+def test_a_narrow_picture_takes_little_memory(shape, fit):
+    """What a resize before the crop would make of it has 2 GB."""
+    prepare = Preprocessor(spec((336, 336), fit=fit, shortest_edge=336))
+    tracemalloc.start()
+    prepare(np.zeros((*shape, 3), np.uint8))
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    tracemalloc.stop()
+    with pytest.raises(UserError, match="too large"):
+        prepare(np.zeros((2 * shape[0], 2 * shape[1], 3), np.uint8))
 
 
 def test_a_frame_of_the_right_size_is_only_normalised():
