@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -56,6 +57,12 @@ class CacheError(RuntimeError):
 
 class CacheFull(CacheError):
     """The rows asked for do not fit in the capacity fixed at start."""
+
+
+def refuse_fork(pid: int, what: str) -> None:
+    """Raise UserError in a process forked from ``pid``, the only one with the threads of ``what``."""
+    if pid != os.getpid():
+        raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
+from edgevlm.errors import refuse_fork
 from edgevlm.runtime.evidence import Evidence, QuestionAttention
 from edgevlm.runtime.sampling import OneOf
 from edgevlm.runtime.stream import Stream
@@ -52,7 +54,7 @@ class Answer:
     looked: QuestionAttention | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._asked_at = time.perf_counter()
+        self._asked_at, self._pid = time.perf_counter(), os.getpid()
         self._pieces: list[str] = []
         self._error: BaseException | None = None
         self._finished = False
@@ -66,6 +68,7 @@ class Answer:
 
     def __iter__(self) -> Iterator[str]:
         read, finished = 0, False
+        self._check_process()
         while not finished:
             with self._changed:
                 while not self._finished and len(self._pieces) == read:
@@ -77,6 +80,7 @@ class Answer:
 
     async def __aiter__(self) -> AsyncIterator[str]:
         loop, ready, read, finished = asyncio.get_running_loop(), asyncio.Event(), 0, False
+        self._check_process()
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop was closed meanwhile
@@ -135,9 +139,14 @@ class Answer:
         return finished
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait for the end, whatever it is; raises nothing."""
+        """Wait for the end, whatever it is; raises UserError only, in a forked process, where it never comes."""
+        self._check_process()
         with self._changed:
             return self._changed.wait_for(lambda: self._finished, timeout)
+
+    def _check_process(self) -> None:
+        if not self._finished:
+            refuse_fork(self._pid, "what answers this question")
 
     def cancel(self) -> None:
         """Stop after the token in progress; a question that still waits is taken back at once."""

@@ -87,6 +87,7 @@ class Model:
 
     def embed(self, text: str) -> NDArray[np.float32]:
         """Embeddings of rendered prompt text, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
+        self.scheduler.check_process()
         return self.engine.embed(np.asarray(self.encode(text), np.int64))
 
     @property
@@ -104,8 +105,10 @@ class Model:
     def close(self) -> None:
         """End the work in progress and let go of the engine; sessions of this model can do nothing any more.
 
-        Closing it again does nothing.
+        Closing it again does nothing, nor does closing it in a forked process.
         """
+        if self.scheduler.is_forked:
+            return
         self.scheduler.close()
         self.engine.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, TypeVar
 
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, refuse_fork
 
 T = TypeVar("T")
 
@@ -69,11 +70,22 @@ class Scheduler:
         self._returning: tuple[int, float] | None = None  # the session of the task before, and when its next one is due
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._pid = os.getpid()
         self._was_urgent = False  # the task before
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one with the thread."""
+        return self._pid != os.getpid()
+
+    def check_process(self) -> None:
+        """Raise UserError in a forked process: it has no such thread, and a lock may be held there for ever."""
+        refuse_fork(self._pid, "the model")
 
     @property
     def waiting(self) -> int:
         """Tasks that have not begun."""
+        self.check_process()
         with self._changed:
             tasks = [*self._urgent, *self._watches, *(task for queue in self._queues.values() for task in queue)]
         return sum(not task.future.cancelled() for task in tasks)
@@ -97,8 +109,9 @@ class Scheduler:
 
         urgent: a question's. watch: of questions that nobody waits for. period: seconds from one task of the session to the
         next, where there is time for all.
-        Raises UserError after :meth:`stop`, and when the system starts no thread.
+        Raises UserError after :meth:`stop`, in a forked process, and when the system starts no thread.
         """
+        self.check_process()
         with self._changed:
             if self._stopped:
                 raise UserError("the model is closed; load it again")
@@ -137,7 +150,9 @@ class Scheduler:
             raise
 
     def stop(self) -> None:
-        """Cancel what waits, and end the thread after the task it runs."""
+        """Cancel what waits, and end the thread after the task it runs. Does nothing in a forked process."""
+        if self.is_forked:
+            return
         with self._changed:
             self._stopped = True
             waiting = [*self._urgent, *self._watches, *(task for queue in self._queues.values() for task in queue)]

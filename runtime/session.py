@@ -105,7 +105,7 @@ class Session:
             session.forget(since=0, until=60)
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
-    Any thread may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is
+    Any thread of the process that opened it may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is
     answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none after, because
     ``watch`` waits while a question is open. The memory afterwards is as if it had not been asked, in the middle of a chunk
     too.
@@ -296,6 +296,7 @@ class Session:
             self._stats = self._measure() if changed else replace(self._stats, frames=memory.frames, fps=memory.fps)
 
     def _check_open(self) -> None:
+        self.model.scheduler.check_process()
         if self._closed:
             raise UserError("the session is closed; open another one")
 
@@ -387,6 +388,7 @@ class Session:
         out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures, for a window
         of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
         """
+        self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
         check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
         if max_tokens is not None and not 1 <= max_tokens <= budget.answer:
@@ -474,8 +476,8 @@ class Session:
 
         Raises UserError as :meth:`ask` does, and for choices that start with the same token.
         """
-        asked = [self._classifier(question, choices) for question, choices in questions]
         self._check_open()
+        asked = [self._classifier(question, choices) for question, choices in questions]
         return self.model.scheduler.run(self, self._step, self._classify, asked, watch, urgent=not watch, watch=watch)
 
     def _classifier(self, question: str, choices: Sequence[str]) -> tuple[list[int], OneOf]:
@@ -638,6 +640,7 @@ class Session:
 
     def cancel(self) -> list[Answer]:
         """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
+        self.model.scheduler.check_process()
         with self._asking:
             answers = [answer for answer in self._answers if not answer.finished]
         for answer in answers:
@@ -647,8 +650,10 @@ class Session:
     def close(self) -> None:
         """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
 
-        A closed session still has its :attr:`stats`; closing it again does nothing.
+        A closed session still has its :attr:`stats`; closing it again does nothing, nor does closing it in a forked process.
         """
+        if self.model.scheduler.is_forked:
+            return
         with self._asking:
             already, self._closed = self._closed, True
         if already:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from random import Random
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import Connection, Frame, FrameSampler, Grabbed, Rule, Source, SourceOptions, StageTimer, State
-from edgevlm.errors import SourceError, SourceRefused, UserError
+from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
 KEYFRAME_WAIT_S = 10.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
 LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, goes on from there and does not catch up
@@ -58,7 +59,7 @@ class ThreadedSource(Source):
     """A source whose frames pass through a :class:`Slot`, filled by a thread."""
 
     def __init__(self, name: str, rule: Rule) -> None:
-        self.name, self.rule, self._slot = name, rule, Slot(rule)
+        self.name, self.rule, self._slot, self._pid = name, rule, Slot(rule), os.getpid()
 
     def _put(self, frame: Frame) -> None:
         if self.prepare is not None:
@@ -69,6 +70,7 @@ class ThreadedSource(Source):
             self.drops["replaced"] += 1
 
     def read(self) -> Frame | None:
+        refuse_fork(self._pid, self.name)
         while True:
             over = self.state in (State.ENDED, State.FAILED)
             if (frame := self._slot.take(POLL_S)) is not None or over:

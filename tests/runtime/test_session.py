@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import multiprocessing
 import threading
 from unittest.mock import Mock
 
@@ -247,3 +248,43 @@ def test_the_cache_allocates_nothing_after_start(model):
         assert [buffer.key_address for buffer in cache.buffers()] == address
         assert all(pointer % 64 == 0 for pointer in address)
         assert ctypes.sizeof(ctypes.c_float) * 2 * cache.kv_heads * cache.head_dim * int(cache.capacities.sum()) < size
+
+
+def test_a_session_is_refused_in_a_forked_process():
+    from edgevlm.apps.sources import SourceOptions, open_source
+
+    context = multiprocessing.get_context("fork")
+    told, source = context.SimpleQueue(), open_source("demo", None, SourceOptions(realtime=True))
+
+    def child(session, answer):
+        calls = {
+            "watch": lambda: session.watch(image), "ask": lambda: session.ask(QUESTION), "flush": session.flush,
+            "classify": lambda: session.classify([(QUESTION, ["yes", "no"])]), "forget": session.forget, "text": lambda: answer.text,
+            "cancel": session.cancel, "open": lambda: Session.open(session.model), "read": source.read,
+        }  # fmt: skip
+        for name, call in calls.items():
+            try:
+                call()
+            except UserError:
+                told.put(name)
+        session.close()
+        session.model.close()
+        told.put("closed")
+
+    with Session.open("demo", budget=64) as session:
+        image, busy, begun = source.read().image, threading.Event(), threading.Event()
+        holding = session.model.scheduler.submit(None, lambda: (begun.set(), busy.wait()), urgent=True)
+        begun.wait()
+        process = context.Process(target=child, args=(session, session.ask(QUESTION)), daemon=True)
+        process.start()
+        process.join(10)
+        ended, names = process.exitcode, []
+        process.kill()
+        busy.set()
+        holding.result()
+        while not told.empty():
+            names.append(told.get())
+        session.watch(image)
+    source.close()
+    assert ended == 0
+    assert names == ["watch", "ask", "flush", "classify", "forget", "text", "cancel", "open", "read", "closed"]
