@@ -41,7 +41,7 @@ class Journal(TimedDatabase):
     MEANWHILE = "no lines are kept meanwhile"
     SPARE = (
         "DELETE FROM lines WHERE rowid IN "
-        "(SELECT rowid FROM lines ORDER BY time LIMIT 1 + (SELECT count(*) FROM lines) / 4)",
+        "(SELECT rowid FROM lines ORDER BY rowid LIMIT 1 + (SELECT count(*) FROM lines) / 4)",
     )  # fmt: skip
 
     def add(self, line: Line, since: int | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -25,11 +24,13 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Notify, progress, to_stderr
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
 from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots.writer import written_at
 
 FULL = "full"  # the policy without a budget
 DEMO_FRAMES = 384  # of the demo without a terminal: more than its memory holds
@@ -215,4 +216,4 @@ def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> N
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
     with progress(f"going to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s):
-            plan.since = time_s + max(0.0, time.time() - about["written"])
+            plan.since = time_s + Instant.now().since(written_at(about))

@@ -7,7 +7,6 @@ import math
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -17,19 +16,24 @@ from typing import IO, Any, ClassVar, TypeVar
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.files import PRIVATE, private_folder
+from edgevlm.runtime.instant import Instant
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 VERSION = 1  # of the tables
 DAY_S = 86_400.0
+CLOCK = """
+CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
+"""  # of each day of time that passed: its last row, and when that was written
 
 
 class TimedDatabase:
     """Rows with times in a file of their own. Any thread may call any method.
 
     A damaged file is set aside and a new one begun. While the disk takes nothing, ``notify`` gets one line, and another once
-    it does again. folder: None keeps the rows in memory. days: that rows are kept, DAYS unless given. cap: bytes in use, CAP
-    unless given; above it :attr:`SPARE` goes. Raises UserError for a file that cannot be opened, or another process's.
+    it does again. folder: None keeps the rows in memory. days: that rows are kept, DAYS unless given; of time that passed since
+    they were written, so a clock that is set deletes nothing. cap: bytes in use, CAP unless given; above it :attr:`SPARE` goes.
+    Raises UserError for a file that cannot be opened, or another process's.
     """
 
     FILE: ClassVar[str]
@@ -78,6 +82,7 @@ class TimedDatabase:
                 path.unlink(missing_ok=True)
             try:
                 deleted = self._open().execute(f"DELETE FROM {self.TABLE} WHERE ({of_time}) AND {of_camera}", values)
+                self._run(f"UPDATE days SET last = min(last, {self._newest})")  # later rows may get the same numbers
                 self._purge()
                 self._flush()
             except sqlite3.Error as error:
@@ -87,10 +92,14 @@ class TimedDatabase:
 
     def prune(self) -> None:
         """Delete what is too old, a day's rows at once, and what is above the cap."""
-        oldest, before = self._run(f"SELECT min({self.TIMES[0]}) FROM {self.TABLE}")[0][0], time.time() - DAY_S * self._days
-        if oldest is not None and oldest < before - DAY_S:
-            self._run(f"DELETE FROM {self.TABLE} WHERE {self.TIMES[0]} < ? AND {self.MAY_GO}", before)
-            self._purge()
+        now, found = Instant.now(), self._run("SELECT passed, boot, boot_s, wall FROM days ORDER BY day DESC LIMIT 1")
+        passed = found[0][0] + now.since(Instant(*found[0][1:]), DAY_S) if found else 0.0
+        self._run(f"INSERT OR REPLACE INTO days VALUES (?, {self._newest}, ?, ?, ?, ?)", passed // DAY_S, passed, *now)
+        old = self._run("SELECT day, last FROM days WHERE passed < ? ORDER BY day DESC LIMIT 1", passed - DAY_S * self._days)
+        for day, last in old:
+            if self._open().execute(f"DELETE FROM {self.TABLE} WHERE rowid <= ? AND {self.MAY_GO}", (last,)).rowcount:
+                self._purge()
+            self._run("DELETE FROM days WHERE day < ?", day)
         for statement in self.SPARE:
             while self._used() > self._cap and self._open().execute(statement).rowcount > 0:
                 self._purge()
@@ -120,6 +129,11 @@ class TimedDatabase:
         return int((pages - free) * size)
 
     @property
+    def _newest(self) -> str:
+        """The number of the row that was written last, in SQL."""
+        return f"coalesce((SELECT rowid FROM {self.TABLE} ORDER BY rowid DESC LIMIT 1), 0)"
+
+    @property
     def _damaged(self) -> Path:
         return Path(self.path or "").with_suffix(".damaged.sqlite")
 
@@ -140,7 +154,7 @@ class TimedDatabase:
             ((version,),) = database.execute("PRAGMA user_version").fetchall()
             if version > VERSION:
                 raise UserError(f"{self.path}: was written by a newer edgevlm; install that one, or choose another --state")
-            database.executescript(f"BEGIN; {self.TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+            database.executescript(f"BEGIN; {self.TABLES} {CLOCK} PRAGMA user_version = {VERSION}; COMMIT;")
         except BaseException:
             database.close()
             raise

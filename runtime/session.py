@@ -105,10 +105,10 @@ class Session:
             session.forget(since=0, until=60)
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
-    Any thread of the process that opened it may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is
-    answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none after, because
-    ``watch`` waits while a question is open. The memory afterwards is as if it had not been asked, in the middle of a chunk
-    too.
+    Any thread of the process that opened it may call any method, and none of a process forked from that. The model's own thread
+    does the work (``model.scheduler``), questions first. A question is answered at the next chunk boundary at the latest: it
+    sees every frame watched before it was asked and none after, because ``watch`` waits while a question is open. The
+    memory afterwards is as if it had not been asked, in the middle of a chunk too.
 
     Attributes: ``model``; ``text_budget``; ``notify``, called with each notice, one line, by default the logger ``edgevlm``;
     ``rate``, frames a second that it is to watch, in proportion to which sessions on one model share the time there is;

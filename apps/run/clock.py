@@ -20,7 +20,10 @@ SLACK_S = 1.0  # frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Seconds since 1970 of a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp. Raises UserError."""
+    """Seconds since 1970 of a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp.
+
+    Raises UserError, also for a local time that its day skips or has twice.
+    """
     now, text = time.time() if now is None else now, text.strip()
     if re.fullmatch(r"([0-9]+(\.[0-9]+)?[smhd])+", text):
         parts = re.findall(r"([0-9.]+)([smhd])", text)
@@ -29,11 +32,24 @@ def moment(text: str, now: float | None = None) -> float:
     try:
         if re.match(r"[0-9]{1,2}:", text):
             clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") == 2 else "%H:%M").time()
-            at = datetime.combine(datetime.fromtimestamp(now), clock).astimezone()
-            return (at if at.timestamp() <= now else at - timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).astimezone().timestamp()
+            at = datetime.combine(datetime.fromtimestamp(now), clock)
+            return _local(at if at.timestamp() <= now else at - timedelta(days=1), now)
+        at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+        return _local(at) if at.tzinfo is None else at.timestamp()
     except (ValueError, OverflowError, OSError):
         raise UserError(f"{text[:40]!r} is no time; give 10m, 1h30m, 14:03 or 2026-11-22T14:03") from None
+
+
+def _local(at: datetime, latest: float = math.inf) -> float:
+    """Seconds since 1970, up to ``latest``, of a local time by the rules of its day. Raises UserError unless it is one."""
+    both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
+    found = [each for each in both if each.replace(tzinfo=None) == at]
+    if not found:
+        raise UserError(f"{at} never was, as the clock was set forward over it; give an earlier or a later time")
+    past = sorted({each.timestamp() for each in found if each.timestamp() <= latest})
+    if len(past) > 1:
+        raise UserError(f"{at} was twice, as the clock was set back; give {both[0].isoformat()} or {both[1].isoformat()}")
+    return past[0]
 
 
 def clock_time(seconds: float, now: float | None = None) -> str:

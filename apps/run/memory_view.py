@@ -16,6 +16,7 @@ from edgevlm.apps.sources import Frame
 from edgevlm.calib.demo.questions import Fact
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.session import Session
 
 GROUPS = 4  # of layers, shown separately
@@ -80,20 +81,22 @@ def _view(session: Session) -> MemoryView:
 
 
 class MemoryWatch:
-    """Keeps a thumbnail of each frame and notes which are held. ``offset``: wall clock of the stream's time 0, seconds.
+    """Keeps a thumbnail of each frame and notes which are held.
 
-    thumbnails: closed with it.
+    ``offset``: wall clock of the stream's time 0, seconds. ``seen``: when the newest frame was. thumbnails: closed with it.
     """
 
     def __init__(self, session: Session, thumbnails: Thumbnails) -> None:
         self.session, self.thumbnails, self.offset, self._due = session, thumbnails, 0.0, 0.0
+        self.seen = Instant.now()
         self.thumbnails.begin(session.stats.frames)
 
     def watch(self, frame: Frame) -> None:
         """Remember a frame that the session has taken in."""
-        self.offset = time.time() - frame.time_s
+        self.seen = Instant.now()
+        self.offset = self.seen.wall - frame.time_s
         newest = self.session.stats.frames - 1
-        self.thumbnails.add(newest, frame.time_s, time.time(), frame.image)
+        self.thumbnails.add(newest, frame.time_s, self.seen.wall, frame.image)
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S

@@ -72,6 +72,7 @@ class Thumbnails(TimedDatabase):
     def begin(self, frame: int) -> None:
         """The stream goes on with this frame number: pictures from there on are of frames that are not known."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
+        self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
         """Of each frame that has a picture, or of those of ``frames``, when it was taken; oldest first."""

@@ -33,10 +33,12 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.directory import SnapshotKey
+from edgevlm.runtime.snapshots.writer import written_at
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
@@ -153,9 +155,9 @@ class CameraStream:
         self.observer = MemoryWatch(self.session, thumbnails)
         self._since, self._jpeg = 0.0, (math.nan, b"")  # time and picture of the newest frame that was asked for
         if self._writer is not None and self._writer.resumed is not None:
-            time_s, written = self._writer.resumed.about["session"]["time_s"], self._writer.resumed.about["written"]
-            self.observer.offset = written - time_s
-            self._go_on_from(time_s, time.time() - written)
+            about = self._writer.resumed.about
+            self.observer.seen, self.observer.offset = written_at(about), about["written"] - about["session"]["time_s"]
+            self._go_on()
         self.watcher = Watcher(
             name, self.session, thumbnails, taught=lambda question: self.loop.as_taught(question), record=watches.record,
             last=watches.last, changed=self._watch_changed, notify=self.notice, replays=self._address == "demo" or self._ends,
@@ -371,7 +373,7 @@ class CameraStream:
         """Open the source again after the session's time. Raises UserError."""
         self._source.close()
         self._source = self._open_source()
-        self._go_on_from(self.session.time_s, time.time() - self.observer.offset - self.session.time_s)
+        self._go_on()
         self.loop = self._make_loop()
         self.problem = None
         self._send_state()
@@ -379,10 +381,10 @@ class CameraStream:
     def _open_source(self) -> Source:
         return open_source(self._address, None, self._options)
 
-    def _go_on_from(self, time_s: float, away_s: float) -> None:
-        """A recording continues after what was watched of it; a camera's clock has advanced by ``away_s``."""
-        if not self._source.skip(time_s):
-            self._since = time_s + max(0.0, away_s)
+    def _go_on(self) -> None:
+        """Continue a recording after what was watched of it; advance a camera's clock by the time since the newest frame."""
+        if not self._source.skip(self.session.time_s):
+            self._since = self.session.time_s + Instant.now().since(self.observer.seen)
 
     def _make_loop(self) -> RunLoop:
         self._source.prepare = self.session.prepare

@@ -91,7 +91,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """bytes: of all arrays. sections: name, type, shape, offset and checksum of each."""
+    """bytes: of all arrays. sections: name, type, shape, offset and checksum of each. boot: id and seconds of an Instant."""
 
     edgevlm: str
     written: Annotated[float, Ge(0), Le(1e12)]
@@ -102,6 +102,7 @@ class SnapshotHeader:
     session: SessionHeader
     bytes: Size
     sections: tuple[tuple[str, Kind, Annotated[tuple[Size, ...], MaxLen(8)], Size, Size], ...]
+    boot: tuple[str, Annotated[float, Ge(0), Le(1e12)]] = ("", 0.0)
 
 
 @dataclass(frozen=True, slots=True)

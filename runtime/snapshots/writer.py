@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -26,6 +25,7 @@ from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changes import ChangedEncoder
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
 from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
@@ -249,7 +249,8 @@ class SnapshotWriter:
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()
-        head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
+        now = Instant.now()
+        head = {"edgevlm": __version__, "written": now.wall, "source": self.source, "identity": self._identity, "boot": now[:2]}
         path = self._directory.write({**head, **about}, arrays, alone)
         self._last = version
         self.written += 1
@@ -275,8 +276,13 @@ class SnapshotWriter:
 
 def described(about: Mapping[str, Any]) -> str:
     """Describe a snapshot's length and age in one line."""
-    session, age = about["session"], max(0.0, time.time() - about["written"])
+    session, age = about["session"], Instant.now().since(written_at(about))
     return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
+
+
+def written_at(about: Mapping[str, Any]) -> Instant:
+    """Return when a snapshot was written."""
+    return Instant(*about.get("boot", ("", 0.0)), about["written"])
 
 
 def ago(seconds: float) -> str:

@@ -259,8 +259,9 @@ def test_a_session_is_refused_in_a_forked_process():
     def child(session, answer):
         calls = {
             "watch": lambda: session.watch(image), "ask": lambda: session.ask(QUESTION), "flush": session.flush,
-            "classify": lambda: session.classify([(QUESTION, ["yes", "no"])]), "forget": session.forget, "text": lambda: answer.text,
-            "cancel": session.cancel, "open": lambda: Session.open(session.model), "read": source.read,
+            "classify": lambda: session.classify([(QUESTION, ["yes", "no"])]), "forget": session.forget,
+            "text": lambda: answer.text, "cancel": session.cancel, "open": lambda: Session.open(session.model),
+            "read": source.read,
         }  # fmt: skip
         for name, call in calls.items():
             try:

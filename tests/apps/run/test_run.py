@@ -3,12 +3,14 @@
 import json
 import threading
 import time
+from contextlib import closing
 from datetime import datetime
 
 import pytest
 from cameras import MjpegCamera
 from typed import edgevlm, events, of_kind, refused
 
+from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.clock import moment
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.output import TextOutput
@@ -71,6 +73,40 @@ def test_moments_are_durations_ago_or_by_the_clock():
     for wrong in ("", "10", "m", "-5m", "25:00", "14:60", "yesterday", "9e9d", "99999999999d", "10m 5", "٣m"):
         with pytest.raises(UserError, match="is no time; give 10m, 1h30m, 14:03 or 2026-11-22T14:03"):
             print(moment(wrong, NOW))
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield lambda text: datetime.fromisoformat(text).timestamp()
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(("now", "evening"), [("2026-03-29T09:00+02:00", "2026-03-28T20:30+01:00"),
+                                              ("2026-10-25T09:00+01:00", "2026-10-24T20:30+02:00")])  # fmt: skip
+def test_the_evening_before_daylight_saving_changes_is_forgotten(tmp_path, monkeypatch, berlin, now, evening):
+    monkeypatch.setattr("edgevlm.apps.run.clock.time.time", lambda: berlin(now))
+    with closing(Journal(tmp_path)) as journal:
+        for hours in (-1, 0, 1):
+            journal.add(Line("door", berlin(evening) + 3600 * hours, f"{hours} h"))
+    edgevlm("forget", "--since", "20:00", "--until", "21:00", "--state", tmp_path, "--yes")
+    with closing(Journal(tmp_path)) as journal:
+        assert [line.text for line in journal.query()] == ["1 h", "-1 h"]
+
+
+@pytest.mark.parametrize(("text", "now", "found"), [
+    ("02:30", "2026-03-29T09:00+02:00", "never was"), ("2026-10-25 02:30", "2026-11-01T09:00+01:00", "was twice"),
+    ("02:30", "2026-10-25T09:00+01:00", "was twice"), ("02:30", "2026-10-25T02:45+02:00", "2026-10-25T02:30+02:00"),
+    ("02:30", "2026-03-29T01:00+01:00", "2026-03-28T02:30+01:00"),
+])  # fmt: skip
+def test_a_time_that_a_day_has_not_or_twice_is_refused(berlin, text, now, found):
+    if found.startswith("2"):
+        assert moment(text, berlin(now)) == berlin(found)
+    else:
+        with pytest.raises(UserError, match=found):
+            moment(text, berlin(now))
 
 
 def test_a_run_answers_about_a_window():

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from edgevlm.apps.journal import HEADING, Journal, Line
 from edgevlm.cli import app
+from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.session import Session, TextBudget
 
 pytest.importorskip("fastapi")
@@ -46,9 +47,10 @@ def test_lines_are_found_as_a_plain_search_finds_them(tmp_path):
     journal.close()
 
 
-def test_what_is_forgotten_or_old_leaves_no_bytes(tmp_path):
+def test_what_is_forgotten_or_old_leaves_no_bytes(tmp_path, monkeypatch):
     journal, now = Journal(tmp_path, days=30), time.time()
     for days, word in ((40, "abracadabra"), (20, "hocuspocus"), (1, "simsalabim")):
+        monkeypatch.setattr(Instant, "now", lambda days=days: Instant("boot", 86_400.0 * (100 - days), now - 86_400 * days))
         journal.add(Line("door", now - 86_400 * days, f"somebody said {word}"))
 
     def kept():
@@ -61,6 +63,17 @@ def test_what_is_forgotten_or_old_leaves_no_bytes(tmp_path):
     journal.add(Line("door", now, "what was seen before it was forgotten, simsalabim"), asked)
     assert kept() == ["hocuspocus"]
     assert [line.text for line in journal.query("said")] == ["somebody said hocuspocus"]
+    journal.close()
+
+
+def test_a_line_with_the_number_of_a_forgotten_one_has_its_own_age(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, days=30)
+    for day in (0, 10, 20, 41.5):
+        monkeypatch.setattr(Instant, "now", lambda day=day: Instant("boot", 86_400.0 * day, 86_400.0 * day))
+        journal.add(Line("door", 86_400.0 * day, f"day {day:g}"))
+        if day == 10:
+            journal.delete(since=86_400.0 * 5)
+    assert [line.text for line in journal.query()] == ["day 41.5", "day 20"]
     journal.close()
 
 

@@ -2,14 +2,15 @@
 
 import os
 import subprocess
-import time
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.errors import UserError
+from edgevlm.runtime.instant import Instant
 
 FILE, DAMAGED = EventStore.FILE, "events.damaged.sqlite"
 NOW = 1_795_000_000.0
@@ -65,11 +66,63 @@ def test_what_is_to_be_sent_outlives_the_process_in_its_order(tmp_path, store):
     again.close()
 
 
-def test_old_events_go_but_not_those_still_to_be_sent(tmp_path):
-    store, now = EventStore(tmp_path, days=1), time.time()
-    for age in (3, 2, 0.5):
-        store.record(replace(EVENT, time=now - 86_400 * age, opened=now - 86_400 * age), sinks=["phone"] * (age == 3))
-    assert [round((now - event.time) / 86_400, 1) for event in store.query()] == [0.5, 3]
+@pytest.fixture
+def clock(monkeypatch):
+    """A machine's clock: ``clock.run(days, set_by=days)`` lets time pass, and sets the wall clock."""
+    now = SimpleNamespace(boot="this", boot_s=1000.0, wall=NOW)
+
+    def run(days, set_by=0.0, boot=None):
+        now.boot_s, now.wall, now.boot = now.boot_s + 86_400 * days, now.wall + 86_400 * (days + set_by), boot or now.boot
+
+    monkeypatch.setattr(Instant, "now", lambda: Instant(now.boot, now.boot_s, now.wall))
+    return SimpleNamespace(now=now, run=run)
+
+
+def put(store, clock, *names, sinks=()):
+    for name in names:
+        store.record(replace(EVENT, watch=name, time=clock.now.wall, opened=clock.now.wall), sinks=sinks)
+
+
+def names(store):
+    return {event.watch for event in store.query(limit=1000)}
+
+
+def test_old_events_go_but_not_those_still_to_be_sent(tmp_path, clock):
+    store = EventStore(tmp_path, days=1)
+    put(store, clock, "unsent", sinks=["phone"])
+    put(store, clock, "old")
+    clock.run(0.9)
+    put(store, clock, "new")
+    assert names(store) == {"unsent", "old", "new"}, "a day's rows go at once"
+    clock.run(1.2)
+    put(store, clock, "newest")
+    assert names(store) == {"unsent", "newest"}
+    store.close()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("boot", [None, "next"], ids=["same boot", "next boot"])
+@pytest.mark.parametrize("days", [40, -40])
+def test_a_clock_that_is_set_deletes_nothing(tmp_path, clock, days, boot, again):
+    store = EventStore(tmp_path, days=30)
+
+    def go_on(*given):
+        nonlocal store
+        clock.run(*given)
+        if again:
+            store.close()
+            store = EventStore(tmp_path, days=30)
+
+    put(store, clock, "before")
+    go_on(0.001, days, boot)
+    put(store, clock, "wrong")
+    go_on(0.001, -days, boot and "third")
+    put(store, clock, "after")
+    assert names(store) == {"before", "wrong", "after"}
+    for _ in range(33):
+        clock.run(1)
+        put(store, clock, "later")
+    assert names(store) == {"later"}, "all have grown old, whatever the clock was"
     store.close()
 
 

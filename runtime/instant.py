@@ -1,0 +1,40 @@
+"""Points in time whose distance does not depend on how the wall clock is set."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+@cache
+def boot_id() -> str:
+    """Return what names this start of the machine; empty where the system has no such name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Instant(NamedTuple):
+    """boot: id of this start of the machine. boot_s: seconds since then, sleep included. wall: seconds since 1970."""
+
+    boot: str
+    boot_s: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        """Return the present."""
+        return cls(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    def since(self, then: Instant, most: float = math.inf) -> float:
+        """Return the seconds from ``then`` to this, 0 or more.
+
+        Across a restart of the machine by the wall clock, up to ``most``.
+        """
+        if self.boot and self.boot == then.boot:
+            return max(0.0, self.boot_s - then.boot_s)
+        return min(max(0.0, self.wall - then.wall), most)
