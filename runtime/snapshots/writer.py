@@ -282,7 +282,8 @@ def described(about: Mapping[str, Any]) -> str:
 
 def written_at(about: Mapping[str, Any]) -> Instant:
     """Return when a snapshot was written."""
-    return Instant(*about.get("boot", ("", 0.0)), about["written"])
+    boot, boot_s = about.get("boot", ("", 0.0))
+    return Instant(boot, boot_s, about["written"])
 
 
 def ago(seconds: float) -> str:
