@@ -179,7 +179,10 @@ class Pressure:
         if self._clock() < self._next:
             return self.frames
         self._next = self._clock() + INTERVAL
-        memory, before = self._read(), self.frames
+        try:
+            memory, before = self._read(), self.frames
+        except (OSError, psutil.Error):  # the system lets nothing be opened now
+            return self.frames
         if memory.free < LOW * memory.total:
             self.frames, self.short = max(1, before // self.group // 2) * self.group, True
         elif memory.free > ENOUGH * memory.total:

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 
 from edgevlm.apps.run.clock import Span, nothing_held, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
-from edgevlm.apps.run.process import Notifier, Shutdown, is_gone, silence_what_is_gone, source_news
+from edgevlm.apps.run.process import Notifier, ResidentMemory, Shutdown, is_gone, silence_what_is_gone, source_news
 from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.calib.demo.questions import DemoScene, parse
 from edgevlm.errors import UserError
@@ -81,7 +80,7 @@ class RunLoop:
         self._reading, self._steps = False, 0  # frames and pieces of answers
         self._seen = 0, self.source.attempts  # at the last tick
         self.shutdown = Shutdown(self.stop)
-        self._process = psutil.Process()
+        self._resident = ResidentMemory()
 
     def stop(self) -> None:
         """End the run after the frame in progress; from any thread."""
@@ -178,7 +177,7 @@ class RunLoop:
             cache_tokens=session.tokens, cache_bytes=session.cache_bytes,
             appended=round(session.memory.appended, 4), encoded=round(session.encoded, 4),
             compressions=session.memory.compressions, compress_ms=session.memory.compress_ms,
-            rss_bytes=self._process.memory_info().rss, source_state=source.state.value,
+            rss_bytes=self._resident.nbytes(), source_state=source.state.value,
             source_problem=source.problem, reconnects=source.reconnects, **store,
         )  # fmt: skip
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+import psutil
+
 from edgevlm.apps.sources import Source, State
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -132,3 +134,15 @@ def source_news(source: Source) -> Iterator[str | None]:
             reported = state, problem
             line = f"{source.name}: {'waiting for it' if state is State.INITIALISING else state.value} ({problem})"
         yield line
+
+
+class ResidentMemory:
+    """Reads this process's resident bytes; where the system lets nothing be opened, returns those read last."""
+
+    def __init__(self) -> None:
+        self._process, self._nbytes = psutil.Process(), 0
+
+    def nbytes(self) -> int:
+        with suppress(OSError, psutil.Error):
+            self._nbytes = self._process.memory_info().rss
+        return self._nbytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from edgevlm.apps.run.process import ResidentMemory
 from edgevlm.apps.serve.service import Service
 from edgevlm.runtime.answer import Answer
 
@@ -39,7 +39,7 @@ class Metrics(Collector):
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", **of)
         self.refused = Counter("edgevlm_requests_refused", "Questions that found no place.", registry=self.registry)
         self._asked: set[str] = set()  # streams that have figures of answers
-        self._service, self._process = service, psutil.Process()
+        self._service, self._resident = service, ResidentMemory()
         self.registry.register(self)
 
     def answered(self, stream: str, answer: Answer) -> None:
@@ -57,7 +57,7 @@ class Metrics(Collector):
         running = min(len({stream.model for stream in streams.values()}), self.unfinished)  # a model answers one at a time
         yield family("num_requests_running", "Answers being generated.", {(): running})
         yield family("num_requests_waiting", "Questions that wait.", {(): self.unfinished - running})
-        yield family("process_resident_bytes", "Resident memory.", {(): self._process.memory_info().rss})
+        yield family("process_resident_bytes", "Resident memory.", {(): self._resident.nbytes()})
         if (watts := service.power.watts()) is not None:
             yield family("power_watts", "What the machine's meter measures.", {(): watts})
         yield family("camera_up", "1 while frames come.", {name: each.state == "running" for name, each in streams.items()})

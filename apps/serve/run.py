@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
+import resource
 import signal
 import socket
 import threading
@@ -31,6 +34,8 @@ from edgevlm.progress import Notify, progress, to_stderr
 HEAD_S = 20.0  # that a request may take to come, without its body
 MAX_HEADERS = 64 << 10  # bytes
 READ_S = 20.0  # that a client may leave unread what was sent to it
+RESERVE = 128  # files that connections leave for cameras and state, or a quarter of those that may be open
+WAITING = 1024  # connections that are not accepted yet
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
 
 
@@ -63,6 +68,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
+                listening.listen(WAITING)  # others wait in the kernel
                 loop = asyncio.get_running_loop()
                 with suppress(ValueError, RuntimeError):  # not the main thread
                     loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
@@ -91,19 +97,36 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
 
 
 def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    reserve = min(RESERVE, files // 4)
+    TimedProtocol.most = files - reserve
     return uvicorn.Config(
         Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=service.config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False,
         h11_max_incomplete_event_size=MAX_HEADERS, lifespan="off", http=TimedProtocol, ws="none",
+        backlog=reserve // 2,  # connections accepted at once
     )  # fmt: skip
 
 
 class TimedProtocol(H11Protocol):
-    """Closes connections that bring no request for a while, and those whose client does not read."""
+    """Closes connections that bring no request for a while, and those whose client does not read.
+
+    most: files that may be open; with more, each new connection ends the oldest that is idle, or itself.
+    """
+
+    most: float = math.inf
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.made = self.loop.time()
+        if open_files() > self.most:
+            idle = [each for each in self.connections if isinstance(each, TimedProtocol) and each.is_idle]
+            min(idle, key=lambda each: each.made).transport.abort()
         self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -115,10 +138,18 @@ class TimedProtocol(H11Protocol):
 
     def _close_if_idle(self, before: object) -> None:
         """Close it where no request came since, and none is being answered."""
-        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+        if self.cycle is before and self.is_idle:
             self.transport.close()
         elif not self.transport.is_closing():
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
+
+
+def open_files() -> float:
+    """Count the descriptors of this process; infinite where there is none left to count with."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return math.inf
 
 
 def reload(service: Service, load: Callable[[], ServeConfig], notify: Notify) -> None:

@@ -1,11 +1,15 @@
 """What a run answers and prints: of cameras, of windows of time, and of what has left the memory."""
 
+import errno
 import json
 import threading
 import time
 from contextlib import closing
 from datetime import datetime
+from itertools import chain, repeat
+from unittest.mock import Mock
 
+import psutil
 import pytest
 from cameras import MjpegCamera
 from typed import edgevlm, events, of_kind, refused
@@ -107,6 +111,15 @@ def test_a_time_that_a_day_has_not_or_twice_is_refused(berlin, text, now, found)
     else:
         with pytest.raises(UserError, match=found):
             moment(text, berlin(now))
+
+
+def test_a_statistic_that_cannot_be_read_ends_no_run(monkeypatch):
+    full = OSError(errno.EMFILE, "Too many open files")
+    looks = Mock(side_effect=chain([psutil.virtual_memory()], repeat(full)))  # the first is of what opens the session
+    monkeypatch.setattr("psutil.virtual_memory", looks)
+    monkeypatch.setattr("psutil.Process.memory_info", Mock(side_effect=full))
+    assert events(*RUN, "--frames", 8, "--json")[-1]["frames"] == 8
+    assert looks.call_count > 1
 
 
 def test_a_run_answers_about_a_window():

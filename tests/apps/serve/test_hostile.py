@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import KEY, NOW, WAIT_S, eventually, serving
+from served import KEY, NOW, WAIT_S, Served, eventually, serving
 
 pytest.importorskip("fastapi")
 
@@ -49,6 +51,23 @@ def test_answers_are_what_openapi_says(tmp_path):
         ]  # fmt: skip
         told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, cwd=tmp_path)
     assert told.returncode == 0, told.stdout
+
+
+def test_idle_connections_leave_files_for_cameras(tmp_path):
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        server = Served(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    links = [socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) for _ in range(160)]
+    assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 128
+    frames = server.get("/v1/streams/demo")["frames_watched"]
+    assert server.watched("demo", frames + 3)["state"] == "running"
+    for link in links:
+        link.close()
+    server.end()
+    assert (tmp_path / "stderr").read_text() == ""
 
 
 def test_what_it_writes_is_its_users_alone(server):
