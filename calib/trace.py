@@ -76,8 +76,8 @@ class ClipTracer:
     """
 
     def __init__(self, model: Model, frames: int | None, questions: Iterable[str]) -> None:
-        self.model, self._chat = model, Chat(model.bundle.chat)
-        self._prefix = model.encode(self._chat.prefix)
+        self.model, self._chat = model, Chat(model.bundle.chat, model.tokenizer)
+        self._prefix = self._chat.prefix
         longest = max(len(self._asked(question)) for question in questions)
         per_frame, limit = model.rows_per_frame, model.bundle.limit
         self._text_rows = longest + len(model.closing)
@@ -89,7 +89,7 @@ class ClipTracer:
             raise UserError(f"{self.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
 
     def _asked(self, question: str) -> list[int]:
-        return self.model.encode(self._chat.suffix([], question))
+        return self._chat.suffix([], question)
 
     def __call__(self, clip: Clip) -> ClipTrace:
         """Watch a clip, or its beginning. Raises UserError if it is too short."""

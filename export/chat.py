@@ -1,4 +1,4 @@
-"""The checkpoint's chat template, special tokens and stop tokens, checked against its tokenizer."""
+"""The checkpoint's chat template, special tokens and what it says of answers, checked against its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Family
 from edgevlm.export.settings import check_settings
+from edgevlm.export.tokenizer import AGAIN, TOKENIZER, read_tokenizer
 from edgevlm.runtime.bundle import ChatSpec
-from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.chat import Chat, encode
 
-TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
 _MARK = re.compile(r"<[^<>{}\s]+>")
+_CHANGING = (  # settings of generate that change greedy answers and are not followed
+    "num_beams num_beam_groups guidance_scale encoder_repetition_penalty min_length min_new_tokens bad_words_ids "
+    "suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id sequence_bias stop_strings penalty_alpha "
+    "dola_layers constraints force_words_ids exponential_decay_length_penalty encoder_no_repeat_ngram_size token_healing "
+    "watermarking_config"
+).split()
 
 
 def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
@@ -24,16 +31,8 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the
     token that stands for what is watched.
     """
-    file, text = checkpoint.folder / TOKENIZER, checkpoint.text(TOKENIZER)
-    if text is None:
-        raise UserError(f"{file}: is missing; save the tokenizer beside the model in its fast form")
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:
-        raise UserError(f"{file}: cannot be read ({error}); save the tokenizer again") from None
-    again = "save the tokenizer that belongs to the model"
-    if (known := tokenizer.get_vocab_size()) > vocab:
-        raise UserError(f"{file}: has {known} tokens and the model embeds {vocab}; {again}")
+    file = checkpoint.folder / TOKENIZER
+    tokenizer, special = read_tokenizer(checkpoint, family, vocab)
     template = _template(checkpoint)
     if family.placeholder and family.placeholder not in template:
         template = family.template or template
@@ -43,14 +42,13 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     added = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items()}
     marks = _MARK.findall(family.opening + family.before + family.after + family.ending)
     if placeholder_id not in added or not set(added.values()) >= set(marks):
-        raise UserError(f"{file}: lacks token {placeholder_id}, the {family.content_type} of config.json, {marks}; {again}")
+        raise UserError(f"{file}: lacks token {placeholder_id}, the {family.content_type} of config.json, {marks}; {AGAIN}")
     placeholder = family.placeholder or added[placeholder_id]
     if placeholder.join(family.around) in template:
         placeholder = placeholder.join(family.around)
     if placeholder not in template:
         place = f"the {family.content_type}'s place"
         raise UserError(f"{checkpoint.folder}: the chat template never writes {placeholder!r}, {place}")
-    special = _special_tokens(checkpoint)
     talk: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "template": template,
@@ -60,13 +58,28 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
         "opening": family.opening,
         "ending": family.ending,
         "special_tokens": special,
-        "stop_ids": _stop_ids(checkpoint, tokenizer, special, vocab),
+        "adds_special": tokenizer.num_special_tokens_to_add(False) > 0,
+        **_generation(checkpoint, family, tokenizer, special, vocab),
     }
     try:
-        Chat(ChatSpec(**talk)).suffix([("a question", "an answer")], "another")
+        _check_prompt(family, ChatSpec(**talk), tokenizer)
     except UserError as error:
         raise UserError(f"{checkpoint.folder}: {error}") from None
-    return talk, text
+    return talk, tokenizer.to_str()
+
+
+def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
+    """Raise UserError for a prompt that a stream cannot append in parts: prefix, frames, suffix."""
+    chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
+    if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
+        raise UserError("the chat template writes the question before the video; change it, since a stream comes first")
+    mark = tokenizer.get_added_tokens_decoder()[video].content
+    time = {"seconds": 1.0, "minutes": 0, "second": 1}
+    before, after = family.before.format(**time), family.after.format(**time)
+    inside = [encode(tokenizer, mark + text)[1:] for text in (before, after)]
+    parts = [*chat.prefix, *[*inside[0], video, *inside[1]] * 2, *chat.suffix(turns, "another")]
+    if parts != chat.ids(turns, "another", (before + mark + after) * 2):
+        raise UserError(f"{TOKENIZER} joins the text around frames with the prompt's; save the tokenizer that was trained")
 
 
 def _template(checkpoint: Checkpoint) -> str:
@@ -83,24 +96,26 @@ def _template(checkpoint: Checkpoint) -> str:
     return template
 
 
-def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
-    special: dict[str, str] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in (checkpoint.json(file) or {}).items():
-            content = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(content, str):
-                special[key] = content
-    return dict(sorted(special.items()))
-
-
-def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, special: dict[str, str], vocab: int) -> list[int]:
-    file, generation = checkpoint.folder / "generation_config.json", checkpoint.json("generation_config.json") or {}
-    check_settings(file, generation)
-    ids: set[Any] = {tokenizer.token_to_id(special["eos_token"])} if "eos_token" in special else set()
-    for config in (generation, checkpoint.config, checkpoint.section("text_config")):
-        value = config.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [value])
-    stops: list[int] = sorted(ids - {None})
+def _generation(
+    checkpoint: Checkpoint, family: Family, tokenizer: Tokenizer, special: dict[str, str], vocab: int
+) -> dict[str, Any]:
+    """What ``generate`` of transformers does to greedy answers: stop tokens, and what may be repeated."""
+    file, settings, text = checkpoint.folder / GENERATION, checkpoint.json(GENERATION), checkpoint.section("text_config")
+    if settings is None:
+        file, settings = checkpoint.folder / "config.json", text | checkpoint.config
+    check_settings(file, settings)
+    for name in _CHANGING:
+        if (value := settings.get(name)) not in (None, False, 0, 1, [], {}):
+            raise UserError(f"{file}: {name} is {str(value)[:40]} and is not followed here, so answers would differ; remove it")
+    stops: Any = next(
+        (found for config in (settings, checkpoint.config, text) if (found := config.get("eos_token_id")) not in (None, [])), None
+    )
+    if stops is None and "eos_token" in special:
+        stops = tokenizer.token_to_id(special["eos_token"])
+    stops = sorted({*stops} if isinstance(stops, list) else {stops} - {None})
     if not stops or stops[-1] >= vocab:
         raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
-    return stops
+    found = {"repetition_penalty": settings.get("repetition_penalty"), "no_repeat_ngram_size": settings.get("no_repeat_ngram_size")}
+    if family.before and (odd := next((name for name, value in found.items() if value not in (None, 0, 1)), None)):
+        raise UserError(f"{file}: {odd} is not followed for models with text between frames; remove it")
+    return {"stop_ids": stops, **{name: value for name, value in found.items() if value is not None}}

@@ -37,7 +37,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 FILES = (  # what is read beside the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "chat_template.jinja", "chat_template.json", _INDEX,
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", _INDEX,
 )  # fmt: skip
 AGAIN = "download or save the checkpoint again"
 LARGEST = 1 << 26  # bytes of each

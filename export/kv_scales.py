@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
@@ -19,7 +18,7 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
 from edgevlm.runtime.kv import SCALES, KVScales
-from edgevlm.runtime.model import Model
+from edgevlm.runtime.model import Model, load_tokenizer
 from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
@@ -62,14 +61,15 @@ def measured_scales(
     model with too few positions for a frame and a question.
     """
     exact = in_fp32(bundle)
-    spec, chat = exact.decoder, Chat(exact.chat)
+    spec = exact.decoder
     key = np.zeros((spec.layers, spec.kv_heads, spec.head_dim // 2), np.float32)
     value = np.zeros((spec.layers, spec.kv_heads, spec.head_dim), np.float32)
-    tokenizer = Tokenizer.from_file(str(exact.file(exact.chat.tokenizer)))
+    tokenizer = load_tokenizer(exact)
     with closing(load_engine(DEFAULT_ENGINE, exact, threads=threads)) as engine:
         model = Model(exact, engine, tokenizer, exact.closing_rows())
-        prefix = model.encode(chat.prefix)
-        asked = [np.asarray(model.encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
+        chat = Chat(exact.chat, tokenizer)
+        prefix = chat.prefix
+        asked = [np.asarray(chat.suffix([], question), np.int64) for question in QUESTIONS]
         asked.append(np.random.default_rng(0).integers(0, spec.vocab, RANDOM))
         text_rows = max(map(len, asked)) + len(model.closing) + ANSWER
         count = min(count, (exact.limit - len(prefix) - text_rows) // model.rows_per_frame)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from edgevlm.errors import UserError, first_problem
-from edgevlm.runtime.bundle import Count, Finite, Positions, Positive, TokenId, Width, Word
+from edgevlm.runtime.bundle import Count, Finite, Penalty, Positions, Positive, TokenId, Width, Word
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,8 @@ _CONFIG = {  # of config.json, its sections and processor files
     Positions: "max_position_embeddings edgevlm_trained_length",
     TokenId: "image_token_id image_token_index video_token_id video_token_index",
     TokenId | list[TokenId]: "eos_token_id",
+    Penalty: "repetition_penalty",
+    Annotated[int, Ge(0), Le(1024)]: "no_repeat_ngram_size",
     Square: "image_size patch_size spatial_merge_size temporal_patch_size",
     Area: "window_size min_pixels max_pixels",
     Index | Short: "vision_feature_layer",
@@ -85,4 +87,4 @@ def check_settings(where: Path | str, settings: dict[str, Any]) -> None:
     try:
         _schema().model_validate_json(to_json(settings), strict=True)
     except ValidationError as error:
-        raise UserError(f"{where}: cannot be understood ({first_problem(error)}); save the checkpoint again") from None
+        raise UserError(f"{where}: cannot be understood ({first_problem(error)}); correct it or leave it out") from None

@@ -56,6 +56,7 @@ Positions = Annotated[int, Ge(1), Le(1 << 31)]
 Pixels = Annotated[int, Ge(1), Le(1 << 14)]
 Finite = Annotated[float, Ge(-1e9), Le(1e9)]
 Positive = Annotated[float, Gt(0), Le(1e12)]
+Penalty = Annotated[float, Ge(0.01), Le(100)]
 TokenId = Annotated[int, Ge(0), Le(1 << 24)]
 Word = Annotated[str, MaxLen(256)]
 Text = Annotated[str, MaxLen(1 << 20)]
@@ -185,7 +186,7 @@ class VisionSpec:
     ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` says how these take
     theirs: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in which the
     frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid;
-    ``"transformers"``, as ``"video"`` with the text behind it where transformers from 5.3 on puts it.
+    ``"transformers"``, as ``"video"`` with the text after it where transformers from 5.23 on puts it.
     ``before`` and ``after`` are text that stands around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` are its time.
     """
 
@@ -238,6 +239,9 @@ class ChatSpec:
     stop_ids: tuple[TokenId, ...]
     opening: Word = ""  # text before the first frame
     ending: Word = ""  # text after the last one
+    adds_special: bool = False  # whether the tokenizer adds its tokens to a prompt that does not begin with bos_token
+    repetition_penalty: Penalty = 1.0  # divides positive logits of tokens in prompt and answer, multiplies negative ones
+    no_repeat_ngram_size: Annotated[int, Ge(0), Le(1024)] = 0  # length of runs of tokens that come once; 0: any may repeat
 
 
 @dataclass(frozen=True, slots=True)

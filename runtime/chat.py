@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import ChatSpec
@@ -14,28 +16,43 @@ MAX_CONVERSATIONS = 64
 
 
 class Chat:
-    """Splits what the template renders at the vision placeholder: a prefix before the stream, a suffix after it."""
+    """Renders prompts and encodes them: token ids of a prefix before the stream and of a suffix after it.
 
-    def __init__(self, spec: ChatSpec, system: str | None = None) -> None:
-        self.spec, self.system = spec, system
+    A prompt is encoded whole and split at the token that stands for the video: tokenizers add tokens to the beginning of a text.
+    """
+
+    def __init__(self, spec: ChatSpec, tokenizer: Tokenizer, system: str | None = None) -> None:
+        self.spec, self.system, self._tokenizer = spec, system, tokenizer
+        self._mark = video_mark(tokenizer, spec)
+        if system is not None:
+            self._check(system)
+        self.prefix_text, _ = self._parts([], "")
         self.prefix, _ = self._split([], "")
 
-    def suffix(self, turns: Sequence[Turn], question: str) -> str:
+    def suffix(self, turns: Sequence[Turn], question: str) -> list[int]:
         """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
-        self._check(turns, question)
+        self._check(question, *(part for turn in turns for part in turn))
         return self._split(turns, question)[1]
 
-    def text_only(self, turns: Sequence[Turn], question: str) -> str:
+    def text_only(self, turns: Sequence[Turn], question: str) -> list[int]:
         """The whole prompt where there is no video."""
-        self._check(turns, question)
-        return self._render(turns, question, video=False)
+        self._check(question, *(part for turn in turns for part in turn))
+        return self._encode(self._render(turns, question, video=False))
 
-    def _check(self, turns: Sequence[Turn], question: str) -> None:
-        for text in (question, *(part for turn in turns for part in turn)):
+    def text(self, turns: Sequence[Turn], question: str, video: str = "") -> str:
+        """The whole prompt as text, with ``video`` in the video's place. Raises UserError for a template without one."""
+        return video.join(self._parts(turns, question))
+
+    def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
+        """The token ids of :meth:`text`."""
+        return self._encode(self.text(turns, question, video))
+
+    def _check(self, *texts: str) -> None:
+        for text in texts:
             if not isinstance(text, str):
                 raise UserError(f"a question is text, not {type(text).__name__}")
-            if self.spec.placeholder in text:
-                raise UserError(f"a question cannot hold {self.spec.placeholder!r}, which stands for the video; leave it out")
+            if found := next((word for word in (self.spec.placeholder, self._mark) if word and word in text), None):
+                raise UserError(f"a question cannot hold {found!r}, which stands for the video; leave it out")
 
     def _render(self, turns: Sequence[Turn], question: str, video: bool) -> str:
         questions = [*(turn[0] for turn in turns), question]
@@ -50,11 +67,45 @@ class Chat:
                 messages.append({"role": "assistant", "content": [_text(answers[index])]})
         return render(self.spec.template, messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
 
-    def _split(self, turns: Sequence[Turn], question: str) -> tuple[str, str]:
+    def _parts(self, turns: Sequence[Turn], question: str) -> tuple[str, str]:
         before, placeholder, after = self._render(turns, question, video=True).partition(self.spec.placeholder)
         if not placeholder:
             raise UserError(f"the chat template renders no {self.spec.placeholder!r}, the video's place; it is another model's")
         return before + self.spec.opening, self.spec.ending + after
+
+    def _split(self, turns: Sequence[Turn], question: str) -> tuple[list[int], list[int]]:
+        before, after = self._parts(turns, question)
+        if not self._mark:
+            return self._encode(before), encode(self._tokenizer, after)
+        ids = self._encode(before + self._mark + after)
+        place = ids.index(video := self.spec.placeholder_id)
+        if video in ids[place + 1 :]:
+            raise UserError("a question cannot hold the token that stands for the video; leave it out")
+        return ids[:place], ids[place + 1 :]
+
+    def _encode(self, text: str) -> list[int]:
+        """Encode a whole prompt as the processors of transformers do, with special tokens unless it begins with the first."""
+        begins = text.startswith(self.spec.special_tokens.get("bos_token") or "\0")
+        return encode(self._tokenizer, text, special=self.spec.adds_special and not begins)
+
+
+def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
+    """The text of the token that stands for the video; empty for a tokenizer that does not set it apart."""
+    token = tokenizer.get_added_tokens_decoder().get(spec.placeholder_id)
+    return "" if token is None else token.content
+
+
+def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
+    """Token ids of ``text``. special: with what the tokenizer's post-processor adds.
+
+    Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the text holds {text[error.start]!a}, which is no character; write it in UTF-8") from None
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+    return ids
 
 
 def _text(text: str) -> dict[str, str]:
@@ -67,9 +118,9 @@ class Conversations:
     history_tokens: tokens that earlier turns may take in a prompt.
     """
 
-    def __init__(self, chat: Chat, encode: Callable[[str], list[int]], history_tokens: int) -> None:
+    def __init__(self, chat: Chat, history_tokens: int) -> None:
         self.turns: dict[str, list[Turn]] = {}
-        self._chat, self._encode, self._history_tokens = chat, encode, history_tokens
+        self._chat, self._history_tokens = chat, history_tokens
 
     def prompt(
         self, conversation: str | None, question: str, history: Sequence[Turn] = (), *, text_only: bool = False
@@ -81,10 +132,10 @@ class Conversations:
         """
         turns = self.turns.get(conversation, []) if conversation is not None else list(history)
         written = self._chat.text_only if text_only else self._chat.suffix
-        if not (alone := len(self._encode(written([], question)))):
+        if not (alone := len(written([], question))):
             raise UserError("the chat template writes no question; it is another model's")
         while True:
-            ids = self._encode(written(turns, question))
+            ids = written(turns, question)
             if len(ids) - alone <= self._history_tokens or not turns:
                 return ids
             del turns[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from edgevlm.errors import BundleError, UserError
 from edgevlm.progress import progress
 from edgevlm.runtime.bundle import MANIFEST, Bundle
+from edgevlm.runtime.chat import encode, video_mark
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.files import refuse_address
 from edgevlm.runtime.plugins import load_class
@@ -74,19 +76,20 @@ class Model:
         tokenizer = load_tokenizer(bundle)
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
+    @cached_property
+    def _mark(self) -> str:
+        return video_mark(self.tokenizer, self.bundle.chat)
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of rendered prompt text; the template has already written the special tokens.
+        """Token ids of text inside a prompt, after a token of the video.
 
         Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the text holds {text[error.start]!a}, which is no character; write it in UTF-8") from None
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode(self.tokenizer, self._mark + text)
+        return ids[ids.index(self.bundle.chat.placeholder_id) + 1 :] if self._mark else ids
 
     def embed(self, text: str) -> NDArray[np.float32]:
-        """Embeddings of rendered prompt text, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
+        """Embeddings of text inside a prompt, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
         self.scheduler.check_process()
         return self.engine.embed(np.asarray(self.encode(text), np.int64))
 
@@ -125,8 +128,10 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
         raise
     except BaseException as error:  # tokenizers raises bare Exception, and what its own panics are
         raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {again}") from None
-    if (known := tokenizer.get_vocab_size()) > bundle.decoder.vocab:
-        raise BundleError(f"{path}: has {known} tokens and the model embeds {bundle.decoder.vocab}; {again}")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= bundle.decoder.vocab:
+        raise BundleError(f"{path}: has token {largest} and the model embeds {bundle.decoder.vocab}; {again}")
     if chat.placeholder_id >= 0 and tokenizer.id_to_token(chat.placeholder_id) is None:
         raise BundleError(f"{path}: has no token {chat.placeholder_id}, which stands for what is watched; {again}")
     return tokenizer

@@ -67,7 +67,7 @@ def open_stream(
     writer: of snapshots; a store's file is in its directory. Raises UserError as ``Session.open`` does.
     """
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
-    prefix, rows, budget, why = model.encode(chat.prefix), text.rows(model), settings.budget, ""
+    prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
     if budget is None:
         present = present_rows(model) if _append(settings, model, policy) is not None else 0
         budget = default_budget(model, policy, model.bundle.limit - len(prefix) - rows - present)

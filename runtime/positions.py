@@ -56,7 +56,7 @@ class Positions:
     _start: int | None = None  # where the rows and columns of the video count from
     _time: int = 0  # the newest frame's position on the first axis
     _since: float = 0.0  # seconds of the video's first frame
-    _text: int | None = None  # the position of text after the video, if not ``next``
+    _text: int | None = None  # the position of the next row of text after the video, if not ``next``
 
     @property
     def margin(self) -> int:
@@ -90,7 +90,9 @@ class Positions:
     def take(self, rows: int) -> Int32:
         """Return the positions of the next ``rows`` rows of text, ``[rows, axes]``."""
         first = self.next if self._text is None else self._text
-        self.next, self._text = max(self.next, first + rows), None
+        self.next = max(self.next, first + rows)
+        if self._text is not None:
+            self._text = first + rows
         return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.axes, 1)
 
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
@@ -100,8 +102,8 @@ class Positions:
 
         ``video``: the frame advances by 1 or by the time that passed; rows and columns count from the video's start.
         ``frame``: all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.)
-        ``transformers``: as ``video``, but the rows of text that are taken next follow the largest row or column, and only
-        those after them the largest position, as in transformers from 5.3 on.
+        ``transformers``: as ``video``, but text follows the largest row or column, whatever the time, as in transformers from
+        5.23 on.
         """
         rows, columns = self.grid
         if self.rule == "rows":

@@ -57,6 +57,35 @@ class Sampler:
         return int(self._random.choice(nucleus, p=weights / weights.sum()))
 
 
+class Repetition:
+    """A logits processor against tokens of the prompt and the answer, as transformers' ``generate`` has it.
+
+    penalty: divides their logits above 0 and multiplies those below. ngram: the length of runs of tokens that come once; 0
+    for any. prompt: token ids. Raises UserError for a penalty out of range.
+    """
+
+    def __init__(self, penalty: float = 1.0, ngram: int = 0) -> None:
+        if not 0 < penalty < float("inf"):
+            raise UserError("repetition_penalty must be more than 0 and finite")
+        self.penalty, self.ngram = penalty, ngram
+        self.prompt: list[int] = []
+
+    def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Change logits ``[vocabulary]`` of the token after ``token_ids``, the answer so far."""
+        if self.penalty == 1 and not self.ngram:
+            return logits
+        ids, changed = [*self.prompt, *token_ids], logits.copy()
+        if self.penalty != 1:
+            held = np.unique([token for token in ids if token >= 0])
+            scores, penalty = logits[held], np.float32(self.penalty)
+            changed[held] = np.where(scores < 0, scores * penalty, scores / penalty)
+        if self.ngram and len(ids) >= self.ngram:
+            last = ids[len(ids) - self.ngram + 1 :]
+            runs = (ids[start : start + self.ngram] for start in range(len(ids) - self.ngram + 1))
+            changed[[run[-1] for run in runs if run[:-1] == last]] = -np.inf
+        return changed
+
+
 class Classified(NamedTuple):
     """How probable each choice was as the answer to a question, and where the question looked.
 

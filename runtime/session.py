@@ -29,7 +29,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_int, check_time, open_encoder, open_stream
 from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
-from edgevlm.runtime.sampling import Classified, OneOf, Sampler
+from edgevlm.runtime.sampling import Classified, OneOf, Repetition, Sampler
 from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.settings import AUTO, SessionSettings
 from edgevlm.runtime.snapshots.forget import forget
@@ -152,7 +152,7 @@ class Session:
         if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
         chunk = Chunk(model.engine, model.bundle, stream.chunk, encoder)
-        return SessionMemory(stream, chunk, Conversations(self._chat, model.encode, self.text_budget.conversation), why)
+        return SessionMemory(stream, chunk, Conversations(self._chat, self.text_budget.conversation), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot``; raises SnapshotError for one that does not fit, and is empty again."""
@@ -217,7 +217,7 @@ class Session:
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
-            text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, system)
+            text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, used.tokenizer, system)
             opening = used.scheduler.submit(None, cls, used, settings, chat, text, writer, bgr, urgent=True)
             session = opening.result()
             if writer is not None:
@@ -344,9 +344,7 @@ class Session:
         if choices:
             self._classifier(question, choices)
             return
-        asked = self.model.encode(self._chat.suffix([], question))
-        if self.model.bundle.chat.placeholder_id in asked:
-            raise UserError("a question cannot hold the token that stands for the video; leave it out")
+        asked = self._chat.suffix([], question)
         if len(asked) > self.text_budget.question:
             raise UserError(
                 f"this question takes {len(asked)} tokens and {self.text_budget.question} are set aside for one; shorten it"
@@ -364,6 +362,7 @@ class Session:
         seed: int | None = None,
         top_k: int = 0,
         min_p: float = 0.0,
+        repetition_penalty: float | None = None,
         choices: Sequence[str] = (),
         logits_processor: LogitsProcessor | None = None,
         pictures: Sequence[NDArray[np.uint8] | Pixels] = (),
@@ -377,6 +376,8 @@ class Session:
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
         likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
+        repetition_penalty: of tokens in question and answer, 1 for none, as the model's generation_config.json says unless given;
+        ``choices`` go without it.
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
@@ -393,7 +394,9 @@ class Session:
         check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
         if max_tokens is not None and not 1 <= max_tokens <= budget.answer:
             raise UserError(f"an answer can have 1 to {budget.answer} tokens here, not {max_tokens}")
-        sampler = Sampler(temperature, top_p, seed, top_k, min_p)
+        sampler, chat = Sampler(temperature, top_p, seed, top_k, min_p), self.model.bundle.chat
+        penalty = chat.repetition_penalty if repetition_penalty is None else repetition_penalty
+        repetition = Repetition(penalty, chat.no_repeat_ngram_size)
         self.check(question)
         if len(pictures) > budget.pictures:
             raise UserError(f"a question can show {budget.pictures} pictures here, not {len(pictures)}")
@@ -407,8 +410,11 @@ class Session:
         shown, answer = [self._pixels(picture) for picture in pictures], Answer(question, self.time_s)
 
         def draw(logits: NDArray[np.float32]) -> int:
-            if logits_processor is None or one_of is not None:
-                return sampler(logits if one_of is None else one_of(answer.token_ids, logits))
+            if one_of is not None:
+                return sampler(one_of(answer.token_ids, logits))
+            logits = repetition(answer.token_ids, logits)
+            if logits_processor is None:
+                return sampler(logits)
             try:
                 return sampler(logits_processor(answer.token_ids, logits))
             except Exception as error:
@@ -416,7 +422,7 @@ class Session:
 
         with self._asking:
             self._check_open()
-            request = answer, draw, one_of, max_tokens or budget.answer, conversation, history, shown, window
+            request = answer, draw, repetition, one_of, max_tokens or budget.answer, conversation, history, shown, window
             answer._follow(self.model.scheduler.submit(self, self._step, self._answer, *request, urgent=True))
             self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
@@ -433,6 +439,7 @@ class Session:
         self,
         answer: Answer,
         draw: Draw,
+        repetition: Repetition,
         choices: OneOf | None,
         max_tokens: int,
         conversation: str | None,
@@ -447,11 +454,13 @@ class Session:
         self._append_pieces()
         text_only = not (memory.frames or pictures or window)
         ids = memory.conversations.prompt(conversation, answer.question, history, text_only=text_only)
+        seen = [] if text_only else self._chat.prefix + [model.bundle.chat.placeholder_id] * max(1, repetition.ngram)
+        repetition.prompt = seen + ids
         shown = [model.engine.encode(picture.values[None]) for picture in pictures]
         with ExitStack() as stack:
             before = [model.closing]
             if text_only:  # where there is no video, the prompt continues the stream's prefix
-                known = zip(ids, model.encode(self._chat.prefix), strict=False)
+                known = zip(ids, self._chat.prefix, strict=False)
                 prefix = min(len(list(takewhile(lambda pair: pair[0] == pair[1], known))), len(ids) - 1)
                 stack.enter_context(memory.stream.truncated_prefix(prefix))
                 before, ids = [], ids[prefix:]
@@ -488,7 +497,7 @@ class Session:
             one_of.check_first_tokens()
             if len(self._known) >= KNOWN_QUESTIONS:
                 self._known = {}
-            self._known[key] = self.model.encode(self._chat.suffix([], question)), one_of
+            self._known[key] = self._chat.suffix([], question), one_of
         return self._known[key]
 
     def _classify(self, asked: Sequence[tuple[list[int], OneOf]], watch: bool) -> list[Classified]:

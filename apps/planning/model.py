@@ -170,7 +170,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         tied=spec.embedding.encode() in graph.read_bytes(),  # the graph names that file as its head
         axes=spec.axes, limit=bundle.limit,
         tower=_tower(family, vision, bundle.file(vision.graph), tokenizer),
-        prefix=len(tokenizer.encode(Chat(bundle.chat, None).prefix, add_special_tokens=False)),
+        prefix=len(Chat(bundle.chat, tokenizer).prefix),
         closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
         group=-(-spec.hidden // codes[1]) if len(codes) == 3 else None, kv=spec.kv, files=files,
     )  # fmt: skip

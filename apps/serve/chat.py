@@ -127,6 +127,7 @@ class ChatRequest(Lenient):
     top_p: TopP = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
     stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
     n: Literal[1] | None = 1
@@ -147,6 +148,7 @@ class ChatRequest(Lenient):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "top_k": max(self.top_k or 0, 0),
             "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
             "seed": None if self.seed == -1 else self.seed,
         }
         if wanted := self.max_completion_tokens or self.max_tokens:

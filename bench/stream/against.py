@@ -116,7 +116,7 @@ def against(
 def baseline_of(model: Any, session: Session) -> TorchBaseline:
     """The baseline with a session's prefix and budget."""
     bundle = session.model.bundle
-    prefix = session.model.encode(session._chat.prefix)
+    prefix = session._chat.prefix
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 

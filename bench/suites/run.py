@@ -103,11 +103,11 @@ def key_of(record: Record) -> tuple[str, str, str]:
 
 def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
     """Text budget for the longest prompt, up to a part of the model's positions, and the longest answer; no conversation."""
-    chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_PARTS
+    chat, most = Chat(model.bundle.chat, model.tokenizer), model.bundle.limit // PROMPT_PARTS
     longest = 0
     for prompt in {part for q in questions for part in (q.prompt, q.poll.prompt if q.poll else q.prompt)}:
         try:
-            longest = max(longest, len(model.encode(chat.suffix([], prompt))))
+            longest = max(longest, len(chat.suffix([], prompt)))
         except UserError:  # it holds what stands for the video: recorded where it is asked
             continue
     return TextBudget(0, min(longest, most), min(max(question.tokens for question in questions), most))

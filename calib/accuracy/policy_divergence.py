@@ -53,10 +53,10 @@ class DivergenceMeter:
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
-        chat, text = Chat(model.bundle.chat), TextBudget.fitting(model.bundle.limit)
-        self._prefix, self._text_rows = model.encode(chat.prefix), text.rows(model)
+        chat, text = Chat(model.bundle.chat, model.tokenizer), TextBudget.fitting(model.bundle.limit)
+        self._prefix, self._text_rows = chat.prefix, text.rows(model)
         self._answer = min(ANSWER, text.answer)
-        self._questions = [model.encode(chat.suffix([], question)) for question in questions]
+        self._questions = [chat.suffix([], question) for question in questions]
         for question, ids in zip(questions, self._questions, strict=True):
             if len(ids) > (most := text.conversation + text.question):
                 raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")

@@ -129,7 +129,7 @@ def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
 
 def usual_budget(model: Model) -> int:
     """|M| of a session without a budget of its own."""
-    text, prefix = TextBudget.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
+    text, prefix = TextBudget.fitting(model.bundle.limit), Chat(model.bundle.chat, model.tokenizer).prefix
     return default_budget(model, create_policy(PLAIN.policy), model.bundle.limit - len(prefix) - text.rows(model))
 
 

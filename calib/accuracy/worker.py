@@ -148,7 +148,7 @@ class Worker:
         """The most bytes that cache and policy take in one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
-            prefix, rows = self.model.encode(Chat(self.model.bundle.chat).prefix), self._text_budget.rows(self.model)
+            prefix, rows = Chat(self.model.bundle.chat, self.model.tokenizer).prefix, self._text_budget.rows(self.model)
             return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
         frames = case.frames[: 0 if variant == PLAIN else MEASURED if self._long else None]
         with open_variant(self.model, policy, tokens, variant, TEXT_BUDGET) as session:

@@ -19,6 +19,7 @@ class Llava(Family):
     content_type: ClassVar[str] = "image"
     token_keys: ClassVar[tuple[str, ...]] = ("image_token_id", "image_token_index")
     processors: ClassVar[tuple[str, ...]] = ("image_processor",)
+    tokenizer_class: ClassVar[str | None] = None
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         from edgevlm.export.vision.square import SquareTower
@@ -51,6 +52,7 @@ class LlavaNextVideo(Llava):
     content_type = Family.content_type
     token_keys = Family.token_keys
     processors = Family.processors
+    tokenizer_class = Family.tokenizer_class
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         from edgevlm.export.vision.layers import averaging

@@ -22,6 +22,7 @@ class Qwen2VL(Family):
     keeps_aspect: ClassVar[bool] = True
     merge: ClassVar[int] = 2
     fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
+    tokenizer_class: ClassVar[str | None] = "Qwen2Tokenizer"
     tower: ClassVar[str] = "QwenTower"
     token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted
     shares_budget: ClassVar[bool] = False  # whether the frames of a grid do

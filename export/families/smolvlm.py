@@ -19,6 +19,7 @@ class SmolVLM(Family):
     vision_type: ClassVar[str] = "smolvlm_vision"
     token_keys: ClassVar[tuple[str, ...]] = ("image_token_id",)
     is_sized: ClassVar[bool] = True
+    tokenizer_class: ClassVar[str | None] = None
     placeholder: ClassVar[str] = "<video>"
     before: ClassVar[str] = f"\nFrame from {{minutes:02d}}:{{second:02d}}:{FENCE}<global-img>"
     after: ClassVar[str] = FENCE

@@ -49,7 +49,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
         "append": "all" if stream.references is None else str(stream.references.settings),
         "encode": "all" if encoder is None else str(encoder.settings),
         "text budget": [text.conversation, text.question, text.answer],
-        "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
+        "system prompt": hashlib.sha256(chat.prefix_text.encode()).hexdigest()[:16],
     }
 
 

@@ -43,7 +43,7 @@ def watched(model, clip):
 def step_by_step(session, question, answer):
     """Logits before each token of ``answer``, each token appended by a call of its own, ``[tokens, vocabulary]``."""
     model, stream = session.model, session._stream
-    ids = model.encode(session._chat.suffix([], question))
+    ids = session._chat.suffix([], question)
     rows = np.concatenate([model.closing, model.engine.embed(np.array(ids))])
     found = []
     with stream.question():

@@ -26,8 +26,8 @@ class Video:
     """What a processor hands a model for frames ``pixels [F, 3, H, W]``, normalised, sampled at ``fps``.
 
     ids: prefix, the video's own tokens and text, suffix. Written out here, not taken from the code under test. trained: text
-    goes on behind the largest position of the video, as it did in transformers up to 5.2 and in training; newer ones let the
-    prompt go on behind the largest row or column, which a video of many frames has passed.
+    goes on behind the largest position of the video, as it did in transformers up to 5.2 and in training; newer ones let text
+    go on behind the largest row or column, which a video of many frames has passed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Video:
         start = self.prefix + self.video
         self.text_moved = int(found[:, :, :start].max()) + 1 - int(found[0, 0, start])
         found[:, :, start:] += self.text_moved * self.trained
-        further = torch.arange(count - len(self.ids)) + int(found.max()) + 1
+        further = torch.arange(count - len(self.ids)) + int(found[0, 0, -1]) + 1  # as generate goes on
         return torch.cat([found, further.expand(3, 1, -1)], 2)
 
     def logits(self, answer: list[int]) -> Float32:

@@ -53,7 +53,7 @@ SHAPES: list[tuple[str, int, float, dict[str, Any]]] = [  # family, frames, fram
 
 def watch(model: Model, pixels: np.ndarray, fps: float, chunk: int) -> Stream:
     """A stream that has seen ``pixels [F, 3, H, W]`` in chunks and keeps all of them."""
-    prefix = model.encode(Chat(model.bundle.chat).prefix)
+    prefix = Chat(model.bundle.chat, model.tokenizer).prefix
     stream = Stream(model, create_policy("full"), 1200, prefix, 64, "lazy", chunk)
     waiting = Chunk(model.engine, model.bundle, stream.chunk)
     for index, frame in enumerate(pixels):
@@ -83,9 +83,9 @@ def test_any_chunking_answers_as_one_forward_does(
 ) -> None:
     made = exported(family, **shape)
     model, oracle = Model.load(made.bundle, threads=1), load(made.checkpoint, family)
-    vision, chat = model.bundle.vision, Chat(model.bundle.chat)
+    vision, chat = model.bundle.vision, Chat(model.bundle.chat, model.tokenizer)
     pixels = np.random.default_rng(frames).standard_normal((frames, 3, *vision.size)).astype(np.float32)
-    prefix, suffix = model.encode(chat.prefix), model.encode(chat.suffix([], QUESTION))
+    prefix, suffix = chat.prefix, chat.suffix([], QUESTION)
     video = Video(oracle, family, model.encode, pixels, fps, prefix, suffix)
     for chunk in (1, 3, 16):
         stream = watch(model, pixels, fps, chunk)
@@ -108,8 +108,8 @@ def test_positions_of_the_newest_transformers(exported: Any, family: str) -> Non
     made = exported(family, positions="transformers")
     model, oracle = Model.load(made.bundle, threads=1), load(made.checkpoint, family)
     pixels = np.random.default_rng(0).standard_normal((16, 3, *model.bundle.vision.size)).astype(np.float32)
-    chat = Chat(model.bundle.chat)
-    prefix, suffix = model.encode(chat.prefix), model.encode(chat.suffix([], QUESTION))
+    chat = Chat(model.bundle.chat, model.tokenizer)
+    prefix, suffix = chat.prefix, chat.suffix([], QUESTION)
     video = Video(oracle, family, model.encode, pixels, 1.0, prefix, suffix, trained=False)
     tokens, logits = answer(model, watch(model, pixels, 1.0, 4), suffix, 8)
     expected = video.logits(tokens)[len(video.ids) - 1 : -1]

@@ -226,11 +226,13 @@ def template_of(rng: Rng, depth: int = 0) -> str:
 
 
 def use_template(folder: Path) -> None:
+    from tokenizers import Tokenizer, models
+
     from edgevlm.runtime.bundle import ChatSpec
     from edgevlm.runtime.chat import Chat
 
     spec = ChatSpec("", (folder / "t").read_text(), "video", "<video>", 1, {"bos_token": "<s>"}, (2,))
-    Chat(spec).suffix([("a", "b")], "c")
+    Chat(spec, Tokenizer(models.WordLevel({"<s>": 0}, unk_token="<s>"))).suffix([("a", "b")], "c")
 
 
 # snapshots

@@ -28,7 +28,7 @@ def test_keeps_what_the_program_kept(name, tmp_path):
     ) as session:
         stream = session._stream
         policy.project = projected(checkpoint, stream)
-        assert (session._chat.prefix, model.bundle.vision.tokens_per_frame) == (recorded.PREFIX, recorded.PER_FRAME)
+        assert (session._chat.prefix_text, model.bundle.vision.tokens_per_frame) == (recorded.PREFIX, recorded.PER_FRAME)
         for number, chunk in enumerate(case.features()):
             guidance, before = policy.guidance, stream.stats.compressions
             assert stream.append_frames(chunk) == len(chunk)

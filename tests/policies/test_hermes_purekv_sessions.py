@@ -66,7 +66,7 @@ def test_guidance_attention_is_what_transformers_computes(model):
             for layer in stream.policy.needs.guidance_layers
         }
         order, rows = np.argsort(cache.seq(0)[0]), sum(guidance.rows)
-        embeds = [model.engine.embed(np.asarray(model.encode(session._chat.prefix), np.int64))]
+        embeds = [model.engine.embed(np.asarray(session._chat.prefix, np.int64))]
     path = model.bundle.path.parent / "checkpoint"
     hf = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -39,7 +39,7 @@ class Shadow:
         self.stream, self.decoder, self.errors = session._stream, Chosen(checkpoint), []
         self.policy, self.step, self.load = self.stream.policy, self.stream.decoder.step, self.stream.policy.working.load
         self.stream.decoder.step, self.policy.working.load = self._step, self._load
-        ids = model.encode(session._chat.prefix)
+        ids = session._chat.prefix
         nothing = np.zeros(0, np.int64)
         self.decoder.views = [[(nothing, nothing)] * self.decoder.kv_heads] * self.decoder.layers
         self.decoder.append(model.engine.embed(np.array(ids)), np.arange(len(ids)))

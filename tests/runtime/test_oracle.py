@@ -19,7 +19,7 @@ def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reinde
     with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, reindexing=reindexing, text_budget=room) as session:
         stream = session._stream
         stream.positions.limit = 240
-        shadow = Shadow(checkpoint, stream, model.encode(session._chat.prefix))
+        shadow = Shadow(checkpoint, stream, session._chat.prefix)
         for image in frames(70, model):
             session.watch(image)
         memory = session.stats.memory

@@ -51,7 +51,7 @@ def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
         answer = session.ask(QUESTION, max_tokens=16)
         answer.wait()
         chat = session._chat
-        prompt = model.encode(chat.prefix + model.bundle.chat.placeholder + chat.suffix([], QUESTION))
+        prompt = [*chat.prefix, model.bundle.chat.placeholder_id, *chat.suffix([], QUESTION)]
     expected = hf_greedy(checkpoint, family, images, prompt, per_frame, 16)
     stops = model.bundle.chat.stop_ids
     assert answer.token_ids == [token for token in expected if token not in stops]

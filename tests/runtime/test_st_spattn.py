@@ -74,7 +74,7 @@ def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     with Session.open(model, policy=policy, budget=8 * p, chunk=chunk, text_budget=TextBudget(16, 64, 16)) as session:
         stream = session._stream
         stream.positions.limit = stream.prefix + 8 * p + stream.positions.text_rows + 40
-        shadow = Shadow(checkpoint, stream, model.encode(session._chat.prefix))
+        shadow = Shadow(checkpoint, stream, session._chat.prefix)
         for index, image in enumerate(frames(61, model)):
             session.watch(image)
             if index == 30:

@@ -37,7 +37,7 @@ def reference_logits(checkpoint, session, since, until, end):
             at = np.zeros(len(slots), np.int64)  # their keys are turned already
             key, value = (cache.dequantize(part, layer)[head, slots].astype(np.float64) for part in ("key", "value"))
             decoder.cache[layer][head] = HeadCache(key, value, at, at)
-    ids = model.encode(session._chat.suffix([], QUESTION))
+    ids = session._chat.suffix([], QUESTION)
     embeds = np.concatenate([model.closing, model.engine.embed(np.asarray(ids, np.int64))])
     return decoder.append(embeds, np.arange(end - len(embeds), end))[-1]
 

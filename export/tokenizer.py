@@ -1,0 +1,136 @@
+"""A checkpoint's tokenizer as transformers makes it of tokenizer.json, tokenizer_config.json and added_tokens.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import from_json, to_json
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.families import Family
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+AGAIN = "save the tokenizer that belongs to the model"
+_AS_SAVED = ("", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")  # classes that take tokenizer.json as it is
+_USUAL = {  # named tokens of these classes where no file says
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+}
+_FLAGS = {"single_word", "lstrip", "rstrip", "normalized", "special"}
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[Tokenizer, dict[str, str]]:
+    """Return the tokenizer and its named tokens (``bos_token``, ..) as templates see them.
+
+    Raises UserError if it is missing, cannot be read, or has a token that a model of ``vocab`` embeddings does not embed.
+    """
+    file, text = checkpoint.folder / TOKENIZER, checkpoint.text(TOKENIZER)
+    if text is None:
+        raise UserError(f"{file}: is missing; save the tokenizer beside the model in its fast form")
+    settings = checkpoint.json(SETTINGS) or {}
+    kind = _class(checkpoint, family, settings, text)
+    try:
+        tokenizer = _rebuilt(kind, text, settings) if kind else Tokenizer.from_str(text)
+    except Exception as error:
+        raise UserError(f"{file}: cannot be read ({error}); save the tokenizer again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special, extra = _named(checkpoint, kind, settings)
+    _add(tokenizer, checkpoint, settings, [*special.values(), *extra])
+    content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
+    if largest >= vocab:
+        raise UserError(f"{file}: token {content!r} would be number {largest} and the model embeds {vocab}; {AGAIN}")
+    return tokenizer, {name: token.content for name, token in sorted(special.items())}
+
+
+def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
+    """The class of transformers that replaces parts of tokenizer.json; empty if none does."""
+    if family.tokenizer_class is None:
+        return ""
+    named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
+    kind = (named if isinstance(named, str) else family.tokenizer_class).removesuffix("Fast")
+    if kind in _AS_SAVED or (kind == "LlamaTokenizer" and '"ByteLevel"' in text):
+        return ""
+    if kind not in ("LlamaTokenizer", "Qwen2Tokenizer"):
+        what = "set tokenizer_class to PreTrainedTokenizerFast if tokenizer.json is complete"
+        raise UserError(f"{checkpoint.folder / SETTINGS}: tokenizer_class {kind[:80]!r} is not known here; {what}")
+    return kind
+
+
+def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
+    """The vocabulary of tokenizer.json between normalizer, pre-tokenizer and decoder of transformers' class ``kind``."""
+    content, is_llama = from_json(text), kind == "LlamaTokenizer"
+    content["model"] |= {
+        "dropout": None, "unk_token": None, "fuse_unk": is_llama, "byte_fallback": is_llama,
+        "continuing_subword_prefix": None if is_llama else "", "end_of_word_suffix": None if is_llama else "",
+        "ignore_merges": False,
+    }  # fmt: skip
+    if "added_tokens_decoder" in settings:
+        content["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(to_json(content).decode())
+    spaced = settings.get("add_prefix_space")
+    if is_llama:
+        spaced = spaced is None or spaced
+        scheme = ("always" if settings.get("legacy") else "first") if spaced else "never"
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if spaced else [])])
+    else:
+        words = pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated", invert=False)
+        parts = pre_tokenizers.ByteLevel(add_prefix_space=bool(spaced), use_regex=False)
+        tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.ByteLevel()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, parts])
+    return tokenizer
+
+
+def _named(checkpoint: Checkpoint, kind: str, settings: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+    """Special tokens by name, and those without a name."""
+    values = _USUAL.get(kind, {}) | settings
+    if "added_tokens_decoder" not in settings:
+        values |= checkpoint.json("special_tokens_map.json") or {}
+    extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+    named = {name: value for name, value in values.items() if name.endswith("_token") and isinstance(value, str | dict)}
+    if isinstance(extra, dict):
+        named, extra = named | extra, []
+    if not isinstance(extra, list):
+        raise UserError(f"{checkpoint.folder / SETTINGS}: extra_special_tokens are no tokens; {AGAIN}")
+    special = {name: _token(checkpoint, value) for name, value in named.items() if value}
+    return special, [_token(checkpoint, value) for value in extra]
+
+
+def _add(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: dict[str, Any], special: list[AddedToken]) -> None:
+    """Add what tokenizer.json lacks. Raises UserError for a token that would get another number than its file says."""
+    content = {token.content for token in special}
+    where, declared = SETTINGS, settings.get("added_tokens_decoder")
+    if declared is None:
+        where, numbers = "added_tokens.json", checkpoint.json("added_tokens.json") or {}
+        declared = {
+            number: {"content": word, "special": word in content, "normalized": word not in content}
+            for word, number in numbers.items()
+        }
+    try:
+        tokens = sorted((int(number), _token(checkpoint, token)) for number, token in declared.items())
+    except (AttributeError, TypeError, ValueError):
+        raise UserError(f"{checkpoint.folder / where}: has no token to each number; {AGAIN}") from None
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for number, token in tokens:
+        if token.content not in known:
+            tokenizer.add_tokens([token])
+            if (found := tokenizer.token_to_id(token.content)) != number:
+                what = f"token {token.content!r} is number {number}, and {found} by {TOKENIZER}"
+                raise UserError(f"{checkpoint.folder / where}: {what}; {AGAIN}")
+    tokenizer.add_special_tokens([token for token in special if token.content not in known])
+
+
+def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
+    """A token as a file of the tokenizer writes it. Raises UserError."""
+    given = {"content": value, "special": True} if isinstance(value, str) else value
+    if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
+        raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is no token; {AGAIN}")
+    return AddedToken(given["content"], **{name: flag is True for name, flag in given.items() if name in _FLAGS})

@@ -1,0 +1,151 @@
+"""Prompts' token ids and answers against transformers', for tokenizers and generation settings as checkpoints publish them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from edgevlm.errors import UserError
+from edgevlm.export.chat import chat
+from edgevlm.export.checkpoint import ConfigOnly
+from edgevlm.export.families import load_family
+from edgevlm.runtime.bundle import ChatSpec
+from edgevlm.runtime.chat import Chat
+
+TURNS, QUESTION = [("how many dogs  are there?", " two.\n")], " and cats?"
+PLACES = {"llava": "<image>", "llava_next_video": "<video>", "llava_onevision": "<video>", "qwen2_vl": "<video>"}
+VICUNA = (
+    "{% for message in messages %}{{ message.role.upper() }}: {% for item in message.content %}"
+    "{% if item.type == 'text' %}{{ item.text }}{% else %}{{ 'PLACE\n' }}{% endif %}{% endfor %} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def llama(**parts: Any) -> Tokenizer:
+    """A tokenizer like Llama's: bytes, a blank before words, `<s>` before a text."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyzASITNU:?.<>"]
+    merges = [("▁", "a"), ("▁", "A"), ("▁", "d"), ("o", "g"), ("▁d", "og"), ("▁", "▁"), ("r", "e"), ("▁a", "re"), ("▁", "t")]
+    vocabulary = {word: number for number, word in enumerate([*words, *map("".join, merges)])}
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def legacy() -> Tokenizer:
+    """As Llama's was saved before: every piece between added tokens gets a blank."""
+    blanks = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return llama(normalizer=blanks, pre_tokenizer=None)
+
+
+def qwen() -> Tokenizer:
+    """Bytes, split in another way than Qwen's."""
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE({**alphabet, "Ċ<": 256, "?<": 257}, [("Ċ", "<"), ("?", "<")]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False), decoders.ByteLevel()
+    return made
+
+
+def cut(made: Tokenizer) -> Tokenizer:
+    made.enable_truncation(8)
+    made.enable_padding(length=64, pad_id=2, pad_token="</s>")
+    return made
+
+
+NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+OTHERS = [{"content": "cats", "special": False, "normalized": True}, {"content": "ASSISTANT", "special": True}]
+CASES: dict[str, tuple[str, Tokenizer, dict[str, Any], str]] = {
+    "bos": ("llava", llama(), NAMED, VICUNA),
+    "bos written": ("llava", llama(), NAMED, "{{ bos_token }}" + VICUNA),
+    "bos unnamed": ("llava", llama(), {}, "<s>" + VICUNA),
+    "legacy": ("llava", legacy(), NAMED | {"tokenizer_class": "LlamaTokenizer", "legacy": True}, VICUNA),
+    "rebuilt": ("llava_next_video", legacy(), NAMED | {"tokenizer_class": "LlamaTokenizer"}, VICUNA),
+    "rebuilt legacy": ("llava_next_video", llama(), {"tokenizer_class": "LlamaTokenizerFast", "legacy": True}, VICUNA),
+    "cut and padded": ("llava_onevision", cut(llama()), NAMED | {"pad_token": "</s>"}, VICUNA),
+    "rebuilt Qwen": ("qwen2_vl", qwen(), {}, VICUNA),
+    "saved Qwen": ("qwen2_vl", qwen(), {"tokenizer_class": "PreTrainedTokenizerFast"}, VICUNA),
+    "special in config": ("llava", llama(), NAMED | {"additional_special_tokens": ["cats", "USER"], "pad_token": "dogs"}, VICUNA),
+    "added in config": ("llava", llama(), NAMED | {"added_tokens_decoder": OTHERS}, VICUNA),
+    "added_tokens.json": ("llava_next_video", llama(), NAMED | {"added_tokens": OTHERS}, VICUNA),
+    "a file for training": ("llava", llama(), NAMED, VICUNA.replace("{{ item.text }}", "{% generation %}{{ item.text|tojson }}{% endgeneration %}")
+                            + "{{ strftime_now('%d') }}{{ tools is none }}"),
+}  # fmt: skip
+
+
+def folder_of(folder: Path, family: str, made: Tokenizer, settings: dict[str, Any], template: str) -> Path:
+    """A checkpoint's files without weights."""
+    made = Tokenizer.from_str(made.to_str())
+    made.add_special_tokens([AddedToken(PLACES[family], special=True)])
+    place, size = made.token_to_id(PLACES[family]), made.get_vocab_size()
+    numbered = {size + index: token for index, token in enumerate(settings.get("added_tokens_decoder", []))}
+    words = {token["content"]: size + index for index, token in enumerate(settings.get("added_tokens", []))}
+    settings = {key: value for key, value in settings.items() if not key.startswith("added")}
+    if numbered:
+        settings |= {"added_tokens_decoder": {str(number): token for number, token in numbered.items()}}
+    config = {
+        "model_type": family, f"{PLACES[family][1:-1]}_token_{'id' if family == 'qwen2_vl' else 'index'}": place,
+        "text_config": {"model_type": "qwen2_vl_text" if family == "qwen2_vl" else "llama", "eos_token_id": 2},
+    }  # fmt: skip
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    files: dict[str, Any] = {"config.json": config, "tokenizer_config.json": settings}
+    for name, content in (files | ({"added_tokens.json": words} if words else {})).items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "chat_template.jinja").write_text(template.replace("PLACE", PLACES[family]))
+    return folder
+
+
+def ours(folder: Path, vocab: int = 400) -> tuple[ChatSpec, Tokenizer]:
+    checkpoint = ConfigOnly(folder)
+    talk, text = chat(checkpoint, load_family(checkpoint.config["model_type"], folder), vocab)
+    return ChatSpec(**talk), Tokenizer.from_str(text)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_are_the_tokens_of_transformers(tmp_path: Path, case: str) -> None:
+    from transformers import AutoTokenizer
+
+    family = CASES[case][0]
+    folder = folder_of(tmp_path / "checkpoint", *CASES[case])
+    theirs, (spec, tokenizer) = AutoTokenizer.from_pretrained(folder), ours(folder)
+    made = Chat(spec, tokenizer)
+    messages: list[dict[str, Any]] = []
+    for asked, answered in [*TURNS, (QUESTION, None)]:
+        content = [{"type": PLACES[family][1:-1]}] if not messages else []
+        messages.append({"role": "user", "content": [*content, {"type": "text", "text": asked}]})
+        messages += [{"role": "assistant", "content": [{"type": "text", "text": answered}]}] if answered else []
+    for video in (True, False):
+        text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        special = theirs.bos_token is None or not text.startswith(theirs.bos_token)  # as processors do
+        wanted = theirs(text.replace(PLACES[family], 3 * PLACES[family]), add_special_tokens=special).input_ids
+        found = [*made.prefix, *[spec.placeholder_id] * 3, *made.suffix(TURNS, QUESTION)] if video else made.text_only(TURNS, QUESTION)
+        assert found == wanted
+        messages[0]["content"] = messages[0]["content"][1:]
+
+
+def test_a_processor_of_transformers_makes_the_same_prompt(tmp_path: Path) -> None:
+    """LLaVA's own ``apply_chat_template(tokenize=True)``, which adds `<s>`."""
+    from transformers import AutoTokenizer, LlavaProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    folder = folder_of(tmp_path / "checkpoint", *CASES["bos"])
+    pictures = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    theirs = AutoTokenizer.from_pretrained(folder)
+    processor = LlavaProcessor(pictures, theirs, patch_size=14, chat_template=theirs.chat_template)
+    picture = {"type": "image", "image": np.zeros((28, 28, 3), np.uint8)}
+    messages = [{"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}]
+    wanted = processor.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)["input_ids"]
+    spec, tokenizer = ours(folder)
+    made = Chat(spec, tokenizer)
+    assert [*made.prefix, *[spec.placeholder_id] * 4, *made.suffix([], QUESTION)] == np.asarray(wanted).ravel().tolist()
+    assert made.prefix[0] == tokenizer.token_to_id("<s>")
