@@ -17,12 +17,15 @@ from edgevlm.runtime.chat import Chat, encode
 
 GENERATION = "generation_config.json"
 _MARK = re.compile(r"<[^<>{}\s]+>")
-_CHANGING = (  # settings of generate that change greedy answers and are not followed
-    "num_beams num_beam_groups guidance_scale encoder_repetition_penalty min_length min_new_tokens bad_words_ids "
-    "suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id sequence_bias stop_strings penalty_alpha "
-    "dola_layers constraints force_words_ids exponential_decay_length_penalty encoder_no_repeat_ngram_size token_healing "
-    "watermarking_config"
-).split()
+_CHANGING = {  # settings of generate that change greedy answers and are not followed: the value that does not
+    **dict.fromkeys(("num_beams", "num_beam_groups", "guidance_scale", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("min_length", "min_new_tokens", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(
+        ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+         "sequence_bias", "stop_strings", "penalty_alpha", "dola_layers", "constraints", "force_words_ids",
+         "exponential_decay_length_penalty", "token_healing", "watermarking_config")
+    ),
+}  # fmt: skip
 
 
 def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
@@ -104,18 +107,22 @@ def _generation(
     if settings is None:
         file, settings = checkpoint.folder / "config.json", text | checkpoint.config
     check_settings(file, settings)
-    for name in _CHANGING:
-        if (value := settings.get(name)) not in (None, False, 0, 1, [], {}):
+    for name, neutral in _CHANGING.items():
+        if (value := settings.get(name)) not in (None, neutral, [], {}) and value is not False:
             raise UserError(f"{file}: {name} is {str(value)[:40]} and is not followed here, so answers would differ; remove it")
     stops: Any = next(
-        (found for config in (settings, checkpoint.config, text) if (found := config.get("eos_token_id")) not in (None, [])), None
+        (found for config in (settings, checkpoint.config, text) if (found := config.get("eos_token_id")) not in (None, [])),
+        None,
     )
     if stops is None and "eos_token" in special:
         stops = tokenizer.token_to_id(special["eos_token"])
     stops = sorted({*stops} if isinstance(stops, list) else {stops} - {None})
     if not stops or stops[-1] >= vocab:
         raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
-    found = {"repetition_penalty": settings.get("repetition_penalty"), "no_repeat_ngram_size": settings.get("no_repeat_ngram_size")}
+    found = {
+        "repetition_penalty": settings.get("repetition_penalty"),
+        "no_repeat_ngram_size": settings.get("no_repeat_ngram_size"),
+    }
     if family.before and (odd := next((name for name, value in found.items() if value not in (None, 0, 1)), None)):
         raise UserError(f"{file}: {odd} is not followed for models with text between frames; remove it")
     return {"stop_ids": stops, **{name: value for name, value in found.items() if value is not None}}

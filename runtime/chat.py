@@ -18,7 +18,7 @@ MAX_CONVERSATIONS = 64
 class Chat:
     """Renders prompts and encodes them: token ids of a prefix before the stream and of a suffix after it.
 
-    A prompt is encoded whole and split at the token that stands for the video: tokenizers add tokens to the beginning of a text.
+    A prompt is encoded whole and split at the token that stands for the video: tokenizers treat a text's beginning differently.
     """
 
     def __init__(self, spec: ChatSpec, tokenizer: Tokenizer, system: str | None = None) -> None:

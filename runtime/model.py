@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.errors import BundleError, UserError
+from edgevlm.errors import BundleError
 from edgevlm.progress import progress
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.chat import encode, video_mark

@@ -376,8 +376,8 @@ class Session:
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
         likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
-        repetition_penalty: of tokens in question and answer, 1 for none, as the model's generation_config.json says unless given;
-        ``choices`` go without it.
+        repetition_penalty: of tokens in prompt and answer, 1 for none; the model's own (generation_config.json) unless given.
+        ``choices`` are drawn without it.
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.

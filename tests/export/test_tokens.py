@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hf import Video, load
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edgevlm.errors import UserError
@@ -17,6 +21,9 @@ from edgevlm.export.checkpoint import ConfigOnly
 from edgevlm.export.families import load_family
 from edgevlm.runtime.bundle import ChatSpec
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.session import Session
 
 TURNS, QUESTION = [("how many dogs  are there?", " two.\n")], " and cats?"
 PLACES = {"llava": "<image>", "llava_next_video": "<video>", "llava_onevision": "<video>", "qwen2_vl": "<video>"}
@@ -25,6 +32,8 @@ VICUNA = (
     "{% if item.type == 'text' %}{{ item.text }}{% else %}{{ 'PLACE\n' }}{% endif %}{% endfor %} {% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
+ENVIRONMENT = VICUNA.replace("{{ item.text }}", "{% generation %}{{ item.text|tojson }}{% endgeneration %}")
+ENVIRONMENT += "{{ strftime_now('%d') }}{{ tools is none }}"
 
 
 def llama(**parts: Any) -> Tokenizer:
@@ -74,11 +83,10 @@ CASES: dict[str, tuple[str, Tokenizer, dict[str, Any], str]] = {
     "cut and padded": ("llava_onevision", cut(llama()), NAMED | {"pad_token": "</s>"}, VICUNA),
     "rebuilt Qwen": ("qwen2_vl", qwen(), {}, VICUNA),
     "saved Qwen": ("qwen2_vl", qwen(), {"tokenizer_class": "PreTrainedTokenizerFast"}, VICUNA),
-    "special in config": ("llava", llama(), NAMED | {"additional_special_tokens": ["cats", "USER"], "pad_token": "dogs"}, VICUNA),
+    "special in config": ("llava", llama(), NAMED | {"extra_special_tokens": ["cats", "USER"], "pad_token": "dogs"}, VICUNA),
     "added in config": ("llava", llama(), NAMED | {"added_tokens_decoder": OTHERS}, VICUNA),
     "added_tokens.json": ("llava_next_video", llama(), NAMED | {"added_tokens": OTHERS}, VICUNA),
-    "a file for training": ("llava", llama(), NAMED, VICUNA.replace("{{ item.text }}", "{% generation %}{{ item.text|tojson }}{% endgeneration %}")
-                            + "{{ strftime_now('%d') }}{{ tools is none }}"),
+    "environment": ("llava", llama(), NAMED, ENVIRONMENT),
 }  # fmt: skip
 
 
@@ -128,7 +136,11 @@ def test_prompts_are_the_tokens_of_transformers(tmp_path: Path, case: str) -> No
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         special = theirs.bos_token is None or not text.startswith(theirs.bos_token)  # as processors do
         wanted = theirs(text.replace(PLACES[family], 3 * PLACES[family]), add_special_tokens=special).input_ids
-        found = [*made.prefix, *[spec.placeholder_id] * 3, *made.suffix(TURNS, QUESTION)] if video else made.text_only(TURNS, QUESTION)
+        found = (
+            [*made.prefix, *[spec.placeholder_id] * 3, *made.suffix(TURNS, QUESTION)]
+            if video
+            else made.text_only(TURNS, QUESTION)
+        )
         assert found == wanted
         messages[0]["content"] = messages[0]["content"][1:]
 
@@ -149,3 +161,75 @@ def test_a_processor_of_transformers_makes_the_same_prompt(tmp_path: Path) -> No
     made = Chat(spec, tokenizer)
     assert [*made.prefix, *[spec.placeholder_id] * 4, *made.suffix([], QUESTION)] == np.asarray(wanted).ravel().tolist()
     assert made.prefix[0] == tokenizer.token_to_id("<s>")
+
+
+GENERATION: list[tuple[dict[str, Any], dict[str, Any]]] = [  # generation_config.json, and a user's own settings
+    ({"repetition_penalty": 1.3}, {}),
+    ({"repetition_penalty": 0.7, "do_sample": True, "temperature": 0.1}, {}),
+    ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 2}, {}),
+    ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.0}),
+    ({"eos_token_id": [None]}, {}),  # its fourth token
+]
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
+def test_greedy_answers_follow_generation_config(exported: Any, tmp_path: Path, family: str) -> None:
+    """As ``generate`` does, for a video whose time passes its grid and for text alone."""
+    made = exported(family, positions="transformers")
+    folder = Path(shutil.copytree(made.checkpoint, tmp_path / "checkpoint"))
+    oracle, family_of = load(folder, family), load_family(family, folder)
+    seen: set[tuple[int, ...]] = set()
+    with closing(Model.load(made.bundle, threads=1)) as model:
+        images = np.random.default_rng(0).integers(0, 256, (20, *model.bundle.vision.size, 3), np.uint8)
+        pixels = np.stack([Preprocessor(model.bundle.vision)(image) for image in images])
+        usual: list[int] = []
+        for settings, own in GENERATION:
+            if settings.get("eos_token_id"):
+                settings = {"eos_token_id": usual[3:4]}
+            (folder / "generation_config.json").write_text(json.dumps(settings))
+            spec = ChatSpec(**chat(ConfigOnly(folder), family_of, model.bundle.decoder.vocab)[0])
+            model.bundle = replace(model.bundle, chat=spec)
+            made_chat = Chat(spec, model.tokenizer)
+            for watched in (True, False)[: 2 if family == "llava_onevision" else 1]:
+                prefix, suffix = made_chat.prefix, made_chat.suffix([], "what color was the square?")
+                video = Video(oracle, family, model.encode, pixels, 1.0, prefix, suffix)
+                given, ids = dict(video.given), torch.tensor([video.ids])
+                if family == "qwen2_5_vl":
+                    given |= {"mm_token_type_ids": (ids == video.place).int() * 2, "second_per_grid_ts": torch.tensor([2.0])}
+                if not watched:
+                    given, ids = {}, torch.tensor([made_chat.text_only([], "what color was the square?")])
+                options = {"eos_token_id": oracle.config.text_config.eos_token_id, **settings, "do_sample": False, **own}
+                found = oracle.generate(input_ids=ids, **given, max_new_tokens=12, **options)[0, ids.shape[1] :].tolist()
+                with Session.open(model, policy="full", budget="1k", chunk=4) as session:
+                    for index, image in enumerate(images if watched else ()):
+                        session.watch(image, float(index))
+                    answer = session.ask("what color was the square?", max_tokens=12, **own)
+                    assert answer.wait(60)
+                assert answer.token_ids == [token for token in found if token not in spec.stop_ids]
+                seen.add(tuple(answer.token_ids))
+                usual = usual or answer.token_ids
+    assert len(seen) > 3, "the settings change answers"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("generation_config.json", {"num_beams": 4}, "num_beams is 4 and is not followed"),
+        ("generation_config.json", {"eos_token_id": -1}, r"generation_config.json: .*eos_token_id: Input should be"),
+        ("generation_config.json", {"eos_token_id": [2, 400]}, "stop tokens are .2, 400."),
+        ("added_tokens.json", {"cats": 390}, "added_tokens.json: token 'cats' is number 390"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": "cats"}}, "'cats' is number 9"),
+        ("tokenizer_config.json", {"pad_token": "<pad>"}, "token '<pad>' would be number"),
+        ("tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer"}, "tokenizer_class 'GemmaTokenizer' is not known"),
+        ("chat_template.jinja", "{% for m in messages %}{{ m.content[-1].text }}<video>{% endfor %}", "question before"),
+        ("tokenizer.json", 399, "'zebra' would be number 399"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused(tmp_path: Path, name: str, content: Any, says: str) -> None:
+    folder = folder_of(tmp_path / "checkpoint", "llava_next_video", llama(), NAMED, VICUNA)
+    if name == "tokenizer.json":  # a number that leaves a hole
+        saved = json.loads((folder / name).read_text())
+        saved["model"]["vocab"]["zebra"], content = content, saved
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=says):
+        ours(folder, 399 if name != "tokenizer_config.json" else llama().get_vocab_size() + 1)
