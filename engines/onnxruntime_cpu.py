@@ -1,6 +1,6 @@
 """ONNX Runtime on the CPU: it computes the dense parts of a decoder, and our own kernel attends between them.
 
-Threads: ``threads`` in all for one call (the physical cores by default). Workers spin for work while a call
+Threads: ``threads`` in all for one call (the physical cores by default). Workers spin briefly for work while a call
 runs, and sleep when it ends, so that sessions and the kernel, which never run at once in one stream, do not slow each other.
 """
 
@@ -108,6 +108,8 @@ class OnnxRuntimeCpu:
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        # enough to go from one operator to the next; longer takes the cores from other programs and other sessions' workers
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._stored[0] else "1")
         # without VNNI 8-bit products are added up in 16 bits, which overflow; "1" adds in 32, and is slower
         options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")

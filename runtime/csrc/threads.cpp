@@ -37,12 +37,13 @@ public:
             context_ = context;
             tasks_ = tasks;
             next_ = 0;
-            helpers_ = working_ = workers - 1;
+            helpers_ = workers - 1;
             ++job_;
         }
         wake_.notify_all();
         take_tasks(0);
         std::unique_lock<std::mutex> lock(mutex_);
+        helpers_ = 0;  // those that have not woken yet are not waited for
         done_.wait(lock, [this] { return working_ == 0; });
     }
 
@@ -61,6 +62,7 @@ private:
             wake_.wait(lock, [&] { return job_ != seen; });
             seen = job_;
             if (worker > helpers_) continue;
+            ++working_;
             lock.unlock();
             take_tasks(worker);
             lock.lock();
