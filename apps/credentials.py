@@ -24,7 +24,7 @@ def mask_argv() -> None:
         if not 0 < start < end:
             return
         shown = ctypes.string_at(start, end - start)
-        arguments = [mask_credentials(part.decode(errors="surrogateescape")) for part in shown.split(b"\0")]
+        arguments = [_mask(part.decode(errors="surrogateescape")) for part in shown.split(b"\0")]
         masked = "\0".join(arguments).encode(errors="surrogateescape")
         if masked != shown:
             ctypes.memmove(start, masked[: end - start].ljust(end - start, b"\0"), end - start)
@@ -43,8 +43,12 @@ SETTING = re.compile(
 def mask_credentials(text: str) -> str:
     """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``.
 
-    In time that grows with the length of the text: a client may have chosen it.
+    In time that grows with the length of the text: a client may have chosen it. What is not UTF-8 in a file's name is escaped.
     """
+    return _mask(text).encode(errors="backslashreplace").decode()
+
+
+def _mask(text: str) -> str:
     return SETTING.sub(r"\1***", _mask_parameters(LOGIN.sub(r"\1***@", text)))
 
 

@@ -14,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from edgevlm.runtime import calibration
 
 SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
+ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(ud[89a-f]..)|.)")  # in JSON; a group where it is half of a pair
 
 
 def json_line(event: str, fields: Mapping[str, object]) -> str:
-    """Return one line in ASCII: ``event`` and the schema's version before ``fields``."""
-    return json.dumps({"event": event, "schema": SCHEMA, **fields})
+    """Return one line in ASCII: ``event`` and the schema's version before ``fields``; lone surrogates as text, ``\\udce9``."""
+    line = json.dumps({"event": event, "schema": SCHEMA, **fields})
+    return ESCAPE.sub(lambda found: f"\\{found[0]}" if found[1] else found[0], line)
 
 
 def field(text: str, **given: Any) -> Any:

@@ -91,6 +91,8 @@ def main() -> None:
             raise  # typer's own answer to a closed pipe is exit code 1
         silence(sys.stdout)
         code = 0
+    except UnicodeEncodeError as error:
+        _fail(f"{error.object} (not UTF-8: rename the file, or link to it under another name)")
     except MemoryError:
         _fail("there is not enough memory; end other programs, or give a smaller --budget or --chunk")
     except OSError as error:

@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from edgevlm.errors import UserError
 from edgevlm.export.settings import check_settings
-from edgevlm.runtime.files import look, open_file, refuse_address
+from edgevlm.runtime.files import check_utf8, look, open_file, refuse_address
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (
@@ -83,6 +83,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
 def checkpoint_folder(path: str | Path) -> Path:
     """``path`` as a folder that is there. Raises UserError, one line."""
     refuse_address(path)
+    check_utf8(path)
     found = look(path)
     if found != "folder":
         what = "does not exist" if found == "nothing" else "is a file"

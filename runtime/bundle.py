@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from edgevlm.errors import BundleError, UserError, first_problem
 from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads, JsonFile
-from edgevlm.runtime.files import look, open_file, put_back
+from edgevlm.runtime.files import check_utf8, look, open_file, put_back
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 
@@ -271,7 +271,7 @@ class Bundle:
         ``bundle.json``, which is always checked in full.
         Raises :class:`edgevlm.errors.BundleError`, one line that names the file and the way out.
         """
-        folder = Path(path)
+        check_utf8(folder := Path(path))
         bundle = _checked(folder, _read_manifest(folder))
         if verify != "manifest":
             _check_files(folder, bundle.files, verify, progress)

@@ -55,6 +55,21 @@ def look(path: str | Path) -> Found:
     return "file" if stat.S_ISREG(mode) else "other"
 
 
+def is_utf8(path: str | Path) -> bool:
+    """Whether a name is Unicode: Python holds other bytes of one as lone surrogates, which few libraries take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_utf8(path: str | Path) -> None:
+    """Raise UserError for a path of a model that is not :func:`is_utf8`: not all libraries that read it open such a one."""
+    if not is_utf8(path):
+        raise UserError(f"{path}: the name is not UTF-8; rename it, or link to it (ln -s) under another name")
+
+
 def refuse_address(path: str | Path) -> None:
     """Raise UserError for an address in place of a path, without repeating it: it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
@@ -137,7 +152,7 @@ def atomic_directory(
     Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``:
     :func:`put_back` undoes it, here and when a bundle is loaded.
     """
-    target = Path(os.path.abspath(out_dir))
+    check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
     check(target)
     try:

@@ -40,6 +40,7 @@ class Capture(Connection):
 
     def __init__(self, *arguments: Any) -> None:
         self._cv2 = load_cv2()
+        str(arguments[0]).encode()  # OpenCV ends the process for what is not Unicode
         self._capture = self._cv2.VideoCapture(*arguments)
 
     @property

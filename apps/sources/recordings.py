@@ -13,7 +13,7 @@ from typing import Any
 from edgevlm.apps.sources.base import Frame, FrameSampler, Image, Source, StageTimer, State
 from edgevlm.apps.sources.opencv import Capture, decode_picture, load_cv2
 from edgevlm.errors import SourceError
-from edgevlm.runtime.files import look
+from edgevlm.runtime.files import is_utf8, look
 from edgevlm.runtime.preprocess import MOST_PIXELS
 
 LEAST_S = 1e-3  # between two mended times
@@ -74,7 +74,9 @@ class VideoSource(Recording):
         check_readable(self.path)
         cv2 = load_cv2()
         with_ffmpeg = cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG)  # others would take what it refuses: lists of other files
-        self._capture = Capture(str(self.path), cv2.CAP_FFMPEG if with_ffmpeg else cv2.CAP_ANY)
+        with self.path.open("rb") as file:  # which OpenCV opens again, by a name in UTF-8
+            name = str(self.path) if is_utf8(self.path) else f"/proc/self/fd/{file.fileno()}"
+            self._capture = Capture(name, cv2.CAP_FFMPEG if with_ffmpeg else cv2.CAP_ANY)
         if not self._capture.is_open:
             raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)")
         rate = self._capture.property("FPS")

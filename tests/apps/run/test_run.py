@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import threading
 import time
 from contextlib import closing
@@ -9,6 +10,7 @@ from datetime import datetime
 from itertools import chain, repeat
 from unittest.mock import Mock
 
+import av
 import psutil
 import pytest
 from cameras import MjpegCamera
@@ -18,9 +20,11 @@ from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.clock import moment
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.output import TextOutput
+from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.service import Service
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.errors import UserError
-from edgevlm.runtime.model import Model
+from edgevlm.runtime.model import Model, demo_bundle
 from edgevlm.runtime.session import Session
 
 NOW = datetime(2026, 11, 22, 14, 3, 22).timestamp()
@@ -111,6 +115,25 @@ def test_a_time_that_a_day_has_not_or_twice_is_refused(berlin, text, now, found)
     else:
         with pytest.raises(UserError, match=found):
             moment(text, berlin(now))
+
+
+def test_a_name_that_is_not_utf8_is_watched_or_refused(tmp_path):
+    name = os.fsdecode(b"cl\xefp")
+    video, bundle = tmp_path / f"{name}.mp4", tmp_path / name
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", 10, width=64, height=64)
+        for frame in [*(av.VideoFrame(64, 64) for _ in range(8)), None]:
+            container.mux(stream.encode(frame))
+    (tmp_path / "clip.mp4").rename(video)
+    bundle.symlink_to(demo_bundle())
+    for option in ("--video", "--camera"):
+        assert events(*RUN, "--json", option, video, "--fps", 10)[-1]["frames"] == 8
+    config = ServeConfig(cameras={"door": {"source": str(video)}}, state=str(tmp_path / f"{name} state"))
+    with closing(Service(config, print)) as service:
+        service.open()
+        assert json.dumps(service.stream("door").describe(), ensure_ascii=False).encode()
+    for arguments in (("run", "--model", bundle), ("plan", bundle), ("export", bundle), ("run", "--policy", f"{name}.py:Mine")):
+        assert "not UTF-8" in refused(*arguments)
 
 
 def test_a_statistic_that_cannot_be_read_ends_no_run(monkeypatch):
