@@ -100,8 +100,8 @@ def open_text_model(name: str, layers: int | None = None) -> TextModel:
         if str(text.get("model_type")) not in TEXT_BACKBONES:  # a checkpoint of text alone, whose section is all of it
             text["model_type"] = str(text.get("model_type")).removesuffix("_text")
         text = with_defaults(text)
-        tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
-        backbone, shape = text["model_type"].partition("_")[0], text_backbone(text["model_type"]).shape(text, tied)
+        shape = text_backbone(text["model_type"]).shape(text, checkpoint.is_tied(text))
+        backbone = text["model_type"].partition("_")[0]
     return TextModel(Path(name).name, backbone, replace(shape, layers=min(layers or shape.layers, shape.layers)), tensors)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import Stored
-from edgevlm.export.prequantised import joined, prequantised, read_packed
+from edgevlm.export.precisions.layouts import Dense
+from edgevlm.export.prequantised import check_packed, dequantised, is_packed, joined, prequantised, read_packed
 
 Float32 = NDArray[np.float32]
 STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}  # matrices of a layer
@@ -89,25 +90,29 @@ class Backbone:
     """What sets a text backbone apart. biases: of ``q k v o gate up down`` whatever the configuration says, None if it says.
 
     gated_biases: whether it may say so of the MLP too. head_norms: queries and keys are normed head by head before they are
-    rotated. head_dim: where the configuration leaves it out.
+    rotated. head_dim: where the configuration leaves it out. sections: of M-RoPE, likewise, None for 1-D positions;
+    interleaved: whether its axes take turns, whatever the configuration says.
     """
 
     biases: tuple[str, ...] | None = None
     gated_biases: bool = False
     head_norms: bool = False
     head_dim: int | None = None
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
 
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
         """The sizes in ``text_config``; raises UserError for what the graph cannot express."""
         if config.get("hidden_act", "silu") != "silu":
             raise UserError(f"config.json: hidden_act {config['hidden_act']!r} cannot be exported; decoders here use 'silu'")
-        kinds = set(config.get("layer_types") or ()) - {"full_attention"}
-        if config.get("use_sliding_window") or kinds:
-            raise UserError("config.json: sliding-window attention layers cannot be exported; set use_sliding_window to false")
+        if slides(config):
+            raise UserError(
+                "config.json: has sliding-window attention layers (use_sliding_window, layer_types), which cannot be exported"
+            )
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         if min(heads, hidden) < 1:
             raise UserError(f"config.json: a decoder of {heads} heads and {hidden} columns cannot be exported")
-        theta, sections, interleaved = rope_of(config)
+        theta, sections = rope_of(config)
         biases = self.biases
         if biases is None:
             biases = ("q", "k", "v", "o") if config.get("attention_bias") else ()
@@ -126,48 +131,87 @@ class Backbone:
             tied=tied,
             head_norms=self.head_norms,
             biases=biases,
-            sections=sections,
-            interleaved=interleaved,
+            sections=(sections or self.sections) if self.sections else None,
+            interleaved=self.interleaved,
         )
 
-    def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
-        """Layer ``layer``'s weights."""
-        own = s.biases if self.biases is None else self.biases
-        place, packing = f"text.layers.{layer}", prequantised(checkpoint.config)
+    def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
+        """Each part of a layer to its canonical place and its shape (out, in)."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
+        block = {part: "self_attn" if part in "qkvo" else "mlp" for part in sizes}
+        return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
+
+    def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
+        """Each norm and bias of a layer, ``q.bias`` for example, to its canonical name and its size."""
+        place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
+        found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
+        found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)
+        found |= {part: (f"{place}.self_attn.{part}_norm.weight", s.head_dim) for part in ("qk" if s.head_norms else "")}
+        own = s.biases if self.biases is None else self.biases
+        return found | {f"{part}.bias": (f"{matrices[part][0]}.bias", matrices[part][1][0]) for part in own}
+
+    def check(self, checkpoint: Checkpoint, s: DecoderShape) -> None:
+        """Raise UserError for the first tensor that is missing or not as the configuration means; none is read.
+
+        Notes matrices that AWQ or GPTQ has left in float.
+        """
+        names = ("text.embed_tokens.weight",) if s.tied else ("text.embed_tokens.weight", "text.lm_head.weight")
+        for name in names:
+            checkpoint.check(name, (s.vocab, s.hidden))
+        checkpoint.check("text.norm.weight", (s.hidden,))
+        packing, left = prequantised(checkpoint.config), list[str]()
+        for layer in range(s.layers):
+            for name, length in self.vectors(s, layer).values():
+                checkpoint.check(name, (length,))
+            for place, size in self.matrices(s, layer).values():
+                if packing is not None and is_packed(checkpoint, place):
+                    check_packed(checkpoint, packing, place, size)
+                    continue
+                name = checkpoint.check(f"{place}.weight", size).name
+                if packing is not None:
+                    left.append(name)
+        if left and packing is not None:
+            what = f"{packing.method} has left {len(left)} matrices of the decoder in float ({left[0]}, ..)"
+            checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")
+
+    def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
+        """Layer ``layer``'s weights."""
+        packing, every, vectors = prequantised(checkpoint.config), self.matrices(s, layer), self.vectors(s, layer)
         matrices, biases = dict[str, Float32 | Stored](), dict[str, Float32]()
         for name, parts in STACKED.items():
-            places = [f"{place}.{'self_attn' if part in 'qkvo' else 'mlp'}.{part}_proj" for part in parts]
-            pairs = list(zip(places, (sizes[part] for part in parts), strict=True))
-            if packing is not None and f"{places[0]}.qweight" in checkpoint.tensors:
-                matrices[name] = joined([read_packed(checkpoint, packing, each, size) for each, size in pairs])
+            pairs = [every[part] for part in parts]
+            if packing is not None and all(is_packed(checkpoint, place) for place, _ in pairs):
+                matrices[name] = joined([read_packed(checkpoint, packing, place, size) for place, size in pairs])
             else:
                 weight, filled = np.empty((sum(size[0] for _, size in pairs), pairs[0][1][1]), np.float32), 0
-                for each, size in pairs:
-                    weight[filled : filled + size[0]] = checkpoint.tensor(f"{each}.weight", size)
+                for place, size in pairs:
+                    if packing is not None and is_packed(checkpoint, place):
+                        rows = dequantised(checkpoint, packing, place, size)
+                    else:
+                        rows = checkpoint.tensor(f"{place}.weight", size)
+                    weight[filled : filled + size[0]] = rows
                     filled += size[0]
-                matrices[name] = weight
-            if parts[0] in own:
-                biases[name] = np.concatenate([checkpoint.tensor(f"{each}.bias", size[:1]) for each, size in pairs])
-        norms = {"input": checkpoint.tensor(f"{place}.input_layernorm.weight", (s.hidden,))}
-        norms["mlp"] = checkpoint.tensor(f"{place}.post_attention_layernorm.weight", (s.hidden,))
-        for part in "qk" if s.head_norms else "":
-            norms[part] = checkpoint.tensor(f"{place}.self_attn.{part}_norm.weight", (s.head_dim,))
+                matrices[name] = weight if packing is None else Stored.of(Dense(), weight)
+            named = [vectors[f"{part}.bias"] for part in parts if f"{part}.bias" in vectors]
+            if named:
+                biases[name] = np.concatenate([checkpoint.tensor(each, (length,)) for each, length in named])
+        norms = {part: checkpoint.tensor(name, (size,)) for part, (name, size) in vectors.items() if not part.endswith(".bias")}
         return LayerWeights(matrices, biases, norms)
 
 
 _LLAMA = Backbone(gated_biases=True)
 _QWEN2 = Backbone(biases=("q", "k", "v"))
 _QWEN3 = Backbone(head_norms=True, head_dim=128)
+_QWEN2_VL = replace(_QWEN2, sections=(16, 24, 24))
 TEXT_BACKBONES: dict[str, Backbone] = {  # by text_config.model_type
     "llama": _LLAMA,
     "qwen2": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "qwen2_vl_text": _QWEN2,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_vl_text": _QWEN2_VL,
     "qwen3": _QWEN3,
-    "qwen3_vl_text": _QWEN3,
+    "qwen3_vl_text": replace(_QWEN3, sections=(24, 20, 20), interleaved=True),
 }
 
 
@@ -178,12 +222,21 @@ def text_backbone(model_type: str) -> Backbone:
     return TEXT_BACKBONES[model_type]
 
 
-def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None, bool]:
-    """The rotary base, the sections of M-RoPE if there are, and whether those are interleaved.
+def slides(config: Mapping[str, Any]) -> bool:
+    """Whether a layer of a ``text_config`` with its defaults attends in a sliding window."""
+    if kinds := config.get("layer_types"):
+        return any(kind != "full_attention" for kind in kinds)
+    layers = int(config["num_hidden_layers"])
+    has_window = config.get("use_sliding_window") and config.get("sliding_window") is not None
+    return bool(has_window and int(config.get("max_window_layers", layers)) < layers)
+
+
+def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None]:
+    """The rotary base, and the sections of M-RoPE if it names them.
 
     Raises UserError for any scaling, which would silently give other positions.
     """
-    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaled = [key for key in ("factor", "long_factor") if rope.get(key) is not None]
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
@@ -191,4 +244,4 @@ def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None, bool
         raise UserError(f"config.json: rotary scaling {rope} cannot be exported yet; only rope_type 'default' can")
     sections = rope.get("mrope_section")
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    return theta, None if sections is None else tuple(map(int, sections)), bool(rope.get("mrope_interleaved", False))
+    return theta, None if sections is None else tuple(map(int, sections))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from edgevlm.errors import UserError
+from edgevlm.export.foreign import ADAPTER, INDEX, MERGE, refuse_config, refuse_files
 from edgevlm.export.settings import check_settings
 from edgevlm.runtime.files import check_utf8, look, open_file, refuse_address
 
@@ -33,18 +34,19 @@ _CANONICAL = (
     (re.compile(r"^lm_head\."), "text.lm_head."),
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_SINGLE = "model.safetensors"
 FILES = (  # what is read beside the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", _INDEX,
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", ADAPTER, INDEX,
 )  # fmt: skip
 AGAIN = "download or save the checkpoint again"
+MATCH = "check that config.json and the weights are of one model"
+FLOATS = ("F16", "BF16", "F32", "F64")
 LARGEST = 1 << 26  # bytes of each
 SLICE = 4 << 20  # numbers that are converted at once
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/test_config_defaults.py writes it
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.ckpt.index", "tf_model.h5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,13 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
             file = safe_open(path, "np")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        return {name: Unread(path, name, part.get_dtype(), shapes[name], part.__getitem__) for name, part in slices.items()}
+        found = {name: Unread(path, name, part.get_dtype(), shapes[name], part.__getitem__) for name, part in slices.items()}
+        by = (file.metadata() or {}).get("format")
     except Exception as error:
         raise UserError(f"{path}: is damaged or truncated ({str(error)[:200]}); {AGAIN}") from None
+    if by == "mlx":  # its convolutions have other axes
+        raise UserError(f"{path}: is in MLX's layout, which is not read; give the checkpoint that it was made from")
+    return found
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -85,6 +91,8 @@ def checkpoint_folder(path: str | Path) -> Path:
     refuse_address(path)
     check_utf8(path)
     found = look(path)
+    if found == "file" and str(path).endswith(".gguf"):
+        refuse_files(Path(path).parent, [Path(path).name])
     if found != "folder":
         what = "does not exist" if found == "nothing" else "is a file"
         raise UserError(f"{path}: {what}; give the folder that save_pretrained wrote")
@@ -103,13 +111,14 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = checkpoint_folder(folder)
-        config = self.json("config.json")
+        self.notes: list[str] = []  # lines for the user: files and settings that are there and not used
+        where, config = self.folder / "config.json", self.json("config.json")
         if config is None:
-            raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
-        if "text_config" not in config and "num_hidden_layers" in config:  # early Qwen2-VL has the decoder's settings here
-            config |= {"text_config": config | {"model_type": f"{config.get('model_type')}_text"}}
-        self.config: dict[str, Any] = config
-        check_settings(self.folder / "config.json", config)
+            self._refuse_files()
+            raise UserError(f"{where}: is missing; give the folder that save_pretrained wrote")
+        refuse_config(where, config)
+        self.config: dict[str, Any] = with_sections(config)
+        check_settings(where, self.config)
         self.tensors: dict[str, Unread] = self._read_headers()  # by canonical name
         self._reads = True
 
@@ -155,7 +164,9 @@ class Checkpoint:
         """A sub-configuration of ``config.json`` (``text_config``, ``vision_config``)."""
         section = self.config.get(name)
         if not isinstance(section, dict):
-            raise UserError(f"{self.folder / 'config.json'}: has no {name}; {AGAIN}")
+            raise UserError(
+                f"{self.folder / 'config.json'}: has no {name}; give the config.json that the model was published with"
+            )
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -171,9 +182,6 @@ class Checkpoint:
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
         """The same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""
         stored = self.check(name, shape)
-        if stored.dtype not in ("F16", "BF16", "F32", "F64"):
-            what = "give the checkpoint before quantisation, in float32 or 16 bits"
-            raise UserError(f"{stored.path}: tensor {stored.name!r} is {stored.dtype}; {what}")
         step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
         for start in range(0, shape[0], step):
             rows = np.asarray(stored.rows(start, min(start + step, shape[0])), np.float32)
@@ -184,19 +192,22 @@ class Checkpoint:
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
         """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
-        stored = self.check(name, shape)
-        if stored.dtype != "I32":
-            raise UserError(f"{stored.path}: tensor {stored.name!r} is {stored.dtype}, not I32; {AGAIN}")
-        return stored.rows(0, shape[0])
+        return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
-    def check(self, name: str, shape: tuple[int, ...]) -> Unread:
-        """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape``."""
+    def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
+        """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape`` and ``dtypes``."""
         if name not in self.tensors:
-            raise UserError(f"{self.folder}: the checkpoint has no tensor {name!r}; {AGAIN}")
+            if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
+                what = "is quantised; only the decoder's layers may be, as quantization_config of config.json says"
+                raise UserError(f"{packed.path}: tensor {packed.name!r} {what}; give the checkpoint before quantisation")
+            raise UserError(f"{self.folder}: no file has tensor {self._own_name(name)!r}, which config.json means; {MATCH}")
         tensor = self.tensors[name]
+        if tensor.dtype not in dtypes:
+            what = f"is {tensor.dtype}, not {' or '.join(dtypes)}"
+            raise UserError(f"{tensor.path}: tensor {tensor.name!r} {what}; give the checkpoint before quantisation")
         if tensor.shape != shape:
             means = f"has shape {tensor.shape} where config.json means {shape}"
-            raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {AGAIN}")
+            raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {MATCH}")
         return tensor
 
     def without_reading(self) -> Checkpoint:
@@ -205,35 +216,73 @@ class Checkpoint:
         other._reads = False
         return other
 
+    def is_tied(self, text: Mapping[str, Any]) -> bool:
+        """Whether the head is the embedding: as the configuration says, unless both are stored and differ.
+
+        text: the configuration's ``text_config``. Where only the head is stored, it is the embedding too, as in transformers.
+        """
+        embedding, head = (self.tensors.get(f"text.{name}.weight") for name in ("embed_tokens", "lm_head"))
+        if not (self.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")):
+            return False
+        if head is not None and embedding is None:
+            self.tensors["text.embed_tokens.weight"] = head
+        if head is None or embedding is None:
+            return True
+        names = "text.embed_tokens.weight", "text.lm_head.weight"
+        if embedding.shape == head.shape:
+            pairs = zip(*(self.rows(name, head.shape) for name in names), strict=True)
+            if all(np.array_equal(*pair) for pair in pairs):
+                return True
+        what = f"tie_word_embeddings is true, and {head.name} differs from {embedding.name}"
+        self.notes.append(f"{self.folder / 'config.json'}: {what}: both are used, as transformers does")
+        return False
+
     def weight_files(self) -> list[str]:
-        """The names of the safetensors files, there or not. Raises UserError for a damaged index."""
-        return sorted(set(self._weight_map().values())) or [_SINGLE]
+        """The names of the safetensors files, there or not: one whole file wins. Raises UserError for a damaged index."""
+        whole = look(inside(self.folder, _SINGLE)) == "file"
+        return [_SINGLE] if whole else sorted(set(self._weight_map().values())) or [_SINGLE]
 
     def _weight_map(self) -> dict[str, str]:
-        index = self.json(_INDEX)
+        index = self.json(INDEX)
         stored = {} if index is None else index.get("weight_map")
         if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
-            raise UserError(f"{self.folder / _INDEX}: has no weight_map of file names; {AGAIN}")
+            raise UserError(f"{self.folder / INDEX}: has no weight_map of file names; {AGAIN}")
         return stored
 
     def _read_headers(self) -> dict[str, Unread]:
-        stored, held = self._weight_map(), dict[str, dict[str, Unread]]()
-        for file in self.weight_files():
-            path = inside(self.folder, file)
-            if look(path) != "file":
-                pickled = next((name for name in _PICKLES if (self.folder / name).exists()), None)
-                if pickled is None or stored:
-                    raise UserError(f"{path}: is missing; only safetensors are read (save_pretrained writes them)")
-                raise UserError(
-                    f"{self.folder / pickled}: pickled weights can run code and are not read; convert them where they can be "
-                    "trusted (transformers: from_pretrained, then save_pretrained) and export that folder"
-                )
-            held[file] = read_safetensors(path)
-        stored = stored or dict.fromkeys(held[_SINGLE], _SINGLE)
+        held, files = dict[str, dict[str, Unread]](), self.weight_files()
+        for file in files:
+            if look(inside(self.folder, file)) != "file":
+                if (self.folder / INDEX).exists():
+                    raise UserError(f"{self.folder / file}: is missing, and {INDEX} names it; download it too")
+                self._refuse_files()
+                raise UserError(f"{self.folder / file}: is missing; only safetensors are read (save_pretrained writes them)")
+            held[file] = read_safetensors(self.folder / file)
+        stored = dict.fromkeys(held[_SINGLE], _SINGLE) if files == [_SINGLE] else self._weight_map()
         for name, file in stored.items():
             if name not in held[file]:
-                raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {_INDEX} says it holds; {AGAIN}")
+                raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {INDEX} says it holds; {AGAIN}")
+        if files == [_SINGLE] and (self.folder / INDEX).exists():
+            self.notes.append(f"{self.folder / INDEX}: is not used: {_SINGLE} is there and read first, as transformers does")
+        if (self.folder / ADAPTER).exists():
+            self.notes.append(
+                f"{self.folder / ADAPTER}: is not used: the weights beside it are exported; for its model, {MERGE}"
+            )
         return {_canonical(name): held[file][name] for name, file in stored.items()}
+
+    def _refuse_files(self) -> None:
+        refuse_files(self.folder, [path.name for path in self.folder.iterdir()], self.json(ADAPTER))
+
+    def _own_name(self, name: str) -> str:
+        """The name that these files would give a canonical one."""
+        part, _, rest = name.partition(".")
+        if rest.startswith("lm_head."):
+            return rest
+        for canonical, tensor in self.tensors.items():
+            place, _, tail = canonical.partition(".")
+            if place == part and not tail.startswith("lm_head.") and tensor.name.endswith(tail):
+                return tensor.name.removesuffix(tail) + rest
+        return rest or name
 
 
 class ConfigOnly(Checkpoint):
@@ -261,6 +310,22 @@ def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
         defaults["rope_theta"] = defaults.pop("rope_parameters")["rope_theta"]
     return defaults | section
+
+
+def with_sections(config: dict[str, Any]) -> dict[str, Any]:
+    """``config.json`` with transformers' defaults for sections, and their ``model_type``, that are left out or null."""
+    kind = str(config.get("model_type"))
+    sections = _defaults().get(f"{kind}/sections", {})
+    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and models of text alone
+    if is_flat and (kind.startswith("qwen2") or not sections):
+        config = config | {"text_config": config | {"model_type": f"{kind}_text"}}
+    for name, default in sections.items():
+        given = config.get(name)
+        if given is None:
+            config = config | {name: default}
+        elif isinstance(given, dict) and (given.get("model_type") is None or kind.startswith("qwen")):
+            config = config | {name: given | {"model_type": default["model_type"]}}
+    return config
 
 
 def processor_defaults(model_type: str) -> dict[str, Any]:

@@ -50,21 +50,35 @@ def frame_preparation(
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """The first file of ``processors`` that is there, and what it says, or transformers' default, of preparing frames."""
-    joint, defaults = checkpoint.json(_JOINT) or {}, processor_defaults(str(checkpoint.config.get("model_type")))
+    joint = checkpoint.json(_JOINT)
     for name in processors:
-        file, own = f"{checkpoint.folder / _JOINT} ({name})", joint.get(name)
+        file, own = f"{checkpoint.folder / _JOINT} ({name})", (joint or {}).get(name)
         if not isinstance(own, dict):
             file, own = str(checkpoint.folder / _FILES[name]), checkpoint.json(_FILES[name])
         if own is not None:
             check_settings(file, own)
-            return file, defaults | own
-    raise UserError(f"{checkpoint.folder / _JOINT}: is missing; save the processor beside the model: processor.save_pretrained")
+            return file, _defaults_of(checkpoint, processors, file, own) | own
+    missing = "is missing" if joint is None else f"has no {processors[0]}, and there is no {_FILES[processors[-1]]}"
+    raise UserError(f"{checkpoint.folder / _JOINT}: {missing}; save the processor beside the model: processor.save_pretrained")
+
+
+def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str, own: dict[str, Any]) -> dict[str, Any]:
+    """What the class of a processor file takes where that leaves settings out; of video processors, the model type's class."""
+    named = own.get("image_processor_type") or own.get("feature_extractor_type")
+    if processors != ("image_processor",) or named is None:
+        return processor_defaults(str(checkpoint.config.get("model_type")))
+    kind = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    if not (found := processor_defaults(kind)):
+        raise UserError(f"{file}: image_processor_type {named!r} cannot be exported; CLIP's, SigLIP's and LLaVA's can")
+    return found
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """A size of a processor file by its sides; a number is that of both."""
+    """A size of a processor file by its sides. A number is a crop's both, and otherwise the shorter one."""
     size = config.get(key) or {}
-    return {"height": size, "width": size} if isinstance(size, int) else dict(size)
+    if isinstance(size, dict):
+        return dict(size)
+    return {"height": size, "width": size} if key == "crop_size" else {"shortest_edge": size}
 
 
 def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str, Any]:
@@ -73,6 +87,10 @@ def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str
     if (final.get("height"), final.get("width")) != wanted:
         raise UserError(f"{file}: frames become {final}, but the vision tower takes {wanted[0]} x {wanted[1]} pixels")
     if crop and edge is not None:
+        if edge < max(wanted):
+            raise UserError(
+                f"{file}: a shortest_edge of {edge}, less than the crop of {wanted[0]} x {wanted[1]}, cannot be exported"
+            )
         return {"fit": "crop", "shortest_edge": edge}
     if crop and (size.get("height"), size.get("width")) != wanted:
         raise UserError(f"{file}: resizing to {size} before a crop of {final} cannot be exported; give a shortest_edge")
@@ -91,14 +109,18 @@ def pixel_budget(
 
     budget: the fewest and the most pixels, where the processor files name none. clip: frames that share a budget, 1 where each
     has its own; a stream has no length, so a budget for a clip is that of the shortest, with MOST_TOKENS a frame at most.
+    As in transformers, min_pixels and max_pixels go before ``size`` where each frame has its own, and are ignored otherwise.
     Raises UserError for an invalid budget, and with ``needs_file`` where no file says how frames are prepared.
     """
     if not needs_file and not any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values())):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)
     file, config = processor(checkpoint, processors)
     size = sides(config)
-    fewest = int(config.get("min_pixels") or size.get("shortest_edge") or budget[0])
-    most = int(config.get("max_pixels") or size.get("longest_edge") or budget[1])
+    older = config if clip == 1 else {}
+    fewest, most = older.get("min_pixels", size.get("shortest_edge")), older.get("max_pixels", size.get("longest_edge"))
+    if size and None in (fewest, most):
+        raise UserError(f"{file}: size {size} is no budget of pixels; give shortest_edge and longest_edge")
+    fewest, most = int(fewest or budget[0]), int(most or budget[1])
     if clip > 1:
         most = max(min(MOST_TOKENS * factor**2, most // clip), int(fewest * 1.05)) * clip
     if not 0 < fewest <= most:

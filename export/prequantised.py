@@ -27,6 +27,7 @@ from edgevlm.export.precisions.layouts import Blocks
 PREQUANTISED = "int4-zp"  # the precision that they are stored in
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
+INTEGERS = ("I32",)
 ADVICE = "give the checkpoint before quantisation"
 
 
@@ -40,10 +41,7 @@ class Prequantised:
 
 
 def prequantised(config: dict[str, Any]) -> Prequantised | None:
-    """What ``config.json`` says of AWQ or GPTQ, None without. Raises UserError for kinds of them that are not read.
-
-    (Other methods are left to the tensors to tell: one of GGUF's stays behind where numbers have been dequantised.)
-    """
+    """What ``config.json`` says of AWQ or GPTQ, None without. Raises UserError for kinds of them that are not read."""
     found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not found or found.get("quant_method") not in ("awq", "gptq"):
         return None
@@ -72,14 +70,46 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
         )
 
 
+def is_packed(checkpoint: Checkpoint, place: str) -> bool:
+    """Whether the matrix at ``place`` is stored as codes; others are left in float."""
+    return f"{place}.qweight" in checkpoint.tensors
+
+
+def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> None:
+    """Raise UserError where tensors of the matrix ``size`` (out, in) at ``place`` are missing or of another shape."""
+    (out, width), group = size, packing.group
+    if out % 8 or width % 8 or width % group:
+        raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {group}; {ADVICE}")
+    checkpoint.check(f"{place}.qweight", (width, out // 8) if packing.method == "awq" else (width // 8, out), INTEGERS)
+    checkpoint.check(f"{place}.qzeros", (width // group, out // 8), INTEGERS)
+    checkpoint.check(f"{place}.scales", (width // group, out))
+
+
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
     """The matrix ``size`` (out, in) at ``place``: the checkpoint's codes, zeros and scales, each output's in a row.
 
     Raises UserError where tensors are missing, or are not what they must be.
     """
+    codes, zeros, scales = _codes(checkpoint, packing, place, size)
+    layout = Blocks(4, packing.group, with_zeros=True)
+    blocks = np.ascontiguousarray(codes.T).reshape(size[0], -1, packing.group)
+    parts = layout.packed(blocks, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
+    return Stored(layout, parts, size)
+
+
+def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> NDArray[np.float32]:
+    """The same matrix in numbers, ``[out, in]``."""
+    codes, zeros, scales = _codes(checkpoint, packing, place, size)
+    shifted = codes.astype(np.float32) - np.repeat(zeros, packing.group, 0)
+    return np.ascontiguousarray((shifted * np.repeat(scales, packing.group, 0)).T)
+
+
+def _codes(
+    checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes ``[in, out]``, zeros and scales ``[in / group, out]``."""
+    check_packed(checkpoint, packing, place, size)
     (out, width), group, is_awq = size, packing.group, packing.method == "awq"
-    if out % 8 or width % 8 or width % group:
-        raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {group}; {ADVICE}")
     if f"{place}.g_idx" in checkpoint.tensors:
         order = checkpoint.integers(f"{place}.g_idx", (width,))
         if not np.array_equal(order, np.arange(width) // group):  # by their activations (``desc_act``)
@@ -95,9 +125,7 @@ def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
         if (zeros == 15).any():
             raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {ADVICE}, or in gptq_v2")
         zeros = zeros + np.uint8(1)
-    layout, blocks = Blocks(4, group, with_zeros=True), np.ascontiguousarray(codes.T).reshape(out, -1, group)
-    parts = layout.packed(blocks, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
-    return Stored(layout, parts, size)
+    return codes, zeros, scales
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen, MultipleOf
 
 from edgevlm.errors import UserError, first_problem
 from edgevlm.runtime.bundle import Count, Finite, Penalty, Positions, Positive, TokenId, Width, Word
@@ -22,7 +22,7 @@ Index = Annotated[int, Ge(-1024), Le(1024)]
 Theta = Annotated[float, Ge(1), Le(1e12)]
 Numbers = Annotated[int, Ge(1), Le(1 << 20)]
 Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # families refuse lists
-Area = Annotated[int, Ge(1), Le(1 << 28)]  # pixels
+Area = Annotated[int, Ge(1), Le(1 << 28)] | Annotated[float, MultipleOf(1), Ge(1), Le(1 << 28)]  # pixels; some write 78400.0
 Short = Annotated[list[Index], MaxLen(1024)]
 _ROPE = {Word: "type rope_type", Theta: "rope_theta", Short: "mrope_section", bool: "mrope_interleaved"}
 _QUANTIZATION = {
@@ -33,13 +33,14 @@ _QUANTIZATION = {
 _SIDES = {Area: "height width shortest_edge longest_edge"}  # of a frame, in pixels; Qwen's edges are areas
 _CONFIG = {  # of config.json, its sections and processor files
     Word: "model_type hidden_act projector_hidden_act vision_feature_select_strategy spatial_pool_mode",
-    bool: "tie_word_embeddings do_resize do_rescale do_normalize do_center_crop do_pad",
+    bool: "tie_word_embeddings use_sliding_window do_resize do_rescale do_normalize do_center_crop do_pad",
     Finite: "rms_norm_eps layer_norm_eps",
     Positive: "rescale_factor",
     Theta: "rope_theta",
     Annotated[float, Ge(0.01), Le(100)]: "mlp_ratio",
     Annotated[float, Ge(0), Le(1000)]: "tokens_per_second",
     Width: "hidden_size embed_dim out_hidden_size",
+    Annotated[int, Ge(0)]: "sliding_window max_window_layers",
     Count: "num_hidden_layers num_attention_heads num_key_value_heads head_dim depth num_heads spatial_pool_stride "
     "scale_factor",
     Numbers: "intermediate_size num_position_embeddings",

@@ -44,6 +44,9 @@ def write_bundle(source: Path, out_dir: Path, options: ExportOptions, progress: 
     check(out_dir)
     model = _read(checkpoint, options, profile, progress)
     vision.check_tensors(model.parts.vision, checkpoint)
+    model.backbone.check(checkpoint, model.shape)
+    for line in checkpoint.notes:
+        notify(line)
     with atomic_directory(out_dir, check, key=fingerprint(source, options.facts()), notify=notify) as folder:
         samples = options.samples
         if isinstance(samples, ActivationSampler):
@@ -185,8 +188,7 @@ def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile)
 def decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
     text = with_defaults(checkpoint.section("text_config"))
     backbone = text_backbone(str(text.get("model_type")))
-    tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     try:
-        return backbone, backbone.shape(text, tied)
+        return backbone, backbone.shape(text, checkpoint.is_tied(text))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{checkpoint.folder / 'config.json'}: text_config is incomplete ({error!r})") from None

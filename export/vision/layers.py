@@ -36,7 +36,7 @@ SMALL = 64  # numbers of a constant that is kept in the graph itself, at most
 # transformers' name -> the function in it, and what its argument is multiplied by
 ACTIVATIONS = {
     "gelu": ("Erf", sqrt(0.5)), "gelu_pytorch_tanh": ("Tanh", sqrt(2 / pi)), "gelu_new": ("Tanh", sqrt(2 / pi)),
-    "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0),
+    "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0), "relu": ("Relu", 1.0),
 }  # fmt: skip
 Float32 = NDArray[np.float32]
 Operand = str | int | tuple[int, ...] | NDArray[Any] | np.generic  # a tensor of the graph, or numbers known at export
@@ -215,10 +215,12 @@ class VisionGraph:
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
-        if function != "Sigmoid" and not self.standard:
+        if function in ("Erf", "Tanh") and not self.standard:
             op = "FastGelu" if function == "Tanh" else "BiasGelu" if bias else "Gelu"
             return self.graph.fused(op, [rows, bias] if bias else [rows], [name])
         x = self.add(f"{name}.biased", rows, bias) if bias else rows
+        if function == "Relu":
+            return self.node("Relu", [x], name)
         if function == "Sigmoid" and not self.standard:
             return self.graph.fused("QuickGelu", [x], [name], alpha=factor)
         inner = x

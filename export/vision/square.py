@@ -81,7 +81,7 @@ class SquareTower(EncoderTower):
         if not all(-layers - 1 <= index <= layers for index in chosen):
             raise UserError(f"config.json: vision_feature_layer {chosen} does not exist in a tower of {layers} layers")
         self.chosen = [index % (layers + 1) for index in chosen]
-        self.tokens, self.width = self.side**2, int(checkpoint.section("text_config")["hidden_size"])
+        self.tokens, self.width = self.side**2, int(with_defaults(checkpoint.section("text_config"))["hidden_size"])
         self.activation = str(settings.get("projector_hidden_act", "gelu"))
         self.bias = bool(settings.get("multimodal_projector_bias", True))
         self.before: Float32 | None = None
@@ -124,7 +124,7 @@ class SmolVLMTower(EncoderTower):
         if self.side % self.scale:
             raise UserError(f"config.json: {self.side} patches a side cannot be shuffled by scale_factor {self.scale}")
         few = self.side // self.scale
-        self.tokens, self.width = few**2, int(checkpoint.section("text_config")["hidden_size"])
+        self.tokens, self.width = few**2, int(with_defaults(checkpoint.section("text_config"))["hidden_size"])
         self.reach = (np.repeat(np.eye(few, dtype=np.float32), self.scale, 1),) * 2
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:

@@ -136,7 +136,8 @@ def make_checkpoint(
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     tokenizer.save_pretrained(folder)
     frames = {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        "do_resize": True, "do_center_crop": False, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
         "resample": 3, "rescale_factor": 1 / 255, "size": {"height": 14 * side, "width": 14 * side},
     }  # fmt: skip
     key = "image_processor" if family == "llava" else "video_processor"

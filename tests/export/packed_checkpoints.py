@@ -45,14 +45,25 @@ def packed(numbers: NDArray[np.int64], axis: int, places: tuple[int, ...]) -> to
 
 
 def make_packed(
-    source: Path, folder: Path, method: str, group: int, *, zero_points: bool = True, version: str = "gptq", order: bool = False
+    source: Path,
+    folder: Path,
+    method: str,
+    group: int,
+    *,
+    zero_points: bool = True,
+    version: str = "gptq",
+    order: bool = False,
+    left: tuple[str, ...] = (),
 ) -> tuple[Path, Path]:
-    """(the checkpoint in ``method``'s layout, one of its dequantised numbers as floats) of the float checkpoint ``source``."""
+    """(the checkpoint in ``method``'s layout, one of its dequantised numbers as floats) of the float checkpoint ``source``.
+
+    Matrices whose names contain one of ``left`` stay in float.
+    """
     tensors = load_file(source / "model.safetensors")
     plain = dict(tensors)
     in_order = tuple(range(8))
     for name in list(tensors):
-        if ".layers." not in name or not name.endswith("proj.weight") or "vision" in name:
+        if ".layers." not in name or not name.endswith("proj.weight") or "vision" in name or any(part in name for part in left):
             continue
         place = name.removesuffix(".weight")
         codes, zeros, scales = rounded_groups(tensors.pop(name).numpy(), group, zero_points)

@@ -17,7 +17,7 @@ TABLE = Path(edgevlm.export.__file__).with_name("config_defaults.json")
 SIZES = (
     "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "mlp_bias",
     "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
-    "use_sliding_window", "vocab_size",
+    "use_sliding_window", "sliding_window", "max_window_layers", "vocab_size",
 )  # fmt: skip
 SQUARE = (
     "hidden_act", "hidden_size", "image_size", "intermediate_size", "layer_norm_eps", "num_attention_heads", "num_channels",
@@ -47,7 +47,11 @@ PROCESSORS = {
     "qwen2_5_vl": _QWEN2,
     "qwen3_vl": ("qwen3_vl.video_processing_qwen3_vl", "Qwen3VLVideoProcessor"),
     "smolvlm": ("smolvlm.video_processing_smolvlm", "SmolVLMVideoProcessor"),
+    "CLIPImageProcessor": ("clip.image_processing_pil_clip", "CLIPImageProcessorPil"),
+    "SiglipImageProcessor": ("siglip.image_processing_pil_siglip", "SiglipImageProcessorPil"),
+    "LlavaImageProcessor": ("llava.image_processing_pil_llava", "LlavaImageProcessorPil"),
 }
+CROPPED = ("size", "crop_size", "do_center_crop")  # of those whose frames become a square
 TEXTS = [kind for kind, keys in KINDS.items() if keys is SIZES]
 
 
@@ -63,8 +67,18 @@ def defaults() -> dict[str, dict[str, Any]]:
         table[kind] = {key: values[key] for key in keys if values.get(key) is not None}
     for kind, (module, name) in PROCESSORS.items():
         processor = getattr(importlib.import_module(f"transformers.models.{module}"), name)
-        keys = ("image_mean", "image_std", "resample")
-        table[f"{kind}/processor"] = {key: getattr(processor, key) for key in keys}
+        keys = (
+            "image_mean",
+            "image_std",
+            "resample",
+            *(CROPPED if kind.lower().startswith(("clip", "siglip", "llava")) else ()),
+        )
+        table[f"{kind}/processor"] = {key: getattr(processor, key) for key in keys if getattr(processor, key, None) is not None}
+    for kind in (kind for kind, keys in KINDS.items() if keys is MODEL):
+        sections = transformers.CONFIG_MAPPING[kind].sub_configs_defaults
+        table[f"{kind}/sections"] = {
+            name: {"model_type": spec.model_type} | spec.init_kwargs for name, spec in sections.items()
+        }
     return table
 
 

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf import Video, load
+from hf import Video, answer, load, watch
 
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import create_policy
-from edgevlm.runtime.stream import Stream
 
 QUESTION = "how many red circle are there now?"
 SHAPES: list[tuple[str, int, float, dict[str, Any]]] = [  # family, frames, frames a second, the checkpoint's shape
@@ -49,30 +46,6 @@ SHAPES: list[tuple[str, int, float, dict[str, Any]]] = [  # family, frames, fram
                               "feature_layer": [-2, -1]}),
     ]),
 ]  # fmt: skip
-
-
-def watch(model: Model, pixels: np.ndarray, fps: float, chunk: int) -> Stream:
-    """A stream that has seen ``pixels [F, 3, H, W]`` in chunks and keeps all of them."""
-    prefix = Chat(model.bundle.chat, model.tokenizer).prefix
-    stream = Stream(model, create_policy("full"), 1200, prefix, 64, "lazy", chunk)
-    waiting = Chunk(model.engine, model.bundle, stream.chunk)
-    for index, frame in enumerate(pixels):
-        waiting.add(frame, index / fps)
-        if waiting.taken == waiting.limit or index == len(pixels) - 1:
-            features, seconds, _ = waiting.encode()
-            stream.append_frames(features, 0, seconds)
-            waiting.clear()
-    return stream
-
-
-def answer(model: Model, stream: Stream, suffix: list[int], count: int) -> tuple[list[int], np.ndarray]:
-    """``count`` greedy tokens, and the logits ``[count, vocab]`` that chose them."""
-    tokens: list[int] = []
-    logits = [stream.append_question(np.concatenate([model.closing, model.engine.embed(np.array(suffix))]))]
-    while len(tokens) < count:
-        tokens.append(int(np.argmax(logits[-1])))
-        logits.append(stream.append_text(model.engine.embed(np.array(tokens[-1:]))))
-    return tokens, np.stack(logits[:count])
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,12 @@ def test_what_is_left_out_is_the_default_of_transformers(tmp_path: Path) -> None
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("qwen2_vl", "vision_config", {"patch_size": [7, 7]}, "vision patches must be squares"),
     ("qwen3_vl", "text_config", {"num_hidden_layers": 1}, "2 deepstack_visual_indexes and only 1 decoder layers"),
-    ("qwen2_vl", "text_config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "mrope_section is None"),
+    (
+        "qwen2_vl",
+        "text_config",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "mrope_section .16, 24, 24. must be three",
+    ),
 ]
 
 

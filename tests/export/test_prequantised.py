@@ -38,6 +38,8 @@ CASES = [
     ("gptq", 64, {}, "biased"),
     ("gptq", 32, {"zero_points": False}, "llama"),
     ("gptq", 128, {"version": "gptq_v2"}, "llama"),
+    ("awq", 32, {"left": ("layers.1.", "layers.0.self_attn.q_proj")}, "biased"),
+    ("gptq", 32, {"left": ("gate_proj", "v_proj", "o_proj")}, "biased"),
 ]
 
 
@@ -89,7 +91,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     for settings, message in (
         ({"bits": 8}, r"awq of 8 bits in groups of 32, 'gemm', cannot be read"),
         ({"group_size": -1}, r"in groups of -1, 'gemm', cannot be read, only 4 bits in groups of \(16, 32"),
-        ({"quant_method": "bitsandbytes"}, r"no tensor 'text\.layers\.0\.self_attn\.q_proj\.weight'"),
+        ({"quant_method": "bitsandbytes"}, r"quantization_config\.quant_method 'bitsandbytes' is not read"),
         ({"version": "gemv"}, r"'gemv', cannot be read"),
         ({"group_size": 64}, r"has shape .* where config\.json means"),
     ):

@@ -1,0 +1,54 @@
+"""Folders and configurations that are not a checkpoint to export, though they look like one: what they are, and the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from edgevlm.errors import UserError
+
+ADAPTER, INDEX = "adapter_config.json", "model.safetensors.index.json"
+MERGE = "merge it into that model (peft: merge_and_unload, then save_pretrained) and give the folder that this writes"
+_BEFORE = "give the checkpoint that it was made from"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_PICKLES = re.compile(r"pytorch_model.*\.(bin|index\.json)|consolidated.*\.pth|model\.ckpt\.index|tf_model\.h5")
+METHODS = ("awq", "gptq", "gguf")  # read; transformers leaves the last behind in configs of dequantised checkpoints
+
+
+def refuse_files(where: object, names: Collection[str], adapter: Mapping[str, Any] | None = None) -> None:
+    """Raise UserError for a folder of these files, if they explain why no checkpoint can be read from it.
+
+    where: the folder or repository. adapter: its ADAPTER file, where that is there.
+    """
+    pickle, shard = (min(filter(kind.fullmatch, names), default="") for kind in (_PICKLES, _SHARD))
+    gguf = min((name for name in names if name.endswith(".gguf")), default="")
+    if shard and INDEX not in names:
+        raise UserError(f"{where}/{INDEX}: is missing beside {shard}; download it too")
+    if ADAPTER in names:
+        base = (adapter or {}).get("base_model_name_or_path") or "another model"
+        raise UserError(f"{where}/{ADAPTER}: is an adapter of {base} without that model's weights; {MERGE}")
+    if gguf:
+        raise UserError(f"{where}/{gguf}: is a model of llama.cpp (GGUF), which is not read; {_BEFORE}, in safetensors")
+    if pickle:
+        raise UserError(
+            f"{where}/{pickle}: pickled weights can run code and are not read; convert them where they can be trusted "
+            "(transformers: from_pretrained, then save_pretrained) and export that folder"
+        )
+
+
+def refuse_config(where: object, config: Mapping[str, Any]) -> None:
+    """Raise UserError for a ``config.json`` of another program's layout, or of a quantisation that is not read."""
+    if "mm_vision_tower" in config or "mm_projector_type" in config:
+        what = "has mm_vision_tower, so it is in the layout of the original LLaVA program, which is not read"
+        raise UserError(f"{where}: {what}; give its conversion for transformers (from llava-hf, for example)")
+    text = config.get("text_config")
+    for section in (config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = section.get(key)
+            method = found.get("quant_method") if isinstance(found, dict) else None
+            if method is not None and method not in METHODS:
+                what = f"{key}.quant_method {str(method)[:40]!r} is not read, only AWQ and GPTQ of 4 bits"
+                raise UserError(f"{where}: {what}; {_BEFORE}")
+    if "quantization" in config:
+        raise UserError(f"{where}: has quantization as MLX writes it, which is not read; {_BEFORE}")
