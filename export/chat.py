@@ -116,8 +116,8 @@ def _generation(
     )
     if stops is None and "eos_token" in special:
         stops = tokenizer.token_to_id(special["eos_token"])
-    stops = sorted({*stops} if isinstance(stops, list) else {stops} - {None})
-    if not stops or stops[-1] >= vocab:
+    stops = list(dict.fromkeys(stops if isinstance(stops, list) else [stops] if stops is not None else []))
+    if not stops or max(stops) >= vocab:
         raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
     found = {
         "repetition_penalty": settings.get("repetition_penalty"),

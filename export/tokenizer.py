@@ -18,6 +18,7 @@ _USUAL = {  # named tokens of these classes where no file says
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
 }
+_FIRST = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _FLAGS = {"single_word", "lstrip", "rstrip", "normalized", "special"}
 _QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -43,7 +44,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
     if largest >= vocab:
         raise UserError(f"{file}: token {content!r} would be number {largest} and the model embeds {vocab}; {AGAIN}")
-    return tokenizer, {name: token.content for name, token in sorted(special.items())}
+    return tokenizer, {name: token.content for name, token in sorted(special.items()) if name.endswith("_token")}
 
 
 def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
@@ -93,13 +94,15 @@ def _named(checkpoint: Checkpoint, kind: str, settings: dict[str, Any]) -> tuple
     if "added_tokens_decoder" not in settings:
         values |= checkpoint.json("special_tokens_map.json") or {}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
-    named = {name: value for name, value in values.items() if name.endswith("_token") and isinstance(value, str | dict)}
+    named = {
+        name: value for name, value in values.items() if name.endswith("_token") and isinstance(value, str | dict) and value
+    }
+    named = {name: named[name] for name in _FIRST if name in named} | named  # in the order that numbers new ones
     if isinstance(extra, dict):
         named, extra = named | extra, []
     if not isinstance(extra, list):
         raise UserError(f"{checkpoint.folder / SETTINGS}: extra_special_tokens are no tokens; {AGAIN}")
-    special = {name: _token(checkpoint, value) for name, value in named.items() if value}
-    return special, [_token(checkpoint, value) for value in extra]
+    return {name: _token(checkpoint, value) for name, value in named.items()}, [_token(checkpoint, value) for value in extra]
 
 
 def _add(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: dict[str, Any], special: list[AddedToken]) -> None:

@@ -84,6 +84,7 @@ CASES: dict[str, tuple[str, Tokenizer, dict[str, Any], str]] = {
     "rebuilt Qwen": ("qwen2_vl", qwen(), {}, VICUNA),
     "saved Qwen": ("qwen2_vl", qwen(), {"tokenizer_class": "PreTrainedTokenizerFast"}, VICUNA),
     "special in config": ("llava", llama(), NAMED | {"extra_special_tokens": ["cats", "USER"], "pad_token": "dogs"}, VICUNA),
+    "special by name": ("llava", llama(), {"extra_special_tokens": {"x": "cats", "a_token": "TANT"}, **NAMED}, VICUNA),
     "added in config": ("llava", llama(), NAMED | {"added_tokens_decoder": OTHERS}, VICUNA),
     "added_tokens.json": ("llava_next_video", llama(), NAMED | {"added_tokens": OTHERS}, VICUNA),
     "environment": ("llava", llama(), NAMED, ENVIRONMENT),
