@@ -13,7 +13,7 @@ from edgevlm.export.families import Family
 from edgevlm.export.settings import check_settings
 from edgevlm.export.tokenizer import AGAIN, TOKENIZER, read_tokenizer
 from edgevlm.runtime.bundle import ChatSpec
-from edgevlm.runtime.chat import Chat, encode
+from edgevlm.runtime.chat import Chat, encode_inside, video_mark
 
 GENERATION = "generation_config.json"
 _MARK = re.compile(r"<[^<>{}\s]+>")
@@ -76,11 +76,10 @@ def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
     chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
     if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
         raise UserError("the chat template writes the question before the video; change it, since a stream comes first")
-    mark = tokenizer.get_added_tokens_decoder()[video].content
-    time = {"seconds": 1.0, "minutes": 0, "second": 1}
+    mark, time = video_mark(tokenizer, spec), {"seconds": 1.0, "minutes": 0, "second": 1}
     before, after = family.before.format(**time), family.after.format(**time)
-    inside = [encode(tokenizer, mark + text)[1:] for text in (before, after)]
-    parts = [*chat.prefix, *[*inside[0], video, *inside[1]] * 2, *chat.suffix(turns, "another")]
+    frame = [*encode_inside(tokenizer, spec, before), video, *encode_inside(tokenizer, spec, after)]
+    parts = [*chat.prefix, *frame * 2, *chat.suffix(turns, "another")]
     if parts != chat.ids(turns, "another", (before + mark + after) * 2):
         raise UserError(f"{TOKENIZER} joins the text around frames with the prompt's; save the tokenizer that was trained")
 

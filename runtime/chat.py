@@ -95,6 +95,13 @@ def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
     return "" if token is None else token.content
 
 
+def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
+    """Token ids of text inside a prompt, after a token of the video. Raises UserError as :func:`encode` does."""
+    mark = video_mark(tokenizer, spec)
+    ids = encode(tokenizer, mark + text)
+    return ids[ids.index(spec.placeholder_id) + 1 :] if mark else ids
+
+
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
     """Token ids of ``text``. special: with what the tokenizer's post-processor adds.
 

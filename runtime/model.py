@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from edgevlm.errors import BundleError
 from edgevlm.progress import progress
 from edgevlm.runtime.bundle import MANIFEST, Bundle
-from edgevlm.runtime.chat import encode, video_mark
+from edgevlm.runtime.chat import encode_inside
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.files import refuse_address
 from edgevlm.runtime.plugins import load_class
@@ -76,17 +75,12 @@ class Model:
         tokenizer = load_tokenizer(bundle)
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
-    @cached_property
-    def _mark(self) -> str:
-        return video_mark(self.tokenizer, self.bundle.chat)
-
     def encode(self, text: str) -> list[int]:
         """Token ids of text inside a prompt, after a token of the video.
 
         Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
         """
-        ids = encode(self.tokenizer, self._mark + text)
-        return ids[ids.index(self.bundle.chat.placeholder_id) + 1 :] if self._mark else ids
+        return encode_inside(self.tokenizer, self.bundle.chat, text)
 
     def embed(self, text: str) -> NDArray[np.float32]:
         """Embeddings of text inside a prompt, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
