@@ -68,6 +68,29 @@ class Rotation:
         return graph.node("Mul", [joined, signs], [name]) if signs and inverse else joined
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MeanKeeping:
+    """A rotation that leaves the mean of a row as it is, so that LayerNorm without gain and bias commutes with it.
+
+    ``rotation``, then the reflection at ``mirror [width]`` that brings the row of equal numbers back.
+    """
+
+    rotation: Rotation
+    mirror: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, width: int) -> MeanKeeping:
+        rotation, equal = Rotation.of(width), np.full(width, width**-0.5, np.float32)
+        mirror = rotation.rows(equal).astype(np.float64) - equal
+        return cls(rotation, mirror / np.linalg.norm(mirror))
+
+    def rows(self, rows: Float32) -> Float32:
+        """``rows @ R``, of rows ``[.., width]``."""
+        turned = self.rotation.rows(rows)
+        along = (turned * self.mirror).sum(-1, keepdims=True)
+        return (turned - 2 * along * self.mirror).astype(np.float32)
+
+
 def _hadamard(size: int) -> Float32:
     """``[size, size]`` of a power of two, orthonormal and symmetric."""
     matrix = np.ones((1, 1))

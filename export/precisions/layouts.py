@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.precisions.rounding import Float32, best_grid, block_grid, channel_grid, half_grid, rounded
+from edgevlm.export.precisions.rounding import Float32, best_grid, block_grid, half_grid, rounded
 
 if TYPE_CHECKING:
     from edgevlm.export.graph import GraphBuilder
@@ -26,7 +26,7 @@ Parts = Mapping[str, NDArray]
 UInt8 = NDArray[np.uint8]
 
 LARGEST_BLOCK = 128
-LEAST_PEAK = np.float32(1e-30)  # the scale of a row of zeros
+LEAST_STEP = np.float32(1e-30)  # of a row of zeros
 
 
 class Layout(ABC):
@@ -137,31 +137,36 @@ class Blocks(Layout):
 class Channels(Layout):
     """Integers of 8 bits with one scale per output channel, multiplied by ``com.microsoft.MatMulIntegerToFloat``.
 
-    Each row of activations has its own scale: its largest magnitude becomes 127. Parts: ``codes`` int8 ``[in, out]`` from -127
-    to 127, ``scales`` float32 ``[out]``, max|w| / 127, and ``zeros`` int8 ``[out]``, all 0.
+    Each row of activations is rounded to bytes with a scale of its own. Parts: ``codes`` int8 ``[in, out]`` and ``scales``
+    float32 ``[out]``, of either sign.
     """
 
     is_integer: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        codes, scales, _ = rounded(weight, hessian, weight.shape[1], channel_grid, (-127, 127))
-        return {"codes": codes.T.astype(np.int8), "scales": scales[:, 0], "zeros": np.zeros(len(codes), np.int8)}
+        grid = partial(block_grid if hessian is None else best_grid, bits=8, with_zeros=False)
+        codes, scales, _ = rounded(weight, hessian, weight.shape[1], grid, (0, 255))
+        return {"codes": (codes - 128).T.astype(np.int8), "scales": scales[:, 0]}
 
-    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        """ONNX Runtime merges the nodes that round the same rows for several products."""
-        peaks = graph.node("ReduceMax", [graph.node("Abs", [rows], [f"{name}.sizes"]), graph.integers(-1)], [f"{name}.peaks"])
-        scale = graph.node("Max", [peaks, graph.constant("float.least", LEAST_PEAK)], [f"{name}.scale"])
-        product = self.product(graph, f"{name}.unit", graph.node("Div", [rows, scale], [f"{name}.rows"]), tensors, 1.0)
-        return graph.node("Mul", [product, scale], [name])
+    def multiply(
+        self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
+    ) -> str:
+        """zero: the byte of 0, less than 128 for rows that are mostly above 0."""
+        ends = []
+        for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
+            end, count = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"]), np.float32(codes)
+            ends.append(graph.node("Div", [end, graph.constant(f"float.{codes}", count)], [f"{name}.{op}.step"]))
+        step = graph.node("Max", [*ends, graph.constant("float.least", LEAST_STEP)], [f"{name}.step"])
+        scaled = graph.node("Div", [rows, step], [f"{name}.rows"])
+        return graph.node("Mul", [self.product(graph, f"{name}.codes", scaled, tensors, 1.0, zero), step], [name])
 
-    def product(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], largest: float, bias: str = "") -> str:
-        """Nodes for ``rows @ weight.T + bias`` of rows whose numbers are clipped to ``largest`` and rounded to its 127ths."""
-        step, half = (
-            graph.constant(f"float.{largest!r}.step", np.float32(largest / 127)),
-            graph.constant("uint8.128", np.uint8(128)),
-        )
-        codes = graph.node("QuantizeLinear", [rows, step, half], [f"{name}.codes"])
-        inputs = [codes, tensors[0], step, tensors[1], half, tensors[2], *([bias] if bias else [])]
+    def product(
+        self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
+    ) -> str:
+        """Nodes for ``rows @ weight.T + bias`` of rows rounded to bytes and clipped: ``zero`` and multiples of ``step``."""
+        scale, offset = graph.constant(f"float.{step!r}", np.float32(step)), graph.constant(f"uint8.{zero}", np.uint8(zero))
+        codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
+        inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
         return graph.fused("MatMulIntegerToFloat", inputs, [name])
 
     def bytes_per_weight(self, group: int | None = None) -> float:

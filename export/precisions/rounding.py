@@ -71,13 +71,6 @@ def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Fl
     return scales, zeros
 
 
-def channel_grid(blocks: Float32) -> tuple[Float32, Float32]:
-    """Float32 scales of codes from -127 to 127; a block of zeros has scale 1."""
-    largest = np.abs(blocks).max(-1)
-    scales = np.where(largest == 0, 1, largest / 127).astype(np.float32)
-    return scales, np.zeros_like(scales)
-
-
 def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
     """Scales that float16 holds, above 0, of codes from -top to top. Raises UserError for a scale that it cannot hold."""
     wanted = np.abs(blocks).max(-1) / np.float32(top)

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import GraphBuilder, WeightsFile, flush
+from edgevlm.export.rotation import MeanKeeping
 from edgevlm.export.vision.layers import ChangedGraph, Float32, VisionGraph
 
 GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
@@ -23,6 +24,7 @@ class VisionTower:
     size: (height, width) of a frame in pixels. is_sized: other sizes can be had of one graph. group: frames that a tower merges
     into one. patch_grid: (rows, columns). class_tokens: rows ahead of those of patches. reach: not 0 where a row of tokens is
     made of a row of patches, ``[rows of tokens, rows of patches]``, and the same of columns; None where patches are tokens.
+    residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes` does not name what reads and writes it.
     :meth:`add_nodes` is a family's own.
     """
 
@@ -34,6 +36,7 @@ class VisionTower:
     patch_grid: tuple[int, int]
     class_tokens: int = 0
     head_dim: int
+    residual: int = 0
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
@@ -64,9 +67,11 @@ def write_vision(
     with (folder / WEIGHTS).open("wb") as stream:
         weights = WeightsFile(stream, WEIGHTS)
         graph = GraphBuilder("vision", weights)
-        _build(tower, VisionGraph(graph, checkpoint, precision, standard, fixed=standard))
+        rotation = MeanKeeping.of(tower.residual) if precision == "int8" and tower.residual else None
+        _build(tower, VisionGraph(graph, checkpoint, precision, standard, fixed=standard, rotation=rotation))
         if changed:
-            g = ChangedGraph(GraphBuilder("vision-changed", weights), checkpoint, precision, grid=tower.patch_grid)
+            builder = GraphBuilder("vision-changed", weights)
+            g = ChangedGraph(builder, checkpoint, precision, rotation=rotation, grid=tower.patch_grid)
             rows = g.reshape("features", tower.add_nodes(g, g.start(tower)), -1, tower.width)
             g.graph.output(rows, TensorProto.FLOAT, ["t", tower.width])
             g.graph.save(folder / CHANGED)

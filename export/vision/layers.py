@@ -1,9 +1,10 @@
 """What vision towers are made of, as nodes of a graph: linears in each precision, norms, activations, attention, pooling.
 
-Linears in ``int8`` (ONNX Runtime): weights have one scale per output channel, activations one per row: an activation ``x`` is
-rounded to ``round(x / s)``, ``s`` a 127th of its row's largest magnitude; a weight ``w`` to ``round(w / t)``, ``t`` a 127th
-of its channel's. The product adds up integers. Linears in ``fp16`` (TensorRT): the product and its weights, with a Cast on
-either side; attention too. The first convolution, norms, activations and sums stay float32.
+Linears in ``int8`` (ONNX Runtime) multiply bytes and add up integers: weights have one scale per output channel, activations
+one per row. Norms without gain and bias, which are folded, and a rotated residual stream make rows of standard deviation 1
+without outlying channels; those have one scale. A projector that reads the residual stream itself stays float32. Linears in
+``fp16`` (TensorRT): the product and its weights, with a Cast on either side; attention too. The first convolution, norms,
+activations and sums stay float32.
 
 Attention is, for ONNX Runtime, one node, which never holds the scores of all pairs at once. Graphs without its operators have
 product, softmax and product, the chain that TensorRT merges into one kernel where it has one; QUERIES queries at a time, so
@@ -26,11 +27,14 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.precisions.layouts import Channels
+from edgevlm.export.rotation import MeanKeeping
 
 if TYPE_CHECKING:
     from edgevlm.export.vision import VisionTower
 
 CHANNELS = Channels()
+NORMED = 4.5  # standard deviations of a rotated row, beyond which its numbers are clipped
+GELU_ZERO = 32  # the byte of 0 where an activation gives the rows: it is never far below
 QUERIES = 1024
 SMALL = 64  # numbers of a constant that is kept in the graph itself, at most
 # transformers' name -> the function in it, and what its argument is multiplied by
@@ -49,7 +53,8 @@ class VisionGraph:
 
     A layer's name is that of its tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read when it is
     added, one at a time. Rows are float32 ``[B, N, width]``. precision: of linears. standard: without ONNX Runtime's own
-    operators. fixed: frames are of one size, and what depends on it alone is worked out at export.
+    operators. fixed: frames are of one size, and what depends on it alone is worked out at export. rotation: of the residual
+    stream, with which weights are stored; norms then have no gain and bias, which are folded into the linears that read them.
     """
 
     graph: GraphBuilder
@@ -57,6 +62,9 @@ class VisionGraph:
     precision: str = "fp32"
     standard: bool = False
     fixed: bool = True
+    rotation: MeanKeeping | None = None
+    affine: dict[str, list[Float32]] = field(default_factory=dict)  # of norms: gain and bias that are folded
+    activated: set[str] = field(default_factory=set)  # rows that an activation gave
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
@@ -160,47 +168,101 @@ class VisionGraph:
         self.graph.node("Split", [rows, self.named("", self.vector(*sizes))], names, axis=axis)
         return names
 
-    def patches(self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1) -> str:
-        """The convolution over squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows."""
+    def residual(self, rows: Float32) -> Float32:
+        """Numbers that are added to the residual stream ``[.., width]``, rotated as it is."""
+        return rows if self.rotation is None else self.rotation.rows(rows)
+
+    def rotated(self, name: str, rows: str, width: int) -> str:
+        """Rows that become the residual stream, rotated in the graph."""
+        if self.rotation is None:
+            return rows
+        if not self.graph.shared("rotation"):
+            self.graph.weight("rotation", self.residual(np.eye(width, dtype=np.float32)))
+        return self.node("MatMul", [rows, "rotation"], name)
+
+    def patches(
+        self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
+    ) -> str:
+        """The convolution over squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows.
+
+        writes: they are the residual stream.
+        """
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
+        turned = self.residual if writes else np.asarray
         if not self.graph.shared(f"{name}.weight"):
             kernel = self.tensor(f"{name}.weight", deep).reshape(width, 3, group, patch, patch).swapaxes(1, 2)
+            kernel = turned(kernel.reshape(width, -1).T).T
             self.graph.weight(f"{name}.weight", kernel.reshape(width, 3 * group, patch, patch))
         inputs = [pixels, f"{name}.weight"]
-        inputs += [self.weight(f"{name}.bias", (width,))] if bias else []
+        inputs += [self.constant(f"{name}.bias", turned(self.tensor(f"{name}.bias", (width,))))] if bias else []
         grid = self.node("Conv", inputs, name, kernel_shape=[patch, patch], strides=[patch, patch])
         return self.transpose(f"{name}.rows", self.reshape(f"{name}.joined", grid, 0, width, -1), 0, 2, 1)
 
-    def linear(self, name: str, rows: str, columns: int, width: int, *, bias: bool = True, activation: str = "") -> str:
+    def linear(
+        self, name: str, rows: str, columns: int, width: int, *,
+        bias: bool = True, activation: str = "", reads: str = "", writes: bool = False,
+    ) -> str:  # fmt: skip
         """``activation(rows @ weight.T + bias)`` of rows ``columns`` wide.
 
-        Raises UserError for a weight that fp16 cannot hold.
+        reads: the norm that gave the rows, or "residual" if they are of the residual stream; several side by side will do.
+        writes: the result is added to the residual stream. Raises UserError for a weight that fp16 cannot hold.
         """
-        weight, vector = f"{name}.weight", self.weight(f"{name}.bias", (width,)) if bias else ""
-        if self.precision == "int8":
-            product = self._int8(name, rows, weight, (width, columns))
+        shape, vector = (width, columns), ""
+        if bias or len(self.affine.get(reads, [])) > 1:
+            vector = f"{name}.bias"
+            if not self.graph.shared(vector):
+                self.graph.weight(vector, self._bias(name, shape, bias, reads, writes))
+        weight, is_rounded = f"{name}.weight", self.precision == "int8" and reads != "residual"
+        parts = [f"{weight}.{part}" for part in ("codes", "scales")]
+        if is_rounded and not all(self.graph.shared(part) for part in parts):
+            for part, array in CHANNELS.parts(self._matrix(name, shape, reads, writes)).items():
+                self.graph.weight(f"{weight}.{part}", array)
+        if is_rounded and reads in self.affine:
+            bias_of_product, vector = ("", vector) if activation else (vector, "")
+            product = CHANNELS.product(self.graph, name, rows, parts, NORMED / 127, bias=bias_of_product)
+        elif is_rounded:
+            product = CHANNELS.multiply(self.graph, name, rows, parts, shape, GELU_ZERO if rows in self.activated else 128)
         elif self.precision == "fp16":
-            product = self._fp16(name, rows, weight, (width, columns))
+            product = self._fp16(name, rows, weight, shape)
         else:
             if not self.graph.shared(weight):
-                self.graph.weight(weight, self.tensor(weight, (width, columns)).T)
+                self.graph.weight(weight, self._matrix(name, shape, reads, writes).T)
             product = self.node("MatMul", [rows, weight], name)
         if activation:
-            return self.activation(f"{name}.{activation}", activation, product, vector)
+            found = self.activation(f"{name}.{activation}", activation, product, vector)
+            self.activated.add(found)
+            return found
         return self.add(f"{name}.biased", product, vector) if vector else product
 
-    def layer_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
-        """The norm of ``rows + skip`` on the last axis; returns it and the sum.
+    def _matrix(self, name: str, shape: tuple[int, int], reads: str, writes: bool) -> Float32:
+        weight = self.tensor(f"{name}.weight", shape)
+        for gain in self.affine.get(reads, [])[:1]:
+            weight *= np.tile(gain, shape[1] // len(gain))
+        if self.rotation is not None and reads:
+            weight = self.rotation.rows(weight.reshape(-1, len(self.rotation.mirror))).reshape(shape)
+        return self.residual(weight.T).T if writes else weight
+
+    def _bias(self, name: str, shape: tuple[int, int], bias: bool, reads: str, writes: bool) -> Float32:
+        vector = self.tensor(f"{name}.bias", shape[:1]) if bias else np.zeros(shape[0], np.float32)
+        for shift in self.affine.get(reads, [])[1:]:
+            vector += self.tensor(f"{name}.weight", shape) @ np.tile(shift, shape[1] // len(shift))
+        return self.residual(vector) if writes else vector
+
+    def layer_norm(
+        self, name: str, rows: str, width: int, epsilon: float, skip: str = "", *, writes: bool = False
+    ) -> tuple[str, str]:
+        """The norm of ``rows + skip`` on the last axis; returns it and the sum. writes: the norm becomes the residual stream.
 
         Two nodes: on a CPU, ONNX Runtime's SkipLayerNormalization takes four times as long.
         """
-        vectors = [self.weight(f"{name}.{part}", (width,)) for part in ("weight", "bias")]
+        vectors = self._affine(name, ("weight", "bias"), width, writes)
         total = self.add(f"{name}.sum", rows, skip) if skip else rows
-        return self.node("LayerNormalization", [total, *vectors], name, axis=-1, epsilon=epsilon), total
+        normed = self.node("LayerNormalization", [total, *vectors], name, axis=-1, epsilon=epsilon)
+        return self.rotated(f"{name}.rotated", normed, width) if writes else normed, total
 
     def rms_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
         """``x / sqrt(mean(x^2) + epsilon) * weight`` of ``x = rows + skip``; returns it and the sum."""
-        weight, total = self.weight(f"{name}.weight", (width,)), self.add(f"{name}.sum", rows, skip) if skip else rows
+        [weight], total = self._affine(name, ("weight",), width), self.add(f"{name}.sum", rows, skip) if skip else rows
         if not self.standard:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
             return self.node("SimplifiedLayerNormalization", [total, weight], name, **attributes), total
@@ -287,12 +349,12 @@ class VisionGraph:
         turned = self.transpose(f"{name}.squares", tiles, 0, 1, 3, 2, 4)
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
-    def _int8(self, name: str, rows: str, weight: str, shape: tuple[int, int]) -> str:
-        names = [f"{weight}.{part}" for part in ("codes", "scales", "zeros")]
-        if not all(self.graph.shared(name) for name in names):
-            for part, array in CHANNELS.parts(self.tensor(weight, shape)).items():
-                self.graph.weight(f"{weight}.{part}", array)
-        return CHANNELS.multiply(self.graph, name, rows, names, shape)
+    def _affine(self, name: str, parts: Sequence[str], width: int, apply: bool = False) -> list[str]:
+        """Gain and bias of a norm; with a rotation a gain of ones, unless ``apply``, for they are folded into linears."""
+        if self.rotation is None or apply:
+            return [self.weight(f"{name}.{part}", (width,)) for part in parts]
+        self.affine[name] = [self.tensor(f"{name}.{part}", (width,)) for part in parts]
+        return [self.graph.constant(f"ones.{width}", np.ones(width, np.float32))]
 
     def _fp16(self, name: str, rows: str, weight: str, shape: tuple[int, int]) -> str:
         inputs = [self._half(rows, name), weight]
@@ -388,7 +450,9 @@ class ChangedGraph(VisionGraph):
         self.graph.output("tokens", TensorProto.INT64, ["t"])
         return pixels
 
-    def patches(self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1) -> str:
+    def patches(
+        self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
+    ) -> str:
         """The convolution over the changed patches, laid side by side."""
         rows, columns = self.grid
         ends = [self.integers(*numbers) for numbers in ((0, 0), (rows * patch, columns * patch), (2, 3))]
@@ -400,7 +464,7 @@ class ChangedGraph(VisionGraph):
             f"{name}.some", self.node("Gather", [flat, "patches"], f"{name}.changed"), -1, 3 * group, patch, patch
         )
         strip = self.reshape(f"{name}.strip", self.transpose(f"{name}.beside", some, 1, 2, 0, 3), 1, 3 * group, patch, -1)
-        return VisionGraph.patches(self, name, strip, width, patch, bias=bias, group=group)
+        return VisionGraph.patches(self, name, strip, width, patch, bias=bias, group=group, writes=writes)
 
     def per_position(self, table: str) -> str:
         return self.node("Gather", [table, "positions"], f"{table}.positions")

@@ -119,7 +119,7 @@ class QwenTower(VisionTower):
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
         self.side = 0  # squares along the edge of a window; 0: no windows
         self.full: set[int] = set()  # blocks that see everything where the others see windows
-        self.head_dim = width // self.heads
+        self.head_dim, self.residual = width // self.heads, width
         down, across = (np.repeat(np.eye(edge, dtype=np.float32), grid.merge, 1) for edge in (grid.rows, grid.columns))
         self.reach = down, across
 
@@ -152,17 +152,17 @@ class QwenTower(VisionTower):
         """Pre-norm attention and MLP of ``rows + delta``, returned in the same way."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
-        attended = self.attention(g, f"{name}.attn", normed, [] if layer in self.full else self.layout.windows)
+        attended = self.attention(g, name, normed, [] if layer in self.full else self.layout.windows)
         normed, rows = self.norm(g, f"{name}.norm2", rows, attended)
-        return rows, self.mlp(g, f"{name}.mlp", normed)
+        return rows, self.mlp(g, name, normed)
 
     def norm(self, g: VisionGraph, name: str, rows: str, skip: str = "") -> tuple[str, str]:
         return g.layer_norm(name, rows, self.columns, EPSILON, skip)
 
     def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
-        first, second = self.mlp_names
-        inner = g.linear(f"{name}.{first}", rows, self.columns, self.inner, activation=self.activation)
-        return g.linear(f"{name}.{second}", inner, self.inner, self.columns)
+        first, second = (f"{name}.mlp.{part}" for part in self.mlp_names)
+        inner = g.linear(first, rows, self.columns, self.inner, activation=self.activation, reads=f"{name}.norm2")
+        return g.linear(second, inner, self.inner, self.columns, writes=True)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
         """A square's patches, normed, to one token, in row-major order again: ``[G, squares, hidden]``."""
@@ -174,9 +174,9 @@ class QwenTower(VisionTower):
         return g.chosen(f"{name}.chosen", every, self.layout.tokens)
 
     def projected(self, g: VisionGraph, name: str, rows: str) -> str:
-        _, first, second = self.merger_names
-        inner = g.linear(f"{name}.{first}", rows, self.joined, self.joined, activation="gelu")
-        tokens = g.linear(f"{name}.{second}", inner, self.joined, self.hidden)
+        norm, first, second = (f"{name}.{part}" for part in self.merger_names)
+        inner = g.linear(first, rows, self.joined, self.joined, activation="gelu", reads=norm)
+        tokens = g.linear(second, inner, self.joined, self.hidden)
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
@@ -184,16 +184,17 @@ class QwenTower(VisionTower):
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Full attention inside each window, one or none of which is all; queries and keys rotated."""
-        width = self.columns
-        query, key, value = g.split(f"{name}.parts", g.linear(f"{name}.qkv", rows, width, 3 * width), [width] * 3)
+        """Full attention of block ``name`` inside each window, one or none of which is all; queries and keys rotated."""
+        width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
+        packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
+        query, key, value = g.split(f"{name}.parts", packed, [width] * 3)
         parts = [self.rotated(g, f"{name}.turned_query", query), self.rotated(g, f"{name}.turned_key", key), value]
         attended = g.windowed(
             name, parts, windows,
             rows=self.patch_grid[0] * self.patch_grid[1], width=width, heads=self.heads, scale=self.head_dim**-0.5,
             frames=self.frames,
         )  # fmt: skip
-        return g.linear(f"{name}.proj", attended, width, width)
+        return g.linear(f"{name}.proj", attended, width, width, writes=True)
 
     def tables(self, g: VisionGraph) -> None:
         """cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
@@ -232,9 +233,10 @@ class Qwen25Tower(QwenTower):
         return g.rms_norm(name, rows, self.columns, EPSILON, skip)
 
     def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
-        gate = g.linear(f"{name}.gate_proj", rows, self.columns, self.inner, activation=self.activation)
-        up = g.linear(f"{name}.up_proj", rows, self.columns, self.inner)
-        return g.linear(f"{name}.down_proj", g.mul(f"{name}.gated", gate, up), self.inner, self.columns)
+        norm, name = f"{name}.norm2", f"{name}.mlp"
+        gate = g.linear(f"{name}.gate_proj", rows, self.columns, self.inner, activation=self.activation, reads=norm)
+        up = g.linear(f"{name}.up_proj", rows, self.columns, self.inner, reads=norm)
+        return g.linear(f"{name}.down_proj", g.mul(f"{name}.gated", gate, up), self.inner, self.columns, writes=True)
 
 
 class Qwen3Tower(QwenTower):
@@ -257,7 +259,8 @@ class Qwen3Tower(QwenTower):
         """The square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""
         c, side, name = g.compute, round(self.position_count**0.5), "vision.pos_embed.weight"
         shape = self.position_count, self.columns
-        table: Operand = g.tensor(name, shape) if g.fixed else g.weight(name, shape)
+        places = g.residual(g.tensor(name, shape))
+        table: Operand = places if g.fixed else g.constant(name, places)
         matrices = []  # [places along an edge, side]
         for edge in self.shape:
             step = c("Div", np.float32(side - 1), c("Cast", c("Max", c("Sub", edge, 1), 1), to=TensorProto.FLOAT))

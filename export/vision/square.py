@@ -28,16 +28,17 @@ class EncoderTower(VisionTower):
         if self.columns % self.heads:
             raise UserError(f"config.json: a tower {self.columns} wide cannot have {self.heads} attention heads")
         self.side, self.size, self.head_dim = image // self.patch, (image, image), self.columns // self.heads
-        self.patch_grid = self.side, self.side
+        self.patch_grid, self.residual = (self.side, self.side), self.columns
 
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
-        """Patches at their places ``[F, positions, columns]``, after a class token where there is one."""
+        """Patches at their places ``[F, positions, columns]``, behind a class token if a norm reads them next."""
         name, positions = "vision.embeddings", self.side**2 + has_class
-        rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class)
+        rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
         places = g.tensor(f"{name}.position_embedding.weight", (positions, self.columns))
         if has_class:
             places[0] += g.tensor(f"{name}.class_embedding", (self.columns,))
             rows = g.node("Pad", [rows, g.integers(0, 1, 0, 0, 0, 0)], f"{name}.class_token")
+        places = places if has_class else g.residual(places)
         return g.add(name, rows, g.per_position(g.constant(f"{name}.position_embedding", places)))
 
     def states(self, g: VisionGraph, rows: str, layers: int) -> list[str]:
@@ -45,16 +46,19 @@ class EncoderTower(VisionTower):
         states, delta, columns, positions = [], "", self.columns, self.side**2 + self.class_tokens
         for layer in range(layers):
             name = f"vision.encoder.layers.{layer}"
-            normed, rows = g.layer_norm(f"{name}.layer_norm1", rows, columns, self.epsilon, delta)
+            norms = [f"{name}.layer_norm{index}" for index in (1, 2)]
+            normed, rows = g.layer_norm(norms[0], rows, columns, self.epsilon, delta)
             states.append(rows)
-            query, key, value = (g.linear(f"{name}.self_attn.{part}_proj", normed, columns, columns) for part in "qkv")
+            query, key, value = (
+                g.linear(f"{name}.self_attn.{part}_proj", normed, columns, columns, reads=norms[0]) for part in "qkv"
+            )
             attended = g.attention(
                 f"{name}.self_attn", query, key, value, rows=positions, heads=self.heads, scale=self.head_dim**-0.5
             )
-            delta = g.linear(f"{name}.self_attn.out_proj", attended, columns, columns)
-            normed, rows = g.layer_norm(f"{name}.layer_norm2", rows, columns, self.epsilon, delta)
-            inner = g.linear(f"{name}.mlp.fc1", normed, columns, self.inner, activation=self.block_activation)
-            delta = g.linear(f"{name}.mlp.fc2", inner, self.inner, columns)
+            delta = g.linear(f"{name}.self_attn.out_proj", attended, columns, columns, writes=True)
+            normed, rows = g.layer_norm(norms[1], rows, columns, self.epsilon, delta)
+            inner = g.linear(f"{name}.mlp.fc1", normed, columns, self.inner, activation=self.block_activation, reads=norms[1])
+            delta = g.linear(f"{name}.mlp.fc2", inner, self.inner, columns, writes=True)
         return [*states, g.add("vision.encoder", rows, delta) if delta else rows]
 
 
@@ -91,7 +95,7 @@ class SquareTower(EncoderTower):
         g, width = graph, self.columns
         rows = self.embedded(g, pixels, has_class=self.is_clip)
         if self.is_clip:
-            rows, _ = g.layer_norm("vision.pre_layrnorm", rows, width, self.epsilon)  # spelt as in checkpoints
+            rows, _ = g.layer_norm("vision.pre_layrnorm", rows, width, self.epsilon, writes=True)  # spelt as in checkpoints
         states = self.states(g, rows, max(self.chosen))
         features = [states[index] for index in self.chosen]
         joined = g.node("Concat", features, "features.chosen", axis=-1) if len(features) > 1 else features[0]
@@ -100,8 +104,9 @@ class SquareTower(EncoderTower):
             joined = g.node("Slice", [joined, *ends], "features.patches")
         rows = self._pooled(g, self.before, joined, width * len(features))
         rows = g.linear(
-            "projector.linear_1", rows, width * len(features), self.width, bias=self.bias, activation=self.activation
-        )
+            "projector.linear_1", rows, width * len(features), self.width,
+            bias=self.bias, activation=self.activation, reads="residual",
+        )  # fmt: skip
         rows = g.linear("projector.linear_2", rows, self.width, self.width, bias=self.bias)
         return self._pooled(g, self.after, rows, self.width)
 
@@ -134,4 +139,4 @@ class SmolVLMTower(EncoderTower):
         every = g.shuffle("connector.shuffled", g.kept("connector.kept", rows, width), width, self.side, self.scale)
         squares = g.chosen("connector.chosen", every)
         name, columns = "connector.modality_projection.proj", width * self.scale**2
-        return g.linear(name, squares, columns, self.width, bias=False)
+        return g.linear(name, squares, columns, self.width, bias=False, reads="vision.post_layernorm")

@@ -82,9 +82,10 @@ def exact(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | float) -> np.
 
 
 def quantised(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | float) -> np.ndarray:
-    """As the module's description says."""
-    scales, columns = (np.abs(some).max(1, keepdims=True) / 127 for some in (rows, weight))
-    return np.rint(rows / scales) @ np.rint(weight / columns).T * scales * columns.T + bias
+    """A scale a row and a scale a channel; the largest weight of a channel is 128 of its scale."""
+    scales = np.maximum(rows.max(1) / 127, rows.min(1) / -128)[:, None]
+    columns = np.take_along_axis(weight, np.abs(weight).argmax(1)[:, None], 1) / -128
+    return np.rint(rows / scales) @ np.rint(weight / columns).clip(-128, 127).T * scales * columns.T + bias
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_frames_features_do_not_depend_on_its_company(
     tmp_path: Path, frames: np.ndarray, monkeypatch: pytest.MonkeyPatch, of_before: bool
 ) -> None:
     if of_before:  # one scale for all rows of a call
-        monkeypatch.setattr(Channels, "multiply", lambda _, g, name, rows, parts, __: g.fused(BEFORE, [rows, *parts], [name]))
+        monkeypatch.setattr(Channels, "multiply", lambda _, g, name, rows, parts, *__: g.fused(BEFORE, [rows, *parts], [name]))
     loaded = engine(tmp_path, "int8")
     alone = np.concatenate([loaded.encode(frames[index : index + 1]) for index in range(3)])
     np.testing.assert_array_equal(loaded.encode(frames), alone)
