@@ -174,7 +174,8 @@ class OnnxRuntimeCpu:
         Its sessions are opened by the first call; they hold the matrices once.
         """
         spec = self.bundle.decoder
-        check_buffers(self.bundle, buffers, spec.kv)
+        is_fp32 = spec.kv == "fp16" and buffers[:1] and buffers[0].dtype == np.float32  # of a stream older than its bundle
+        check_buffers(self.bundle, buffers, "fp32" if is_fp32 else spec.kv)
         sparse_from = first_sparse_layer(self.bundle) if sparse else None
         return OnnxRuntimeDecoder(self._parts, spec, buffers, probes, self.calls, sparse_from, self.threads)
 

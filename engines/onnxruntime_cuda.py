@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.inputs import check_buffers, check_pattern, check_probes, check_step, graph_of
+from edgevlm.engines.inputs import AGAIN, check_buffers, check_pattern, check_probes, check_step, graph_of
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeTower, bind_array
 from edgevlm.errors import UserError
@@ -66,7 +66,11 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
     def session(self, variant: str) -> Any:
         """The session of a decoder graph, opened by the first call. Raises UserError if the bundle does not have the graph."""
         if variant not in self._decoders:
-            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "full")
+            opened = self._open(file := graph_of(self.bundle, variant), copies=variant == "full")
+            keys = {node.name: node.type for node in opened.get_inputs()}["key0"]
+            if (self.bundle.decoder.kv, keys) == ("fp16", "tensor(float)"):  # the demo: the CPU engine attends by itself
+                raise UserError(f"{self.bundle.path}: {file} takes fp32 keys; {AGAIN}, or give --engine onnxruntime-cpu")
+            self._decoders[variant] = opened
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:

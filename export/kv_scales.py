@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,6 @@ QUESTIONS = (
 )
 
 
-def in_fp32(bundle: Bundle) -> Bundle:
-    """The same model with an fp32 cache."""
-    return replace(bundle, decoder=replace(bundle.decoder, kv="fp32"))
-
-
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the scales of the int8 bundle that ``manifest`` describes, which is complete but for them, and list their file.
 
@@ -60,7 +55,7 @@ def measured_scales(
     frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError for a
     model with too few positions for a frame and a question.
     """
-    exact = in_fp32(bundle)
+    exact = bundle.in_fp32()
     spec = exact.decoder
     key = np.zeros((spec.layers, spec.kv_heads, spec.head_dim // 2), np.float32)
     value = np.zeros((spec.layers, spec.kv_heads, spec.head_dim), np.float32)

@@ -56,7 +56,7 @@ class ExportOptions:
     precision: str | None = None
     samples: Samples | ActivationSampler | None = None
     vision_precision: str | None = None
-    kv: KVType = "fp32"
+    kv: KVType = "fp16"
     profile: str = ONNXRUNTIME
     positions: str = "trained"
 

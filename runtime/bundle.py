@@ -284,6 +284,10 @@ class Bundle:
             raise _bad(self.path / name, "is not listed in bundle.json")
         return self.path / name
 
+    def in_fp32(self) -> Bundle:
+        """Return the same model with an fp32 cache."""
+        return replace(self, decoder=replace(self.decoder, kv="fp32"))
+
     @property
     def inv_freq(self) -> NDArray[np.float32]:
         """Rotary frequencies, float32 ``[head_dim / 2]``, bit for bit those of the checkpoint's own implementation."""

@@ -53,8 +53,18 @@ class Model:
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:
             return self
+        return self._view(replace(self.bundle, vision=vision))
+
+    def in_fp32(self) -> Model:
+        """Return the model as sessions see it that keep fp32 keys and values, with the same engine and scheduler.
+
+        Itself if it does not keep fp16, and on engines whose graphs attend.
+        """
+        return self._view(self.bundle.in_fp32()) if self.bundle.decoder.kv == "fp16" and self.engine.by_layer else self
+
+    def _view(self, bundle: Bundle) -> Model:
         view = copy(self.origin or self)
-        view.bundle, view.origin = replace(self.bundle, vision=vision), self.origin or self
+        view.bundle, view.origin = bundle, self.origin or self
         return view
 
     @classmethod

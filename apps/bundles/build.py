@@ -66,8 +66,7 @@ def target_for(
 ) -> ExportTarget:
     """Choose the target for a device. jetpack: its release, by default the newest. precision, kv: as given.
 
-    On a Jetson ``edgevlm plan`` chooses the weights; keys and values are fp16 there and on a graphics card. Raises UserError
-    for an unknown device, release or precision.
+    On a Jetson ``edgevlm plan`` chooses the weights. Raises UserError for an unknown device, release or precision.
     """
     device, kept = load_device(name), kv or "fp16"
     if precision is not None:
@@ -77,7 +76,6 @@ def target_for(
         known = " or ".join(release for release in releases if release)
         raise UserError(f"{name} has no JetPack {jetpack}; {f'give --jetpack {known}' if known else 'leave --jetpack out'}")
     if device.kind != "jetson":
-        kept = kv or ("fp16" if device.kind == "cuda" else "fp32")
         return ExportTarget(ONNXRUNTIME, precision, kept, f"{name}: profile {ONNXRUNTIME}")
     jetpack = jetpack or list(releases)[-1]
     profile = profile_for(releases[jetpack])

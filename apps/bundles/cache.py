@@ -26,7 +26,7 @@ from edgevlm.runtime.model import bundle_folder
 
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
-    "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp32",
+    "st_spattn_from": None, "camera": (480, 640), "precision": None, "vision_precision": None, "kv": "fp16",
     "profile": ONNXRUNTIME, "positions": "trained", "gptq": False,
 }  # fmt: skip
 

@@ -41,10 +41,7 @@ KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this
 Snapshots = Annotated[str | None, option("ADDRESS", "Keep snapshots at s3://BUCKET/FOLDER or the like.", "in --state")]
 EncryptWith = Annotated[Path | None, option("FILE", "Encrypt snapshots with this key.")]
 StateKeyFile = Annotated[Path | None, option("FILE", "Read encrypted snapshots with this key.")]
-KV = Annotated[
-    Literal["fp32", "fp16", "int8"] | None,
-    option("fp32|fp16|int8", "Store keys and values as this.", "fp16 on GPUs, else fp32"),
-]
+KV = Annotated[Literal["fp32", "fp16", "int8"] | None, option("fp32|fp16|int8", "Store keys and values as this.", "fp16")]
 
 
 def given(**values: Any) -> dict[str, Any]:

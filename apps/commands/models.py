@@ -129,7 +129,7 @@ def export(
         width, height = parse_size(frame_size, "--frame-size ")
         step("reading the checkpoint")
         folder = checkpoint_config(checkpoint, step, to_stderr)
-        target = ExportTarget(ONNXRUNTIME, precision, kv or "fp32", "")
+        target = ExportTarget(ONNXRUNTIME, precision, kv or "fp16", "")
         if device is not None:
             target = target_for(folder, device, jetpack, precision, kv, (height, width))
             to_stderr(target.line)

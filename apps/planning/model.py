@@ -61,7 +61,7 @@ class PlannedModel:
     deepstack: int = 0
     precision: str = "fp32"
     group: int | None = None
-    kv: str = "fp32"
+    kv: str = "fp16"
     files: Mapping[str, int] = field(default_factory=dict)
 
     @property

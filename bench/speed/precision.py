@@ -95,7 +95,7 @@ def weights(
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder, samples = Path(place), None
         show("exporting in fp32")
-        fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads=threads)
+        fp32 = Model.load(export_checkpoint(checkpoint, folder / "fp32", precision="fp32", kv="fp32"), threads=threads)
         texts = passages(tokens, min(PASSAGE, fp32.bundle.limit), fp32.encode, held_out=True)
         plain = Forced(fp32)
         expected = np.memmap(folder / "logits", np.float32, "w+", shape=(sum(map(len, texts)), fp32.bundle.decoder.vocab))
@@ -110,7 +110,12 @@ def weights(
                 stored, rounding, _ = name.partition("+")
                 if rounding and samples is None:
                     samples = sample_activations(fp32.bundle)
-                given: dict[str, Any] = {"precision": stored, "samples": samples if rounding else None, "force": True}
+                given: dict[str, Any] = {
+                    "kv": "fp32",
+                    "precision": stored,
+                    "samples": samples if rounding else None,
+                    "force": True,
+                }
                 path = export_checkpoint(checkpoint, folder / "other", **given)
             other = Model.load(path, threads=threads)
             show(f"comparing {name}")

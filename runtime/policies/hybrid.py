@@ -172,7 +172,7 @@ class Hybrid(QuestionRetrieval):
 
     window: float = setting(0.65, "fraction of |M| for the cache that evicts", above=0, below=1)
     index: float = setting(
-        0.15, "fraction of |M|, in bytes, for clusters' mean keys; the rest is the working set", above=0, below=1
+        0.15, "fraction of |M|, in fp32 bytes, for clusters' mean keys; the rest is the working set", above=0, below=1
     )
     rows: int = setting(2, "most tokens per block; two blocks of each cluster are kept", at_least=1)
     tau: float = setting(0.95, "cosine from which tokens are alike until the index is full", above=0, at_most=1)

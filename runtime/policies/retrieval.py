@@ -40,7 +40,9 @@ class Retrieval(Policy, ABC):
     """
 
     window: float = setting(0.5, "fraction of |M| for the newest tokens, always attended to", above=0, below=1)
-    index: float = setting(0.125, "fraction of |M|, in bytes, for the index; the rest is the working set", above=0, below=1)
+    index: float = setting(
+        0.125, "fraction of |M|, in fp32 bytes, for the index; the rest is the working set", above=0, below=1
+    )
 
     arena_policy: ClassVar[type[Policy]] = SlidingWindow  # decides which rows leave the window
     state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
@@ -204,8 +206,8 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Bytes of one row of a layer in all its KV heads, with what is known of it."""
-    return cache.kv_heads * (2 * cache.head_dim * cache.dtype.itemsize + metadata_bytes(cache.axes))
+    """Bytes of a layer's row in all its KV heads, in fp32 and with its metadata: an index has as many entries in any cache."""
+    return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:

@@ -162,6 +162,15 @@ class SnapshotWriter:
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = self._unfit = False
 
+    @property
+    def dtype(self) -> str | None:
+        """The type of keys and values in the newest good snapshot, None without one; reads the whole snapshot."""
+        with suppress(OSError):  # :meth:`attach` raises it
+            return next(
+                (kept.about["identity"]["dtype"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), None
+            )
+        return None
+
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest snapshot that fits; called once, by the session.
 

@@ -44,16 +44,16 @@ def test_made_once_for_a_checkpoint_and_its_options(made):
 def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, capsys):
     """Before those the one of default options, once that is kept."""
     checkpoint, exports = made
-    of_int8, of_fp16 = (bundles.cached_bundle(checkpoint, print, print, kv=kv) for kv in ("int8", "fp16"))
-    bundles.remove_bundles(of_fp16.name)
+    of_int8, of_fp32 = (bundles.cached_bundle(checkpoint, print, print, kv=kv) for kv in ("int8", "fp32"))
+    bundles.remove_bundles(of_fp32.name)
     assert resolve.resolve_model(str(checkpoint), print, print) == str(of_int8)
     assert "fp32 weights, int8 cache, fp32 tower" in capsys.readouterr().out
-    bundles.cached_bundle(checkpoint, print, print, kv="fp16")
+    bundles.cached_bundle(checkpoint, print, print, kv="fp32")
     said = edgevlm("run", "--model", checkpoint, "--frames", "2").stderr
     assert "several bundles of it are cached; give one of them as --model" in said
     assert f"{of_int8} (fp32 weights, int8 cache, fp32 tower)" in said
-    assert str(of_fp16) in said
-    assert "fp32 weights, fp16 cache, fp32 tower" in edgevlm("bundles", "list").stdout
+    assert str(of_fp32) in said
+    assert "fp32 weights, fp32 cache, fp32 tower" in edgevlm("bundles", "list").stdout
     default = bundles.cached_bundle(checkpoint, print, print)
     assert resolve.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 4
@@ -71,7 +71,7 @@ def test_listed_and_removed(made):
     (facts,) = events("bundles", "list", "--json")
     assert facts == {
         "event": "bundle", "schema": 1, "bundle": path.name, "family": "llava", "precision": "fp32", "rounding": "nearest",
-        "kv": "fp32", "vision_precision": "fp32", "profile": "onnxruntime",
+        "kv": "fp16", "vision_precision": "fp32", "profile": "onnxruntime",
         "bytes": facts["bytes"], "path": str(path),
     }  # fmt: skip
     assert facts["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "bundle.json")

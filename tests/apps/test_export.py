@@ -174,12 +174,12 @@ def choice(figures=None, **asked):
 
 def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape(qwen):
     made, said = choice()
-    assert made.options(qwen) == {"precision": "fp32", "vision_precision": "fp32", "kv": "fp32"}
+    assert made.options(qwen) == {"precision": "fp32", "vision_precision": "fp32", "kv": "fp16"}
     assert made.size == WIDE
     height, width = made.plan.roofline.model.tower.size
     assert width / height == pytest.approx(16 / 9, rel=0.1)
     assert len(said) == 1
-    assert f"chose fp32 weights, fp32 tower, fp32 keys and values, frames of {width}x{height}, budget" in said[0]
+    assert f"chose fp32 weights, fp32 tower, fp16 keys and values, frames of {width}x{height}, budget" in said[0]
     slow, said = choice(SLOW)
     assert slow.options(qwen)["precision"] == "int8"
     assert "too few: give --fps 0." in said[0], "what would help"
@@ -214,7 +214,7 @@ def checkpoint(tmp_path_factory):
     [
         ("orin-nano-8", None, "tensorrt-10.15", "fp16", "fp16"),
         ("orin-agx-64", "6.2", "tensorrt-10.3", "fp16", "fp16"),
-        ("cpu", None, "onnxruntime", None, "fp32"),
+        ("cpu", None, "onnxruntime", None, "fp16"),
         ("cuda", None, "onnxruntime", None, "fp16"),
     ],
 )

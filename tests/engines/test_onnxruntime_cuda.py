@@ -8,7 +8,7 @@ from runner import WholeGraph
 
 from edgevlm import Session
 from edgevlm.calib.demo.world import World
-from edgevlm.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
+from edgevlm.engines.onnxruntime_cuda import PROVIDER
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.cache import CudaCache
@@ -20,7 +20,7 @@ BUDGET, FRAMES = 256, 40
 
 @pytest.fixture(scope="module")
 def models():
-    host = Model.load("demo", threads=1)
+    host = Model.load("demo", threads=1).in_fp32()  # as its graphs keep keys
     yield host, Model(host.bundle, WholeGraph(host.bundle, threads=1), host.tokenizer, host.closing, host.is_demo)
     host.close()
 
@@ -82,6 +82,10 @@ def test_encoding_what_changed_is_refused_before_a_stream_begins(models, monkeyp
 def test_falling_back_to_the_cpu_is_an_error(monkeypatch):
     """A provider that is there but does not start: ONNX Runtime only logs that, and goes on with the CPU's."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: [PROVIDER, "CPUExecutionProvider"])
-    monkeypatch.setattr(OnnxRuntimeCuda, "kv_types", ("fp32",))
     with pytest.raises(UserError, match="fell back to the CPU"):
         load_engine("onnxruntime-cuda", Bundle.load(demo_bundle()))
+
+
+def test_graphs_of_other_keys_than_the_bundle_says_are_refused():
+    with pytest.raises(UserError, match=r"decoder\.onnx takes fp32 keys; .* or give --engine onnxruntime-cpu"):
+        WholeGraph(Bundle.load(demo_bundle())).session("full")

@@ -24,7 +24,7 @@ class Exported:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
     """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run.
 
-    OPTIONS go to the export, the rest to the checkpoint.
+    OPTIONS go to the export, which keeps fp32 keys and values unless ``kv`` is given; the rest to the checkpoint.
     """
     from checkpoints import make_checkpoint
     from more_checkpoints import CLASSES, FRAME, make_more
@@ -37,7 +37,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
         key = (family, *sorted((name, str(value)) for name, value in shape.items()))
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            options = {name: shape.pop(name) for name in OPTIONS if name in shape}
+            options = {"kv": "fp32"} | {name: shape.pop(name) for name in OPTIONS if name in shape}
             checkpoint = (make_more if family in CLASSES else make_checkpoint)(folder / "checkpoint", family, **shape)
             bundle = export_checkpoint(checkpoint, folder / "bundle", camera=FRAME, **options)
             made[key] = Exported(checkpoint, bundle)

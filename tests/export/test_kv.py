@@ -16,7 +16,7 @@ from runner import Runner
 
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.errors import BundleError
-from edgevlm.export.kv_scales import in_fp32, measured_scales
+from edgevlm.export.kv_scales import measured_scales
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import SCALES, codes
@@ -54,7 +54,7 @@ def test_new_rows_are_rounded_as_the_cache_rounds_them(exported: Callable[..., A
     runner, exact = Runner(made.bundle, 64), Runner(made.bundle, 64)
     scales = runner.bundle.kv_scales()
     assert scales is not None
-    exact.bundle = in_fp32(exact.bundle)
+    exact.bundle = exact.bundle.in_fp32()
     memory = [np.zeros((1, 2, 64, exact.bundle.decoder.head_dim), np.float32) for _ in range(4)]
     buffers = [KVBuffer(k.ctypes.data, v.ctypes.data, k.shape, k.dtype, (k, v)) for k, v in (memory[:2], memory[2:])]
     embeds = np.random.default_rng(0).standard_normal((25, exact.bundle.decoder.hidden)).astype(np.float32)

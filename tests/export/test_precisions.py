@@ -71,9 +71,9 @@ def frames_and_a_question(runner: Runner) -> np.ndarray:
 @pytest.mark.parametrize(("precision", "which"), CASES)
 def test_every_graph_computes_with_the_stored_numbers(tmp_path: Path, monkeypatch: Any, precision: str, which: str) -> None:
     checkpoint = checkpoint_of(which, tmp_path / "checkpoint")
-    plain = export_checkpoint(checkpoint, tmp_path / "plain", camera=FRAME)
+    plain = export_checkpoint(checkpoint, tmp_path / "plain", camera=FRAME, kv="fp32")
     exact(precision, monkeypatch)
-    rounded = export_checkpoint(checkpoint, tmp_path / "rounded", camera=FRAME, precision=precision)
+    rounded = export_checkpoint(checkpoint, tmp_path / "rounded", camera=FRAME, precision=precision, kv="fp32")
     wanted = Runner(with_stored_numbers(plain, rounded, tmp_path / "wanted"), 128)
     runner = Runner(rounded, 128)
     assert runner.bundle.decoder.precision == precision

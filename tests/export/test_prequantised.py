@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(
     monkeypatch.setattr(prequantised, "Blocks", lambda bits, size, with_zeros: Blocks(bits, size, with_zeros, level=0))
     exact, load = Precision(Layouts(layout, Blocks(8, level=0)), None), profiles.load_precision
     monkeypatch.setattr(profiles, "load_precision", lambda name: exact if name == "int4-zp" else load(name))
-    runner = Runner(export_checkpoint(packed, tmp_path / "bundle"))
+    runner = Runner(export_checkpoint(packed, tmp_path / "bundle", kv="fp32"))
     assert runner.bundle.decoder.precision == "int4-zp"
     stored = matrices(runner.bundle.path, "decoder.onnx")
     wanted = Checkpoint(floats).tensor(

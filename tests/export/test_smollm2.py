@@ -76,7 +76,7 @@ def _save(weights: Path, folder: Path) -> Path:
 def test_greedy_text_equals_that_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
     import transformers as t
 
-    runner = Runner(export_checkpoint(checkpoint, tmp_path / "bundle"))
+    runner = Runner(export_checkpoint(checkpoint, tmp_path / "bundle", kv="fp32"))
     model = t.LlavaOnevisionForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     for prompt in PROMPTS:

@@ -22,7 +22,10 @@ def test_keeps_what_the_program_kept(name, tmp_path):
     case = recorded.CASES[name]
     rows, summaries, prompts = (RECORDED[f"{name}: {part}"] for part in ("rows", "summaries", "prompts"))
     checkpoint, ahead = case.checkpoint(tmp_path / "checkpoint"), case.frames * recorded.PER_FRAME
-    model, policy = Model.load(export_checkpoint(checkpoint, tmp_path / "bundle"), threads=1), OfficialHermes(ahead=ahead)
+    model, policy = (
+        Model.load(export_checkpoint(checkpoint, tmp_path / "bundle", kv="fp32"), threads=1),
+        OfficialHermes(ahead=ahead),
+    )
     with Session.open(
         model, policy=policy, budget=case.budget + ahead, chunk=case.frames, reindexing="eager", text_budget=TEXT_BUDGET
     ) as session:

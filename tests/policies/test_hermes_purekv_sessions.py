@@ -24,7 +24,7 @@ def model(tmp_path_factory):
     """Ten layers: one shallow, six middle, three deep."""
     folder = tmp_path_factory.mktemp("ten") / "checkpoint"
     checkpoints.make_deep(folder)
-    loaded = Model.load(export_checkpoint(folder, folder.parent / "bundle"), threads=1)
+    loaded = Model.load(export_checkpoint(folder, folder.parent / "bundle", kv="fp32"), threads=1)
     yield loaded
     loaded.close()
 

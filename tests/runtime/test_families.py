@@ -38,7 +38,7 @@ def checkpoint(family, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(checkpoint):
-    loaded = Model.load(export_checkpoint(checkpoint, checkpoint.parent / "bundle", camera=FRAME), threads=1)
+    loaded = Model.load(export_checkpoint(checkpoint, checkpoint.parent / "bundle", camera=FRAME, kv="fp32"), threads=1)
     yield loaded
     loaded.close()
 
@@ -216,7 +216,7 @@ def test_sessions_of_one_model_watch_frames_of_their_own_shape(checkpoint, model
             assert session.cache.lengths.max() <= session._stream.prefix + session.budget
             with pytest.raises(UserError, match="were prepared for another model"):
                 session.watch(sessions[shapes[shape == shapes[0]]].prepare(images[shape][0]))
-        made = Model.load(export_checkpoint(checkpoint, tmp_path / f"{shape[0]}", camera=shape), threads=1)
+        made = Model.load(export_checkpoint(checkpoint, tmp_path / f"{shape[0]}", camera=shape, kv="fp32"), threads=1)
         with closing(made), opened(made, "last-seen") as alone:
             assert alone.model.bundle.vision.size == shape
             assert answer(alone, images[shape]) == said

@@ -128,3 +128,18 @@ def test_what_was_resumed_and_cannot_go_on_is_one_line(model, tmp_path, monkeypa
         with pytest.raises(SnapshotError, match=r"snapshot: the session resumed from it cannot go on \(IndexError.* move it"):
             watch(session, frames(AFTER, model))
     assert [path.read_bytes() for path in tmp_path.glob("*.snapshot")] == before, "what is broken replaces nothing"
+
+
+@pytest.mark.parametrize("policy", ["infinipot-v", "hybrid"])
+def test_a_stream_kept_in_fp32_continues_in_fp32_when_its_bundle_keeps_fp16(model, tmp_path, policy):
+    before, images = model.in_fp32(), list(frames(BEFORE + AFTER, model))
+    with opened(before, policy, tmp_path) as session:
+        watch(session, images[:BEFORE])
+        stopped = holds(session)
+    with opened(model, policy) as fresh, opened(before, policy) as whole, opened(model, policy, tmp_path) as again:
+        assert (fresh.cache.dtype, again.cache.dtype) == (np.float16, np.float32)
+        same(holds(again), stopped)
+        watch(whole, images)
+        watch(again, images[BEFORE:])
+        same(holds(whole), holds(again))
+        assert tokens(whole) == tokens(again)
