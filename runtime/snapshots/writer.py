@@ -32,6 +32,8 @@ from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 
+LATER = ("adds_special", "repetition_penalty", "no_repeat_ngram_size")  # fields of a chat that hashes of before lack
+
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
     """Return the settings that must be the same in a session that resumes, as JSON; ``name`` is for people."""
@@ -55,13 +57,14 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
 
 def model_hash(bundle: Bundle) -> str:
     """Return the SHA-256 of a bundle's contents, calibration included; the same for every frame size that it takes."""
+    later = {each.name: each.default for each in fields(bundle.chat) if each.name in LATER}
     by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
     described = {
         "family": bundle.family,
         "files": {name: asdict(record) for name, record in bundle.files.items()},
         "decoder": asdict(bundle.decoder),
         "vision": {name: value for name, value in asdict(bundle.vision).items() if name not in by_size},
-        "chat": asdict(bundle.chat),
+        "chat": {name: value for name, value in asdict(bundle.chat).items() if value != later.get(name, ...)},
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -8,9 +8,12 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import SnapshotError, UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.model import demo_bundle
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots.writer import model_hash
 
 TEXT_BUDGET = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
@@ -143,3 +146,9 @@ def test_a_stream_kept_in_fp32_continues_in_fp32_when_its_bundle_keeps_fp16(mode
         watch(again, images[BEFORE:])
         same(holds(whole), holds(again))
         assert tokens(whole) == tokens(again)
+
+
+def test_snapshots_of_the_demo_by_earlier_versions_are_of_this_model():
+    """The hash that commit 74dff65f wrote, when the demo kept fp32 and a chat had fewer fields."""
+    earlier = "87893bcac55bc344e7e2df6a86b8ac1f84bdd2de7cc796c50c9c87502ff18575"
+    assert model_hash(Bundle.load(demo_bundle()).in_fp32()) == earlier
