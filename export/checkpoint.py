@@ -34,7 +34,7 @@ _CANONICAL = (
     (re.compile(r"^lm_head\."), "text.lm_head."),
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
-_SINGLE = "model.safetensors"
+SINGLE = "model.safetensors"
 FILES = (  # what is read beside the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -91,9 +91,8 @@ def checkpoint_folder(path: str | Path) -> Path:
     refuse_address(path)
     check_utf8(path)
     found = look(path)
-    if found == "file" and str(path).endswith(".gguf"):
-        refuse_files(Path(path).parent, [Path(path).name])
     if found != "folder":
+        refuse_files(Path(path))
         what = "does not exist" if found == "nothing" else "is a file"
         raise UserError(f"{path}: {what}; give the folder that save_pretrained wrote")
     return Path(path)
@@ -114,7 +113,7 @@ class Checkpoint:
         self.notes: list[str] = []  # lines for the user: files and settings that are there and not used
         where, config = self.folder / "config.json", self.json("config.json")
         if config is None:
-            self._refuse_files()
+            refuse_files(self.folder)
             raise UserError(f"{where}: is missing; give the folder that save_pretrained wrote")
         refuse_config(where, config)
         self.config: dict[str, Any] = with_sections(config)
@@ -239,8 +238,8 @@ class Checkpoint:
 
     def weight_files(self) -> list[str]:
         """The names of the safetensors files, there or not: one whole file wins. Raises UserError for a damaged index."""
-        whole = look(inside(self.folder, _SINGLE)) == "file"
-        return [_SINGLE] if whole else sorted(set(self._weight_map().values())) or [_SINGLE]
+        whole = look(inside(self.folder, SINGLE)) == "file"
+        return [SINGLE] if whole else sorted(set(self._weight_map().values())) or [SINGLE]
 
     def _weight_map(self) -> dict[str, str]:
         index = self.json(INDEX)
@@ -255,23 +254,20 @@ class Checkpoint:
             if look(inside(self.folder, file)) != "file":
                 if (self.folder / INDEX).exists():
                     raise UserError(f"{self.folder / file}: is missing, and {INDEX} names it; download it too")
-                self._refuse_files()
+                refuse_files(self.folder)
                 raise UserError(f"{self.folder / file}: is missing; only safetensors are read (save_pretrained writes them)")
             held[file] = read_safetensors(self.folder / file)
-        stored = dict.fromkeys(held[_SINGLE], _SINGLE) if files == [_SINGLE] else self._weight_map()
+        stored = dict.fromkeys(held[SINGLE], SINGLE) if files == [SINGLE] else self._weight_map()
         for name, file in stored.items():
             if name not in held[file]:
                 raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {INDEX} says it holds; {AGAIN}")
-        if files == [_SINGLE] and (self.folder / INDEX).exists():
-            self.notes.append(f"{self.folder / INDEX}: is not used: {_SINGLE} is there and read first, as transformers does")
+        if files == [SINGLE] and (self.folder / INDEX).exists():
+            self.notes.append(f"{self.folder / INDEX}: is not used: {SINGLE} is there and read first, as transformers does")
         if (self.folder / ADAPTER).exists():
             self.notes.append(
                 f"{self.folder / ADAPTER}: is not used: the weights beside it are exported; for its model, {MERGE}"
             )
         return {_canonical(name): held[file][name] for name, file in stored.items()}
-
-    def _refuse_files(self) -> None:
-        refuse_files(self.folder, [path.name for path in self.folder.iterdir()], self.json(ADAPTER))
 
     def _own_name(self, name: str) -> str:
         """The name that these files would give a canonical one."""

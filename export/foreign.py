@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from edgevlm.errors import UserError
+from edgevlm.runtime.files import look, open_file
 
 ADAPTER, INDEX = "adapter_config.json", "model.safetensors.index.json"
 MERGE = "merge it into that model (peft: merge_and_unload, then save_pretrained) and give the folder that this writes"
@@ -16,17 +21,26 @@ _PICKLES = re.compile(r"pytorch_model.*\.(bin|index\.json)|consolidated.*\.pth|m
 METHODS = ("awq", "gptq", "gguf")  # read; transformers leaves the last behind in configs of dequantised checkpoints
 
 
-def refuse_files(where: object, names: Collection[str], adapter: Mapping[str, Any] | None = None) -> None:
-    """Raise UserError for a folder of these files, if they explain why no checkpoint can be read from it.
+def refuse_files(path: Path, names: Collection[str] | None = None, where: object = None) -> None:
+    """Raise UserError for a GGUF file, or a folder whose files explain why no checkpoint can be read from it.
 
-    where: the folder or repository. adapter: its ADAPTER file, where that is there.
+    names: of the files, where they are not in the folder; where: their repository.
     """
+    where = path if where is None else where
+    if names is None:
+        found = look(path)
+        is_gguf = found == "file" and path.suffix == ".gguf"
+        where, names = (path.parent, [path.name]) if is_gguf else (path, os.listdir(path) if found == "folder" else [])
     pickle, shard = (min(filter(kind.fullmatch, names), default="") for kind in (_PICKLES, _SHARD))
     gguf = min((name for name in names if name.endswith(".gguf")), default="")
     if shard and INDEX not in names:
         raise UserError(f"{where}/{INDEX}: is missing beside {shard}; download it too")
     if ADAPTER in names:
-        base = (adapter or {}).get("base_model_name_or_path") or "another model"
+        try:
+            base = dict(from_json(open_file(path / ADAPTER).read(1 << 20)))["base_model_name_or_path"]
+        except (OSError, ValueError, TypeError, KeyError):
+            base = None
+        base = str(base or "another model")[:200]
         raise UserError(f"{where}/{ADAPTER}: is an adapter of {base} without that model's weights; {MERGE}")
     if gguf:
         raise UserError(f"{where}/{gguf}: is a model of llama.cpp (GGUF), which is not read; {_BEFORE}, in safetensors")

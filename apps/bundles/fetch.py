@@ -8,7 +8,8 @@ from pathlib import Path
 
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, find, is_complete, locked, plain_name
 from edgevlm.apps.bundles.hub import CONFIG, HubError, HubFile, Repository, explain, hub_id, parse_id
-from edgevlm.export.checkpoint import FILES, ConfigOnly, checkpoint_folder
+from edgevlm.export.checkpoint import FILES, SINGLE, ConfigOnly, checkpoint_folder
+from edgevlm.export.foreign import ADAPTER, refuse_files
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle, check_target
 from edgevlm.runtime.files import atomic_directory
@@ -54,6 +55,8 @@ def checkpoint_config(model: str, progress: Report, notify: Notify) -> Path:
 def fetch_config(repository: Repository, progress: Report) -> Path:
     folder = repository.fetch([CONFIG], progress)
     if not (folder / CONFIG).exists():
+        repository.fetch([ADAPTER], progress)
+        refuse_files(folder, repository.files, repository.name)
         raise HubError(f"{repository.name} has no {CONFIG}", "give the repository of a checkpoint or of a bundle")
     return folder
 
@@ -67,11 +70,12 @@ def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify
         return
     repository = Repository(name, notify, Path(folder).name)
     folder = repository.fetch(FILES, progress)
-    weights = ConfigOnly(folder).weight_files()
+    weights = [SINGLE] if SINGLE in repository.files else ConfigOnly(folder).weight_files()
     missing = [file for file in weights if not (folder / file).exists()]
     if missing and repository.problem:
         raise repository.problem
     if missing == weights and not any(file in repository.files for file in weights):
+        refuse_files(folder, repository.files, repository.name)
         what = f"{repository.name} has no {weights[0]}; only safetensors are read, since pickled weights can run code"
         raise HubError(what, "look for a conversion of it")
     repository.fetch(weights, progress)

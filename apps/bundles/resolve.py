@@ -17,6 +17,7 @@ from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError
 from edgevlm.export.families import load_family
+from edgevlm.export.foreign import refuse_files
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -115,6 +116,8 @@ def resolve_model(
     if (name := hub_id(model)) is not None:
         folder = Path(call_in_helper(f"{FETCH}:fetch_start", str(name), progress=progress, notify=notify))
     elif model == "demo" or look(folder) != "folder" or not (folder / "config.json").exists():
+        if model != "demo" and look(folder / MANIFEST) == "nothing":
+            refuse_files(folder)
         return model
     if (folder / MANIFEST).exists():
         return model if name is None else str(folder)

@@ -209,9 +209,34 @@ def test_a_repository_that_was_renamed_is_found_by_its_old_name(world):
 def test_pickled_weights_alone_are_refused(world):
     files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
     world.hub.add("shop/pickled", files | {"pytorch_model.bin": b"x" * 9999})
-    with pytest.raises(HubError, match=r"shop/pickled has no model.safetensors; only safetensors are read"):
+    with pytest.raises(UserError, match=r"shop/pickled/pytorch_model.bin: pickled weights can run code"):
         fetch.resolve_checkpoint("shop/pickled", quiet, quiet)
     assert "pytorch_model.bin" not in world.hub.fetched()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"model-Q4_K_M.gguf": b"GGUF", "mmproj-f16.gguf": b"GGUF"}, r"shop/other/mmproj-f16\.gguf: is a model of llama"),
+        (
+            {"adapter_config.json": b'{"base_model_name_or_path": "ORG/BASE"}'},
+            r"adapter_config\.json: is an adapter of ORG/BASE",
+        ),
+    ],
+)
+def test_a_repository_without_a_checkpoint_is_named_for_what_it_is(world, files, message):
+    world.hub.add("shop/other", files)
+    with pytest.raises(UserError, match=message):
+        fetch.fetch_start("shop/other", quiet, quiet)
+
+
+def test_a_whole_file_wins_over_an_index(world):
+    index = json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}).encode()
+    shard = {"model.safetensors.index.json": index, "model-00001-of-00001.safetensors": b"x"}
+    world.hub.add("shop/both", dict(world.files) | shard)
+    fetch.resolve_checkpoint("shop/both", quiet, quiet)
+    assert "model.safetensors" in world.hub.fetched()
+    assert "model-00001-of-00001.safetensors" not in world.hub.fetched()
 
 
 KEPT = """

@@ -101,7 +101,7 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
         ({"model_type": "llava_onevison"}, "did you mean 'llava_onevision'"),
         ({"text_config": {"model_type": "gpt2"}}, "text backbone 'gpt2' cannot be exported"),
         ({"vision_config": {"model_type": "siglip_vision_model", "hidden_size": None}}, "cannot be understood"),
-        ({"text_config": None}, "has no text_config"),
+        ({"text_config": []}, "text_config: Input should be an object"),
     ],
 )
 def test_what_no_plan_can_be_made_of_is_one_line(exported, tmp_path, change, says):
