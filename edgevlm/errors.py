@@ -79,7 +79,8 @@ def reason(message: str) -> str:
 
 def first_problem(error: ValidationError) -> str:
     """Where a value is not what its schema says, and why, in a few words."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
     fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # not a union's members
     where, why = ".".join(fields)[:120], reason(first["msg"])[:120]
     return f"{where}: {why}" if where else why

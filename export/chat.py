@@ -36,9 +36,7 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     """
     file = checkpoint.folder / TOKENIZER
     tokenizer, special = read_tokenizer(checkpoint, family, vocab)
-    template = _template(checkpoint)
-    if family.placeholder and family.placeholder not in template:
-        template = family.template or template
+    template = family.template or _template(checkpoint)
     placeholder_id = next((checkpoint.config[key] for key in family.token_keys if key in checkpoint.config), None)
     if not isinstance(placeholder_id, int):
         raise UserError(f"{checkpoint.folder / 'config.json'}: has no {family.token_keys[0]}")
@@ -47,11 +45,6 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
     if placeholder_id not in added or not set(added.values()) >= set(marks):
         raise UserError(f"{file}: lacks token {placeholder_id}, the {family.content_type} of config.json, {marks}; {AGAIN}")
     placeholder = family.placeholder or added[placeholder_id]
-    if placeholder.join(family.around) in template:
-        placeholder = placeholder.join(family.around)
-    if placeholder not in template:
-        place = f"the {family.content_type}'s place"
-        raise UserError(f"{checkpoint.folder}: the chat template never writes {placeholder!r}, {place}")
     talk: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "template": template,
@@ -65,6 +58,9 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
         **_generation(checkpoint, family, tokenizer, special, vocab),
     }
     try:
+        whole = placeholder.join(family.around)
+        if whole in Chat(ChatSpec(**talk), tokenizer).text([], "", placeholder):
+            talk["placeholder"] = whole
         _check_prompt(family, ChatSpec(**talk), tokenizer)
     except UserError as error:
         raise UserError(f"{checkpoint.folder}: {error}") from None

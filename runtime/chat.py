@@ -52,7 +52,7 @@ class Chat:
             if not isinstance(text, str):
                 raise UserError(f"a question is text, not {type(text).__name__}")
             if found := next((word for word in (self.spec.placeholder, self._mark) if word and word in text), None):
-                raise UserError(f"a question cannot hold {found!r}, which stands for the video; leave it out")
+                raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
 
     def _render(self, turns: Sequence[Turn], question: str, video: bool) -> str:
         questions = [*(turn[0] for turn in turns), question]

@@ -93,7 +93,7 @@ class Family:
     merge: ClassVar[int] = 1  # patches along the edge of what becomes a token
     fading: ClassVar[tuple[str, str]] = FADING  # HERMES's k and omega: see DecoderSpec
     tokenizer_class: ClassVar[str | None] = ""  # of transformers where no file names one; None: tokenizer.json as it is
-    template: ClassVar[str] = ""  # the chat template where the checkpoint's own writes no place for a video
+    template: ClassVar[str] = ""  # the chat template, where transformers' processor takes its own for a video
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         """The tower, for frames of ``camera`` (height, width); raises UserError for a checkpoint it cannot express."""

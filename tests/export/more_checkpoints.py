@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ def make_more(folder: Path, family: str, *, seed: int = 0, scale: float = 8.0, s
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": QWEN if family.startswith("qwen") else SMOLVLM})
-    place = "<|vision_start|><|video_pad|><|vision_end|>" if family.startswith("qwen") else "<video>"
-    template = TEMPLATE.replace("'PLACE'", "'video'").replace("<PLACE>\n", place)
+    if family == "smolvlm":
+        template = import_module("transformers.models.smolvlm.processing_smolvlm").DEFAULT_CHAT_TEMPLATE
+    else:
+        template = TEMPLATE.replace("'PLACE'", "'video'").replace("<PLACE>\n", "<|vision_start|><|video_pad|><|vision_end|>")
     tokenizer.chat_template = template
     config, processor = (_qwen if family.startswith("qwen") else _smolvlm)(t, family, tokenizer, **shape)
     model: Any = getattr(t, f"{CLASSES[family]}ForConditionalGeneration")(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +88,6 @@ def named(folder: Path, template: str) -> None:
 def change(file: Path, template: Any) -> None:
     content = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(content | {"chat_template": template}))
-
-
-def test_smolvlm_s_default_template(exported: Any) -> None:
-    import transformers
-    from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
-
-    folder = exported("smolvlm").checkpoint
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    spec = replace(spec_of(folder), template=load_family("smolvlm", "").template)
-    for system in (None, "Be brief."):
-        check(spec, tokenizer, DEFAULT_CHAT_TEMPLATE, system)
 
 
 @pytest.fixture
