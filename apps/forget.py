@@ -12,11 +12,11 @@ from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
 from edgevlm.runtime.opening import STORE
-from edgevlm.runtime.snapshots.directory import LOCK, SnapshotDirectory, SnapshotKey, is_address
+from edgevlm.runtime.snapshots.directory import LOCK, OTHER, SnapshotDirectory, SnapshotKey, is_address
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 
-OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
+OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")  # of a camera, in its folder, beside its snapshots
 Forgotten = dict[str, int]  # how many of what
 
 

@@ -15,10 +15,10 @@ from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.policies import Policy, as_policy, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import ALL, AUTO, CHANGED, TAU, AppendChanged, SessionSettings, parse_append, parse_encode
-from edgevlm.runtime.snapshots.directory import snapshots
+from edgevlm.runtime.snapshots.directory import OTHER, snapshots
 from edgevlm.runtime.snapshots.writer import SnapshotWriter, model_hash, policy_text
 from edgevlm.runtime.store import Store, StoreSettings
-from edgevlm.runtime.store.file import TEMPORARY
+from edgevlm.runtime.store.file import TEMPORARY, OtherStore
 from edgevlm.runtime.stream import Stream
 
 FALLBACK = "infinipot-v"  # of a model on which no policy was measured to be better
@@ -117,7 +117,14 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
     path = writer.folder / STORE
     if not snapshots(writer.folder):
         path.unlink(missing_ok=True)
-    return Store(path, f"{model_hash(model.bundle)} {policy_text(policy)}", StoreSettings(**limits))
+    owner = f"{model_hash(model.bundle)} {policy_text(policy)}"
+    try:
+        return Store(path, owner, StoreSettings(**limits))
+    except OtherStore:
+        if not writer.begins_again(model.bundle, policy):
+            raise
+        path.replace(path.with_suffix(OTHER))
+        return Store(path, owner, StoreSettings(**limits))
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:

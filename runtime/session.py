@@ -161,11 +161,11 @@ class Session:
             self._memory.resumed = self._memory.frames
             return
         except SnapshotError as error:
-            why = str(error)
+            refused = type(error)(str(error))
         self._stream.close()
         del self._memory  # before there is another one
         self._memory = self._empty_memory()
-        raise SnapshotError(why)
+        raise refused
 
     @classmethod
     def open(

@@ -139,7 +139,9 @@ class CameraStream:
         try:
             if folder is not None:
                 where = service.hooks.camera_address(service, name) or folder
-                self._writer = SnapshotWriter(where, every, self.notice, mask_credentials(self._source.name), service.state_key)
+                self._writer = SnapshotWriter(
+                    where, every, self.notice, mask_credentials(self._source.name), service.state_key, begin_again=True
+                )
             self.session = Session.open(
                 model, policy=settings.policy or "auto", budget=None if settings.policy == "full" else settings.budget,
                 append=settings.append or "auto", encode=settings.encode or "auto", state=self._writer,

@@ -18,10 +18,11 @@ from typing import Any, BinaryIO
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.packages import install, needs
 from edgevlm.runtime.files import PRIVATE, UNFINISHED, atomic_write, open_file, private_folder, reason
-from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, read
+from edgevlm.runtime.snapshots.format import Arrays, Encrypted, OtherFormat, OtherSession, Snapshot, parts, read
 
 LOCK = "lock"
 SUFFIX = ".snapshot"
+OTHER = ".other"  # of a file of another version or session, beside which a new stream began
 AGE = b"age-encryption.org/"  # begins an encrypted file
 BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # stores without folders, where a bucket is not ours to make
 PART_BYTES = 8 << 20  # of an upload
@@ -65,6 +66,12 @@ class Folder:
 
     def snapshots(self) -> list[Path]:
         return _newest_first(self.root.glob(f"*{SUFFIX}"))
+
+    def others(self) -> list[Path]:
+        return list(self.root.glob(f"*{OTHER}"))
+
+    def rename(self, path: Path, to: Path) -> None:
+        path.rename(to)
 
     def open(self, path: Path) -> BinaryIO:
         return open_file(path)
@@ -122,6 +129,16 @@ class ObjectStore:
         with as_os_error(), suppress(FileNotFoundError):
             return _newest_first(map(PurePosixPath, self.files.ls(str(self.root), detail=False)))
         return []
+
+    def others(self) -> list[PurePosixPath]:
+        with as_os_error(), suppress(FileNotFoundError):
+            found = map(PurePosixPath, self.files.ls(str(self.root), detail=False))
+            return [path for path in found if path.suffix == OTHER]
+        return []
+
+    def rename(self, path: PurePosixPath, to: PurePosixPath) -> None:
+        with as_os_error():
+            self.files.mv(str(path), str(to))
 
     def open(self, path: PurePosixPath) -> BinaryIO:
         with as_os_error():
@@ -195,7 +212,7 @@ class SnapshotKey:
             self._age.decrypt_io(stream, plain, [self._identity])
         except (self._age.DecryptError, OSError) as error:
             if str(error).startswith("No matching keys"):
-                raise OtherFormat("is encrypted with another key") from None
+                raise Encrypted("is encrypted with another key") from None
             raise SnapshotError(f"is damaged, or was not read whole (it cannot be decrypted: {error})") from None
 
 
@@ -245,35 +262,52 @@ class SnapshotDirectory:
         return self.storage.root if isinstance(self.storage, Folder) else None
 
     def resume(
-        self, wanted: Mapping[str, Any], take: Callable[[Snapshot], object] = lambda _: None
+        self,
+        wanted: Mapping[str, Any],
+        take: Callable[[Snapshot], object] = lambda _: None,
+        begin_again: bool = False,
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest good snapshot of a session with the identity ``wanted``, and why newer ones were refused.
 
-        take: restores it, or raises SnapshotError: then the one before is tried. Raises UserError if the good snapshots are
-        of another session: they must not be replaced.
+        take: restores it, or raises SnapshotError: then the one before is tried. Where none fits, those of another version are
+        renamed to OTHER; with ``begin_again`` those of another session too, which raise UserError otherwise. Those that need
+        another key always do.
         """
         refused: list[str] = []
-        others: list[str] = []
+        others: list[tuple[PurePath, OtherFormat]] = []
         for path, found in self.verified():
             try:
                 if isinstance(found, SnapshotError):
                     raise found
-                if other := difference(found.about["identity"], wanted):
-                    raise OtherFormat(other)
+                identity = found.about["identity"]
+                if other := difference(identity, wanted):
+                    raise (OtherFormat if is_older(identity, wanted) else OtherSession)(other)
                 take(found)
                 self._kept = path
                 return found, refused
             except SnapshotError as error:
                 refused.append(f"{path.name} {error}")
                 if isinstance(error, OtherFormat):
-                    others.append(refused[-1])
-        if others:
-            same = "run with the same settings as before, or choose another folder"
-            raise UserError(f"--state {self.storage}: {others[0]}; {same}")
+                    others.append((path, error))
+        for path, other_format in others:
+            if isinstance(other_format, Encrypted) or (isinstance(other_format, OtherSession) and not begin_again):
+                same = "run with the same settings as before, or choose another folder"
+                raise UserError(f"--state {self.storage}: {path.name} {other_format}; {same}")
+        self._set_aside([path for path, _ in others])
         return None, refused
 
+    def _set_aside(self, paths: list[PurePath]) -> None:
+        """Rename snapshots to OTHER, in place of earlier ones. Raises OSError."""
+        storage: Any = self.storage
+        for path in storage.others() if paths else ():
+            if path.stem.isdecimal():
+                storage.remove(path)
+        for path in paths:
+            storage.rename(path, path.with_suffix(OTHER))
+
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
-        """Write the next generation and remove all but the newest good one before it; with ``alone`` that one too.
+        """Write the next generation and remove all but the newest good one before it; with ``alone`` that one too,
+        and those set aside.
 
         Raises OSError (with ``alone`` also if one cannot be removed), and UserError if another process wrote a newer one;
         nothing is lost then.
@@ -293,6 +327,8 @@ class SnapshotDirectory:
             for path in storage.snapshots():
                 if path not in keep and _number(path) < self._number:
                     storage.remove(path)
+            for path in storage.others() if alone else ():
+                storage.remove(path)
         except OSError:  # the new one is good already
             if alone:
                 raise
@@ -305,7 +341,7 @@ class SnapshotDirectory:
         """Remove all snapshots; returns their number. Raises UserError."""
         storage: Any = self.storage
         try:
-            found = storage.snapshots()
+            found = storage.snapshots() + storage.others()
             for path in found:
                 storage.remove(path)
         except OSError as error:
@@ -341,7 +377,7 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
             if isinstance(path, Path) and not is_encrypted:
                 return read(stream, path)
             if is_encrypted and key is None:
-                raise OtherFormat("is encrypted; give its key with --state-key-file")
+                raise Encrypted("is encrypted; give its key with --state-key-file")
             with open(os.memfd_create("edgevlm-snapshot"), "w+b") as plain:
                 if is_encrypted and key is not None:
                     key.decrypt(stream, plain)
@@ -354,6 +390,11 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
         if error.errno == errno.ENOENT or (isinstance(path, Path) and error.errno in LOST):
             raise SnapshotError(f"cannot be read ({why})") from None
         raise UserError(f"{path}: cannot be read now ({why}); nothing was written over it") from None
+
+
+def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the identity of a snapshot is of the same model in another version, of the bundle or of edgevlm."""
+    return bool(found["model"] != wanted["model"] and found["name"] == wanted["name"])
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

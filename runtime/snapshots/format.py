@@ -45,7 +45,15 @@ Place = tuple[Index, Index | None, Index, Seconds]
 
 
 class OtherFormat(SnapshotError):
-    """A snapshot that another edgevlm, or one with another key, can read."""
+    """A snapshot that another version of edgevlm or of the bundle can continue from: a new stream begins beside it."""
+
+
+class OtherSession(OtherFormat):
+    """A snapshot that other settings can continue from."""
+
+
+class Encrypted(OtherFormat):
+    """A snapshot that another key can read."""
 
 
 @dataclass(frozen=True, slots=True)

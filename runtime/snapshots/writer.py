@@ -27,8 +27,8 @@ from edgevlm.runtime.changes import ChangedEncoder
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey
-from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, SnapshotKey, is_older
+from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padding
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 
@@ -81,7 +81,7 @@ def policy_text(policy: Policy) -> str:
 def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], object]) -> None:
     """Restore a snapshot of a session with the same :func:`identity`: ``take`` its header and arrays.
 
-    Raises SnapshotError for one that does not fit, and UserError if another edgevlm wrote it.
+    Raises SnapshotError for one that does not fit.
     """
     about = snapshot.about
     try:
@@ -89,12 +89,8 @@ def restore(snapshot: Snapshot, take: Callable[[Mapping[str, Any], Arrays], obje
     except MemoryError:
         raise
     except Exception as error:  # whatever does not fit, in any part
-        if about["edgevlm"] == __version__:
-            raise SnapshotError(f"does not fit this session ({_brief(error)})") from None
-        raise UserError(
-            f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
-            f"({_brief(error)}); use that edgevlm, or choose another folder"
-        ) from None
+        by = "" if about["edgevlm"] == __version__ else f"was written by edgevlm {about['edgevlm'][:40]} and "
+        raise OtherFormat(f"{by}does not fit this session ({_brief(error)})") from None
 
 
 class CaptureBuffer:
@@ -138,7 +134,8 @@ class SnapshotWriter:
 
     every: seconds between two; unchanged sessions are skipped. notify: called from any thread with one line when a snapshot
     is resumed, refused, cannot be written, or can be written again; by default the logger ``edgevlm``. source: for people;
-    without secrets. key: of a SnapshotDirectory.
+    without secrets. key: of a SnapshotDirectory. begin_again: beside snapshots of another session a new one begins; else they
+    raise UserError.
 
     Raises UserError for a directory that cannot be used, before anything is loaded.
     """
@@ -150,10 +147,11 @@ class SnapshotWriter:
         notify: Notify | None = None,
         source: str = "",
         key: SnapshotKey | None = None,
+        begin_again: bool = False,
     ) -> None:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise UserError(f"--state-every {every:g}: give a number of seconds above 0")
-        self.every, self.source = every, source
+        self.every, self.source, self.begin_again = every, source, begin_again
         self.notify: Notify = notify or logging.getLogger("edgevlm").warning
         self.resumed: Snapshot | None = None
         self.written = 0  # snapshots, by this process
@@ -182,7 +180,7 @@ class SnapshotWriter:
         """
         self._session, self._identity = session, identity
         try:
-            self.resumed, refused = self._directory.resume(identity, take)
+            self.resumed, refused = self._directory.resume(identity, take, self.begin_again)
         except OSError as error:
             why = self._storage.why(error)
             raise UserError(f"--state {self._storage}: cannot be read now ({why}); nothing was written") from None
@@ -191,8 +189,18 @@ class SnapshotWriter:
         if self.resumed is not None:
             self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._try_notify(f"nothing in {self._storage} can be used: a new stream begins")
+            kept = "; what another version or session wrote is kept there as *.other" if self._storage.others() else ""
+            self._try_notify(f"nothing in {self._storage} can be used: a new stream begins{kept}")
         self.buffer = CaptureBuffer(nbytes)
+
+    def begins_again(self, bundle: Bundle, policy: Policy) -> bool:
+        """Whether a new stream of this model and policy begins beside the newest snapshot. Raises OSError."""
+        wanted = {"model": model_hash(bundle), "name": bundle.source, "policy": policy_text(policy)}
+        found = next((found for _, found in self._directory.verified() if not isinstance(found, SnapshotError)), None)
+        if self.begin_again or found is None:
+            return True
+        identity = found.about["identity"]
+        return is_older(identity, wanted) and bool(identity["policy"] == wanted["policy"])
 
     def start(self) -> None:
         """Begin to take snapshots, and close the file that was resumed from."""

@@ -31,6 +31,10 @@ class Extent(NamedTuple):
     stamp: int
 
 
+class OtherStore(UserError):
+    """A store of another stream, or of another version."""
+
+
 class StoreFile:
     """A file that only this process uses, until :meth:`close`.
 
@@ -68,11 +72,13 @@ class StoreFile:
             raise UserError(f"{self.name}: is not a store of edgevlm; move it away, or choose another folder")
         _, version, _, self.token, owner = HEADER.unpack(start)
         if version != FORMAT:
-            raise UserError(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
+            raise OtherStore(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
         if start != _header(self.token, owner):
             raise UserError(f"{self.name}: is damaged at its start; remove it, and what lies in it is lost")
         if owner != identity:
-            raise UserError(f"{self.name}: holds the blocks of another stream; run with its settings, or choose another folder")
+            raise OtherStore(
+                f"{self.name}: holds the blocks of another stream; run with its settings, or choose another folder"
+            )
         if self.nbytes > self.limit:
             os.ftruncate(self._handle, self.limit)
             self.nbytes = self.limit
