@@ -64,7 +64,7 @@ def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, 
         _check_prompt(family, ChatSpec(**talk), tokenizer)
     except UserError as error:
         raise UserError(f"{checkpoint.folder}: {error}") from None
-    return talk, tokenizer.to_str()
+    return talk, tokenizer.to_str(pretty=True)
 
 
 def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
