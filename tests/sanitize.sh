@@ -3,9 +3,10 @@
 # Usage: tests/sanitize.sh [pytest arguments]    AddressSanitizer and UBSan over the cache's tests
 #        tests/sanitize.sh misuse [calls] [seed] the same over generated misuse (tests/fuzz/misuse.py)
 #        tests/sanitize.sh states [operations] [seed]  the same over sequences of operations (tests/fuzz/states.py)
+#        tests/sanitize.sh attend seed cases     the same over calls of the attention kernel (tests/cache/test_attend.py)
 #        tests/sanitize.sh operations [count] [seed]  C++ alone, millions in minutes (tests/fuzz/operations.cpp)
 #        tests/sanitize.sh thread [policies]     ThreadSanitizer over caches and sessions that threads share (tests/races.py)
-#        tests/sanitize.sh thread states|misuse|operations ..  ThreadSanitizer over those
+#        tests/sanitize.sh thread states|misuse|attend|operations ..  ThreadSanitizer over those
 # PYTHON=... picks the interpreter. ThreadSanitizer sees our C++, pthread locks and nothing else: CPython, numpy and ONNX Runtime
 # are not instrumented, and what only they touch is not reported.
 set -euo pipefail
@@ -20,7 +21,10 @@ if [ "${1:-}" = thread ]; then
     kind=thread symbols=__tsan_func_entry libraries=libtsan.so start=__tsan_init
 fi
 program=
-case ${1:-} in misuse | states) program=$1; shift ;; esac
+case ${1:-} in
+misuse | states) program=tests/fuzz/$1.py; shift ;;
+attend) program=tests/cache/test_attend.py; shift ;;
+esac
 export EDGEVLM_SANITIZE=$kind
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
@@ -40,7 +44,7 @@ cd "$work"  # away from the tree, so that it cannot be imported instead
 gcc=${CC:-gcc}
 preload=
 for library in $libraries; do preload="$preload $($gcc -print-file-name=$library)"; done
-export PYTHONPATH=$work/lib PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$work/lib:$tree/tests PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1
 run() { LD_PRELOAD=$preload setarch -R "$python" "$@"; }  # ThreadSanitizer's shadow memory wants addresses where they were
 
 run - "$work" $start $symbols <<'CHECK'
@@ -56,7 +60,7 @@ assert hasattr(ctypes.CDLL(None), start), "the sanitizer is not loaded"
 print("sanitized:", _native.__file__)
 CHECK
 if [ $program ]; then
-    run "$tree/tests/fuzz/$program.py" "$@"
+    run "$tree/$program" "$@"
 elif [ $kind = thread ]; then
     run "$tree/tests/races.py" "$@"
 else

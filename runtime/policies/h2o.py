@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
     from edgevlm.runtime.policies.base import Context
 
-ROWS = 32  # of a piece scored at a time: bounds the attention matrix that numpy makes
-
 
 @dataclass
 class H2O(EvictsOnDemand):
@@ -48,10 +46,7 @@ class H2O(EvictsOnDemand):
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         for layer, query in appended.queries.items():
             key, seq, known = cache.key(layer), cache.seq(layer), self._scores[layer]
-            mass = np.zeros(seq.shape)
-            for start in range(0, len(appended.seq), ROWS):
-                rows = slice(start, start + ROWS)
-                mass += kernels.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
+            mass = kernels.attention_mass(query, appended.seq, key, seq, scale=cache.key_scale(layer))
             known.replace(seq, known.get(seq) + mass, int(cache.capacities[layer]))
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:

@@ -27,7 +27,9 @@ def case(rng):
     memory = [part.astype(dtype) if scale is None else codes(part, scale) for part, scale in zip(memory, scales, strict=True)]
     query = np.float32(rng.choice([0, 1, 4])) * rng.standard_normal((rows, heads * group * width), np.float32)
     new = rng.standard_normal((2, rows, heads * width), np.float32)
-    options = {"bias": rng.standard_normal((heads, capacity), np.float32)} if rng.integers(2) else {}
+    options = {"threads": int(rng.integers(1, 4))}
+    if rng.integers(2):
+        options["bias"] = rng.standard_normal((heads, capacity), np.float32)
     which = rng.integers(3)
     if which == 1:
         options["rows"] = [rng.permutation(n)[: rng.integers(0, n + 1)].astype(np.int32) for n in held]
@@ -41,7 +43,8 @@ def case(rng):
 def check(arguments, options):
     query, key, value, *memory, held, key_scale, value_scale = arguments
     before, (heads, _, width) = [part.copy() for part in memory], memory[0].shape
-    found = kernels.attend(*arguments, **options)
+    threads = options.pop("threads")
+    found = kernels.attend(*arguments, threads=threads, **options)
     numbers = []
     for new, part, old, scale in zip((key, value), memory, before, (key_scale, value_scale), strict=True):
         by_head = new.reshape(len(new), heads, width).transpose(1, 0, 2)
