@@ -38,7 +38,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_and_precision(exported: Any, tmp_path: Any, family: str) -> None:
-    options = [{"camera": FRAME} | each for each in ([{}] if family != "llava_onevision" else [{}, *OPTIONS])]
+    options = [{"camera": FRAME, "kv": "fp32"} | each for each in ([{}] if family != "llava_onevision" else [{}, *OPTIONS])]
     made = exported(family)
     arguments = [sys.executable, "-c", PROGRAM, made.checkpoint, tmp_path, json.dumps(options)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
