@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hf import Video, load
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edgevlm.errors import UserError
 from edgevlm.export.chat import chat
@@ -26,7 +26,9 @@ from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.session import Session
 
 TURNS, QUESTION = [("how many dogs  are there?", " two.\n")], " and cats?"
-PLACES = {"llava": "<image>", "llava_next_video": "<video>", "llava_onevision": "<video>", "qwen2_vl": "<video>"}
+PLACES = {"llava": "<image>", "llava_next_video": "<video>", "llava_onevision": "<video>", "smolvlm": "<image>"}
+PLACES |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<video>")
+MARKS = ["<|vision_start|>", "<|vision_end|>", "<fake_token_around_image>", "<global-img>"]  # around frames
 VICUNA = (
     "{% for message in messages %}{{ message.role.upper() }}: {% for item in message.content %}"
     "{% if item.type == 'text' %}{{ item.text }}{% else %}{{ '<' ~ item.type ~ '>\n' }}{% endif %}{% endfor %} {% endfor %}"
@@ -94,16 +96,17 @@ CASES: dict[str, tuple[str, Tokenizer, dict[str, Any], str]] = {
 def folder_of(folder: Path, family: str, made: Tokenizer, settings: dict[str, Any], template: str) -> Path:
     """A checkpoint's files without weights."""
     made = Tokenizer.from_str(made.to_str())
-    made.add_special_tokens([AddedToken(PLACES[family], special=True)])
+    made.add_special_tokens([PLACES[family], *(MARKS if family in ("qwen3_vl", "smolvlm") else [])])
     place, size = made.token_to_id(PLACES[family]), made.get_vocab_size()
     numbered = {size + index: token for index, token in enumerate(settings.get("added_tokens_decoder", []))}
     words = {token["content"]: size + index for index, token in enumerate(settings.get("added_tokens", []))}
     settings = {key: value for key, value in settings.items() if not key.startswith("added")}
     if numbered:
         settings |= {"added_tokens_decoder": {str(number): token for number, token in numbered.items()}}
+    is_qwen = family.startswith("qwen")
     config = {
-        "model_type": family, f"{PLACES[family][1:-1]}_token_{'id' if family == 'qwen2_vl' else 'index'}": place,
-        "text_config": {"model_type": "qwen2_vl_text" if family == "qwen2_vl" else "llama", "eos_token_id": 2},
+        "model_type": family, f"{PLACES[family][1:-1]}_token_{'index' if family.startswith('llava') else 'id'}": place,
+        "text_config": {"model_type": f"{family}_text" if is_qwen else "llama", "eos_token_id": 2},
     }  # fmt: skip
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
@@ -171,6 +174,38 @@ GENERATION: list[tuple[dict[str, Any], dict[str, Any]]] = [  # generation_config
     ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.0}),
     ({"eos_token_id": [None]}, {}),  # its fourth token
 ]
+
+
+SAMPLED = {"bos_token_id": 151643, "pad_token_id": 151643, "do_sample": True, "eos_token_id": [151645, 151643]}
+CONFIGURED = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 32001, "use_cache": False}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "smolvlm": CONFIGURED | {"eos_token_id": 49279, "pad_token_id": 2},
+    "llava": CONFIGURED,
+    "llava_next_video": CONFIGURED,
+    "llava_onevision": SAMPLED | {"repetition_penalty": 1.1, "temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    "qwen2_vl": SAMPLED | {"repetition_penalty": 1.0, "temperature": 0.01, "top_k": 1, "top_p": 0.001},
+    "qwen2_5_vl": SAMPLED | {"repetition_penalty": 1.05, "temperature": 1e-06},
+    "qwen3_vl": SAMPLED | {"repetition_penalty": 1.0, "temperature": 0.7, "top_k": 20, "top_p": 0.8},
+}
+DEFAULTS = {  # as transformers 4 writes all of them
+    "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "length_penalty": 1.0, "early_stopping": False,
+    "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "typical_p": 1.0,
+    "encoder_repetition_penalty": 1.0, "token_healing": False, "num_return_sequences": 1, "output_scores": False,
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "forced_eos_token_id", "guidance_scale", "dola_layers")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+@pytest.mark.parametrize("more", [{}, DEFAULTS, {"repetition_penalty": None}, {"repetition_penalty": 1}])
+def test_generation_config_as_families_publish_it(tmp_path: Path, family: str, more: dict[str, Any]) -> None:
+    from transformers import GenerationConfig
+
+    settings = PUBLISHED[family] | {"transformers_version": "4.57.0"} | more
+    folder = folder_of(tmp_path / "checkpoint", family, llama(), NAMED, VICUNA)
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    theirs, (spec, _) = GenerationConfig.from_pretrained(folder), ours(folder, 152128)
+    assert spec.stop_ids == (theirs.eos_token_id if isinstance(theirs.eos_token_id, list) else [theirs.eos_token_id])
+    assert (spec.repetition_penalty or 1) == (theirs.repetition_penalty or 1)
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
