@@ -113,6 +113,8 @@ class OnnxRuntimeCpu:
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._stored[0] else "1")
         # without VNNI 8-bit products are added up in 16 bits, which overflow; "1" adds in 32, and is slower
         options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
+        # a matrix of 8 bits in a whole graph is fused with its product, which then rounds no rows
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         if not copies and self._stored[1]:  # else float16 matrices become float32 in memory

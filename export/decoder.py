@@ -38,6 +38,7 @@ from edgevlm.export.options import ExportOptions, Samples
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import WeightTable, head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
+from edgevlm.export.rotation import DecoderRotations
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.progress import Notify
 from edgevlm.runtime.kv import KVType
@@ -75,6 +76,7 @@ def write_decoder(
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
+    rotations = DecoderRotations.of(shape) if chosen.rotated else None
     progress("embedding")
     table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)
     with (folder / WEIGHTS).open("a+b") as stream:
@@ -83,13 +85,13 @@ def write_decoder(
         def graph(name: str) -> GraphBuilder:
             return profile.graph(name, weights, precision)
 
-        full = DecoderGraph(graph("decoder"), shape, profile, kv=options.kv)
+        full = DecoderGraph(graph("decoder"), shape, profile, rotations, kv=options.kv)
         writers: dict[str, DecoderGraph | PerLayerGraphs] = {"full": full}
         if sparse and "st-spattn" in profile.variants:
             start = first_sparse_layer(shape, options.st_spattn_from)
-            writers["st-spattn"] = DecoderGraph(graph("decoder-st-spattn"), shape, profile, start, options.kv)
+            writers["st-spattn"] = DecoderGraph(graph("decoder-st-spattn"), shape, profile, rotations, start, options.kv)
         if "per-layer" in profile.variants:
-            writers["per-layer"] = PerLayerGraphs(graph, shape, profile)
+            writers["per-layer"] = PerLayerGraphs(graph, shape, profile, rotations)
         for writer in writers.values():
             writer.start()
         for layer in range(shape.layers):
@@ -97,7 +99,7 @@ def write_decoder(
             progress(step)
             done = step in journal.records
             read = backbone.layer(checkpoint.without_reading() if done else checkpoint, shape, layer)
-            w = _stored(read, layer, chosen.matrices, samples, done)
+            w = _stored(read, layer, chosen.matrices, samples, rotations, done)
             for writer in writers.values():
                 writer.layer(layer, w)
             weights.finish(step)
@@ -117,22 +119,27 @@ def write_decoder(
     return DecoderFiles(files, table.files)
 
 
-def _stored(w: LayerWeights, layer: int, layout: Layout, samples: Samples | None, done: bool) -> LayerWeights:
+def _stored(
+    read: LayerWeights, layer: int, layout: Layout, samples: Samples | None, rotations: DecoderRotations | None, done: bool
+) -> LayerWeights:
     """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so; ``done``: in the file."""
+    w = read if rotations is None or done else rotations.layer(read)
 
     def stored(name: str, matrix: Float32 | Stored) -> Stored:
         if isinstance(matrix, Stored):
             return matrix
         if done:
             return Stored.written(layout, matrix)
-        return Stored.of(layout, matrix, None if samples is None else hessian(samples, layer, name))
+        if samples is None:
+            return Stored.of(layout, matrix)
+        rows = samples[f"layer{layer}.{name}"].astype(np.float32)
+        return Stored.of(layout, matrix, hessian(rows if rotations is None else rotations.inputs(name, rows, read)))
 
     return replace(w, matrices={name: stored(name, matrix) for name, matrix in w.matrices.items()})
 
 
-def hessian(samples: Samples, layer: int, matrix: str) -> Float32:
-    """``x.T @ x`` ``[in, in]`` of a matrix's rows, over their number."""
-    rows = samples[f"layer{layer}.{matrix}"].astype(np.float32)
+def hessian(rows: Float32) -> Float32:
+    """``x.T @ x`` ``[in, in]`` of rows ``[n, in]``, over their number."""
     product: Float32 = rows.T @ rows / np.float32(len(rows))
     return product
 
@@ -153,12 +160,14 @@ def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
 class DecoderGraph:
     """One decoder graph under construction: ``start``, each layer in turn, ``logits``.
 
-    ``residual`` and ``delta`` add up to the stream's hidden state. Layers from ``sparse_from`` on attend sparsely.
+    ``residual`` and ``delta`` add up to the stream's hidden state, with ``rotations`` rotated from the first layer to the last.
+    Layers from ``sparse_from`` on attend sparsely.
     """
 
     graph: GraphBuilder
     shape: DecoderShape
     profile: Profile
+    rotations: DecoderRotations | None = None
     sparse_from: int | None = None
     kv: KVType = "fp32"
     residual: str = ""
@@ -179,6 +188,7 @@ class DecoderGraph:
         if self.shape.deepstack:
             widths = {str(part): self.shape.hidden for part in range(parts)}
             self.residual, *self.features = self.split("inputs", self.residual, widths)
+        self.residual = self.rotated("inputs.rotated", self.residual)
         self.operators.tables()
         self.cache.start()
         g.input("logit_rows", TensorProto.INT64, ["R"])
@@ -200,7 +210,12 @@ class DecoderGraph:
             features = self.features[layer]
             if layer == self.shape.layers - 1:
                 features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
+            features = self.rotated(f"layer{layer}.features", features)
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
+
+    def rotated(self, name: str, rows: str) -> str:
+        """Rows ``[1, S, E]`` as the residual has them."""
+        return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
         """``rows @ weight.T + bias`` for a matrix that is stored already."""
@@ -247,12 +262,18 @@ class DecoderGraph:
         gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
         sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
         gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
+        if self.rotations is not None:
+            gated = self.rotations.gated.nodes(g, f"{name}.gated.rotated", gated)
         return residual, self.linear(f"{name}.down", gated, w, "down")
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
-        normed, _ = self.operators.norm("final_norm", final_norm, self.residual, self.delta)
+        residual, delta = self.residual, self.delta
+        if self.rotations is not None:
+            rows = g.node("Add", [residual, str(delta)], ["last.rotated"])
+            residual, delta = self.rotations.residual.nodes(g, "last.hidden", rows, inverse=True), None
+        normed, _ = self.operators.norm("final_norm", final_norm, residual, delta)
         rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
         scores = head.multiply(g, "head", rows)
         shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
@@ -275,17 +296,21 @@ class PerLayerGraphs:
                       cos, sin, but for l = L: logit_rows int64 [R]   with DeepStack features{l-1} [1, S, E]
         outputs       query [1, S, Hq D], key, value [1, S, Hkv D] and the residual of layer l, in this order; of the last one
                       logits [1, R, V]
+
+    With rotations ``per-layer0`` too gives its residual, the rotated rows, and ``per-layer1`` takes it.
     """
 
     graph: Callable[[str], GraphBuilder]
     shape: DecoderShape
     profile: Profile
+    rotations: DecoderRotations | None = None
     parts: list[DecoderGraph] = field(default_factory=list)
 
     def start(self) -> None:
         part = self._opened()
         part.operators.tables()
-        part.residual = part.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+        rows = part.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+        part.residual = part.rotated("inputs.rotated", rows)
 
     def layer(self, layer: int, w: LayerWeights) -> None:
         """End one graph with this layer's projections, and begin the next after its attention."""
@@ -312,7 +337,8 @@ class PerLayerGraphs:
         return {f"{variant}{index}": part.graph for index, part in enumerate(self.parts)}
 
     def _opened(self) -> DecoderGraph:
-        part = DecoderGraph(self.graph(f"decoder-per-layer-{len(self.parts)}"), self.shape, self.profile)
+        part = DecoderGraph(self.graph(f"decoder-per-layer-{len(self.parts)}"), self.shape, self.profile, self.rotations)
+        part.graph.for_cpu = True
         part.features = [f"features{layer}" for layer in range(self.shape.deepstack)]
         self.parts.append(part)
         return part

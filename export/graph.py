@@ -135,12 +135,15 @@ class WeightsFile:
 
 
 class GraphBuilder:
-    """Nodes, initializers, inputs and outputs of one graph; names are unique and readable."""
+    """Nodes, initializers, inputs and outputs of one graph; names are unique and readable.
+
+    for_cpu: whether nothing but ONNX Runtime's CPU runs it, so that it may have operators that others lack.
+    """
 
     def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:
         self.name = name
         self.weights = weights
-        self.opset, self.ir_version = opset, ir_version
+        self.opset, self.ir_version, self.for_cpu = opset, ir_version, False
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []

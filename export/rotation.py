@@ -7,11 +7,13 @@ of one that writes them ``R.T W``, ``rotation.rows(W.T).T``, and ``rotation.rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import SLICE
 from edgevlm.export.graph import GraphBuilder
 
@@ -47,8 +49,8 @@ class Rotation:
         turned, step = np.empty(flat.shape, np.float32), max(1, SLICE // width)
         outer, inner = self.outer.T.astype(np.float64), self.inner.astype(np.float64)  # processors then agree
         for start in range(0, len(flat), step):
-            split = (flat[start : start + step] * self.signs).reshape(-1, a, b)
-            turned[start : start + step] = (outer @ (split @ inner)).reshape(-1, width)
+            split = (flat[start : start + step] * self.signs).reshape(-1, b) @ inner
+            turned[start : start + step] = (outer @ split.reshape(-1, a, b)).reshape(-1, width)
         return turned.reshape(rows.shape)
 
     def nodes(self, graph: GraphBuilder, name: str, rows: str, inverse: bool = False) -> str:
@@ -89,6 +91,54 @@ class MeanKeeping:
         turned = self.rotation.rows(rows)
         along = (turned * self.mirror).sum(-1, keepdims=True)
         return (turned - 2 * along * self.mirror).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderRotations:
+    """Those of a decoder's rows: the residual, each head of values and attention, and blocks of what ``down`` reads.
+
+    Values lie in the cache rotated; only ``gated`` is rotated in the graph of a layer.
+    """
+
+    residual: Rotation
+    head: Rotation
+    gated: Rotation
+
+    @classmethod
+    def of(cls, shape: DecoderShape) -> DecoderRotations:
+        return cls(Rotation.of(shape.hidden), Rotation.of(shape.head_dim), Rotation.blocks(shape.intermediate))
+
+    def layer(self, w: LayerWeights) -> LayerWeights:
+        """The layer between rotated rows; its gains go into the matrices that follow, and leave ones. No matrix is Stored."""
+        matrices, biases = dict[str, Any](w.matrices), dict(w.biases)
+        for name, norm in (("qkv", "input"), ("gate_up", "mlp")):
+            gained = replace(self.residual, signs=self.residual.signs * w.norms[norm])
+            matrices[name] = gained.rows(matrices[name])
+        values = slice(-self._kv_size(w), None)
+        matrices["qkv"][values] = self._by_head(matrices["qkv"][values].T).T
+        if "qkv" in biases:
+            biases["qkv"] = np.concatenate([biases["qkv"][: values.start], self._by_head(biases["qkv"][None, values])[0]])
+        matrices["output"] = self.residual.rows(self._by_head(matrices["output"]).T).T
+        matrices["down"] = self.residual.rows(self.gated.rows(matrices["down"]).T).T
+        biases |= {name: self.residual.rows(biases[name]) for name in ("output", "down") if name in biases}
+        ones = {name: np.ones_like(w.norms[name]) for name in ("input", "mlp")}
+        return LayerWeights(matrices, biases, {**w.norms, **ones})
+
+    def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
+        """Rows ``[n, in]`` that ``matrix`` of the layer ``w`` reads, as that of the rotated layer reads them."""
+        if matrix == "output":
+            return self._by_head(rows)
+        if matrix == "down":
+            return self.gated.rows(rows)
+        gain = w.norms["input" if matrix == "qkv" else "mlp"]
+        return self.residual.rows(np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0))
+
+    def _kv_size(self, w: LayerWeights) -> int:
+        qkv, output = w.matrices["qkv"], w.matrices["output"]
+        return (qkv.shape[0] - output.shape[1]) // 2
+
+    def _by_head(self, rows: Float32) -> Float32:
+        return self.head.rows(rows.reshape(len(rows), -1, len(self.head.signs))).reshape(rows.shape)
 
 
 def _hadamard(size: int) -> Float32:

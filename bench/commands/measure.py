@@ -83,15 +83,16 @@ speed = command(
         "decode": "speed.decoder:decode",
         "prefill": "speed.decoder:prefill",
         "attention": "speed.attention:attention",
+        "products": "speed.products:products",
         "vision": "speed.vision:vision",
         "precision": "speed.precision:weights",
     },
     "model against held frames tokens_per_frame precisions kv layers tokens threads rounds",
-    """Time decode, prefill, attention, vision towers and precisions.
+    """Time decode, prefill, attention, products, vision towers and precisions.
 
     decode and prefill run beside llama.cpp, OpenVINO and transformers with the same weights, taking turns; vision beside
-    transformers; attention beside ONNX Runtime's and a plain read. Models are seeded-135m|360m|0.5b|3b with random
-    weights, demo, a checkpoint or a bundle.
+    transformers; attention beside ONNX Runtime's and a plain read; products of each layout of weights beside float32's and
+    a plain read. Models are seeded-135m|360m|0.5b|3b with random weights, demo, a checkpoint or a bundle.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed; int4+gptq rounds by GPTQ).
     """,
 )

@@ -1,8 +1,8 @@
 """How a matrix ``[out, in]`` lies in files, and the graph nodes that multiply by it.
 
 For ONNX Runtime: :class:`Dense`, :class:`Blocks` and :class:`Channels`. For TensorRT's strongly typed networks, products are in
-float16: ``Dense`` with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point,
-as its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
+float16: ``Dense`` with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point, as
+its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
 """
 
 from __future__ import annotations
@@ -152,13 +152,17 @@ class Channels(Layout):
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
     ) -> str:
         """zero: the byte of 0, less than 128 for rows that are mostly above 0."""
+        step = self.steps(graph, name, rows, zero)
+        scaled = graph.node("Div", [rows, step], [f"{name}.rows"])
+        return graph.node("Mul", [self.product(graph, f"{name}.codes", scaled, tensors, 1.0, zero), step], [name])
+
+    def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
+        """The step of each row ``[.., 1]`` that has its largest and least numbers at bytes of 0 to 255."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end, count = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"]), np.float32(codes)
             ends.append(graph.node("Div", [end, graph.constant(f"float.{codes}", count)], [f"{name}.{op}.step"]))
-        step = graph.node("Max", [*ends, graph.constant("float.least", LEAST_STEP)], [f"{name}.step"])
-        scaled = graph.node("Div", [rows, step], [f"{name}.rows"])
-        return graph.node("Mul", [self.product(graph, f"{name}.codes", scaled, tensors, 1.0, zero), step], [name])
+        return graph.node("Max", [*ends, graph.constant("float.least", LEAST_STEP)], [f"{name}.step"])
 
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
@@ -171,6 +175,23 @@ class Channels(Layout):
 
     def bytes_per_weight(self, group: int | None = None) -> float:
         return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(Channels):
+    """The same for decoders, whose rows ``[1, S, in]`` are rounded in one pass. Other devices than a CPU do not round them."""
+
+    def multiply(
+        self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
+    ) -> str:
+        if not graph.for_cpu:
+            return graph.node("MatMul", [rows, graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=1)], [name])
+        steps, offset = self.steps(graph, name, rows, zero), graph.constant(f"uint8.{zero}", np.uint8(zero))
+        by_row = graph.node("Reshape", [steps, graph.integers(-1)], [f"{name}.by_row"])
+        zeros = graph.node("Expand", [offset, graph.node("Shape", [by_row], [f"{name}.count"])], [f"{name}.zeros"])
+        codes = graph.node("QuantizeLinear", [rows, by_row, zeros], [f"{name}.rows"], axis=1)
+        inputs = [codes, tensors[0], graph.constant("float.1.0", np.float32(1)), tensors[1], offset]
+        return graph.node("Mul", [graph.fused("MatMulIntegerToFloat", inputs, [f"{name}.product"]), steps], [name])
 
 
 @dataclass(frozen=True, slots=True)

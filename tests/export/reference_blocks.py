@@ -93,7 +93,8 @@ def with_stored_numbers(plain: Path, rounded: Path, out: Path) -> Path:
         places = {t.name: {e.key: e.value for e in t.external_data} for t in model.initializer}
         for name, matrix in matrices(rounded, graph).items():
             node = next(node for node in model.node if node.output[0] == name)
-            place = places[node.input[1]]
+            if not (place := places[node.input[1]]):  # of a rotation, in the graph itself
+                continue
             with (out / place["location"]).open("r+b") as stream:
                 stream.seek(int(place["offset"]))
                 stream.write(np.ascontiguousarray(matrix.T if node.op_type == "MatMul" else matrix, np.float32).data)

@@ -76,8 +76,8 @@ def test_a_precision_is_one_file(exported: Any, installed: Any, tmp_path: Path) 
     installed("my_precision", "precisions", "int8-wide", "WIDE")
     bundle = export_checkpoint(made.checkpoint, tmp_path / "bundle", precision="int8-wide")
     planned = plan_checkpoint(made.checkpoint, (480, 640))
-    wide, blocks, half = (weights_of(planned, name, "cpu").layers for name in ("int8-wide", "int8", "fp16"))
-    assert wide < blocks < half
+    columns, wide, half = (weights_of(planned, name, "cpu").layers for name in ("int8", "int8-wide", "fp16"))
+    assert columns < wide < half
     with pytest.raises(UserError, match=r"--precision int8-wide cannot be written for tensorrt-10\.3; give fp16 or fp32"):
         export_checkpoint(made.checkpoint, tmp_path / "engine", precision="int8-wide", profile="tensorrt-10.3")
     model = Model.load(bundle, threads=1)

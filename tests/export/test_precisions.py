@@ -14,6 +14,7 @@ from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
 from edgevlm.export import export_checkpoint, precisions, profiles
+from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.precisions.layouts import Blocks
 from edgevlm.runtime.engine import FramePattern
 from edgevlm.runtime.plugins import names
@@ -26,7 +27,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "deepstack": {"family": "qwen3_vl", "hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24},
 }  # fmt: skip
-CASES = [("fp16", "tied"), ("int8", "biased"), ("int4", "tied"), ("int4-zp", "biased"), ("int4", "deepstack"), ("int8", "tied")]
+CASES = [
+    ("fp16", "tied"),
+    ("int8", "biased"),
+    ("int4", "tied"),
+    ("int4-zp", "biased"),
+    ("int4", "deepstack"),
+    ("int8", "tied"),
+    ("int8", "deepstack"),
+]
 PREFIX, QUESTION = 5, 4
 
 
@@ -45,6 +54,15 @@ def exact(precision: str, monkeypatch: Any) -> None:
 
     layouts = precisions.Layouts(*map(of_level_0, chosen.onnxruntime))
     monkeypatch.setattr(profiles, "load_precision", lambda name: replace(chosen, onnxruntime=layouts))
+    monkeypatch.setattr(GraphBuilder, "for_cpu", property(lambda graph: False, lambda graph, value: None), raising=False)
+
+
+def in_fp32(checkpoint: Path, out: Path, precision: str) -> Path:
+    """The checkpoint in float32, its graphs rotated if those of the precision are."""
+    rotated = precisions.FP32.onnxruntime._replace(rotated=precisions.load_precision(precision).onnxruntime.rotated)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiles, "load_precision", lambda name: replace(precisions.FP32, onnxruntime=rotated))
+        return export_checkpoint(checkpoint, out, camera=FRAME, kv="fp32")
 
 
 def frames_and_a_question(runner: Runner) -> np.ndarray:
@@ -72,9 +90,11 @@ def frames_and_a_question(runner: Runner) -> np.ndarray:
 def test_every_graph_computes_with_the_stored_numbers(tmp_path: Path, monkeypatch: Any, precision: str, which: str) -> None:
     checkpoint = checkpoint_of(which, tmp_path / "checkpoint")
     plain = export_checkpoint(checkpoint, tmp_path / "plain", camera=FRAME, kv="fp32")
+    same = in_fp32(checkpoint, tmp_path / "same", precision)
+    np.testing.assert_allclose(*(frames_and_a_question(Runner(bundle, 128)) for bundle in (same, plain)), atol=1e-4)
     exact(precision, monkeypatch)
     rounded = export_checkpoint(checkpoint, tmp_path / "rounded", camera=FRAME, precision=precision, kv="fp32")
-    wanted = Runner(with_stored_numbers(plain, rounded, tmp_path / "wanted"), 128)
+    wanted = Runner(with_stored_numbers(same, rounded, tmp_path / "wanted"), 128)
     runner = Runner(rounded, 128)
     assert runner.bundle.decoder.precision == precision
     assert Runner(plain).bundle.decoder.precision == "fp32"

@@ -43,7 +43,7 @@ def rows(width: int, seed: int, count: int = 400) -> np.ndarray:
 def test_codes_are_the_references(size: int) -> None:
     """In blocks that columns are rounded together of, in ones across those, and in one for all."""
     weight = np.random.default_rng(0).standard_normal((7, 300)).astype(np.float32)
-    second = hessian({"layer0.down": rows(300, 1)}, 0, "down")
+    second = hessian(rows(300, 1))
 
     def grid(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return rounding.best_grid(block, 4, True)
@@ -77,7 +77,7 @@ def error_of(blocks: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.nd
 def test_products_lose_less_than_by_rounding_to_nearest(precision: str, profile: str, share: float) -> None:
     layout = rounded_layout(precision, profile)
     weight = np.random.default_rng(2).standard_normal((24, 160)).astype(np.float32)
-    second = hessian({"layer0.down": rows(160, 3)}, 0, "down")
+    second = hessian(rows(160, 3))
     x = rows(160, 4).astype(np.float64)
 
     def loss(parts: Any) -> float:
