@@ -66,7 +66,7 @@ class Rotation:
         turned = graph.node("MatMul", [split, matrix], [f"{name}.inner"])
         if a > 1:  # a Hadamard matrix is its own inverse
             turned = graph.node("MatMul", [graph.constant(f"{kind}.outer", self.outer), turned], [f"{name}.outer"])
-        joined = graph.node("Reshape", [turned, sizes], [f"{name}.joined" if signs and inverse else name])
+        joined = graph.node("Reshape", [turned, sizes], [f"{name}.joined" if signs and inverse else name], allowzero=1)
         return graph.node("Mul", [joined, signs], [name]) if signs and inverse else joined
 
 

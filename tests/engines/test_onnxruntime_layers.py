@@ -53,6 +53,7 @@ def test_it_is_the_full_graph(exported: Any, family: str, shape: dict[str, Any])
         assert found.logits.shape == expected.logits.shape
         spread = max(spread, float(expected.logits.std()) if asked else 0.0)
         limit = 1e-4 if (spec.kv, spec.precision) == ("fp32", "fp32") else 0.1  # the graph attends in fp16, or ties flip
+        limit = 0.2 if spec.precision == "int8" else limit  # the graph does not round rows
         assert np.abs(found.logits - expected.logits).max(initial=0) < limit * max(1.0, spread)
         for layer, query in found.probes.items():
             assert query.shape == (spec.heads, count, spec.head_dim)
