@@ -18,11 +18,16 @@ from edgevlm.engines.onnxruntime_cpu import has_vnni
 from edgevlm.errors import UserError
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Blocks, Columns, Dense
+from edgevlm.export.precisions.layouts import Blocks, RowsByColumns, Dense
 from edgevlm.progress import show
 
 PLAIN, READ = "fp32", "read"
-LAYOUTS: dict[str, Layout] = {PLAIN: Dense(), "int8 blocks": Blocks(8), "int4 blocks": Blocks(4), "int8 columns": Columns()}
+LAYOUTS: dict[str, Layout] = {
+    PLAIN: Dense(),
+    "int8 blocks": Blocks(8),
+    "int4 blocks": Blocks(4),
+    "int8 columns": RowsByColumns(),
+}
 
 
 def products(

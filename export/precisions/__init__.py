@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edgevlm.errors import UserError, nearest
-from edgevlm.export.precisions.layouts import Blocks, Columns, Dense, Float32, Layout, Parts, Symmetric
+from edgevlm.export.precisions.layouts import Blocks, RowsByColumns, Dense, Float32, Layout, Parts, Symmetric
 from edgevlm.runtime.plugins import load_class, names
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ FP32 = Precision(Layouts(Dense(), Dense(by_row=True)), Layouts(Dense(), Dense(by
 # float16 in the file and float32 in memory: ONNX Runtime's CPU kernels have no float16 product
 FP16 = Precision(Layouts(Dense(np.float16), Dense(np.float16, by_row=True)), Layouts(Dense(np.float16, half=True), HALF_ROWS))
 # 8 bits with one scale an output; embedding and head, which are not rotated, in blocks of 32
-INT8 = Precision(Layouts(Columns(), Blocks(8), rotated=True), Layouts(Symmetric(8), HALF_ROWS))
+INT8 = Precision(Layouts(RowsByColumns(), Blocks(8), rotated=True), Layouts(Symmetric(8), HALF_ROWS))
 # 4 bits in blocks of 32 without zero points, and with them; embedding and head have 8
 INT4 = Precision(Layouts(Blocks(4), Blocks(8)), Layouts(Symmetric(4), HALF_ROWS), least_opset=21)
 INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)

@@ -178,7 +178,7 @@ class Channels(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(Channels):
+class RowsByColumns(Channels):
     """The same for decoders, whose rows ``[1, S, in]`` are rounded in one pass. Other devices than a CPU do not round them."""
 
     def multiply(

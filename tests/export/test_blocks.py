@@ -16,7 +16,7 @@ from reference_blocks import matrices, rounded_rows
 
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Blocks, Columns, Dense
+from edgevlm.export.precisions.layouts import Blocks, RowsByColumns, Dense
 from edgevlm.export.precisions.rounding import block_grid, nearest
 
 LAYOUTS = [
@@ -91,7 +91,7 @@ def test_float16_is_stored_rounded_and_computed_in_float32(tmp_path: Path, layou
 
 def columns_of(weight: np.ndarray) -> np.ndarray:
     """What is stored of ``weight [out, in]``, float64."""
-    parts = Columns().parts(weight)
+    parts = RowsByColumns().parts(weight)
     found: np.ndarray = (parts["codes"] * parts["scales"].astype(np.float64)).T
     assert np.abs(found - weight).max() <= np.abs(weight).max() / 128
     return found
@@ -102,10 +102,10 @@ def columns_of(weight: np.ndarray) -> np.ndarray:
 def test_rows_times_columns_is_the_product_of_rounded_rows(tmp_path: Path, rows: int, width: int) -> None:
     weight, x = random(12, width), random(rows, width, 1)
     x[0] *= 0 if rows > 1 else 1e3  # a row's scale is its own
-    stored, found = columns_of(weight), product(tmp_path, Columns(), weight, x[None])[0]
+    stored, found = columns_of(weight), product(tmp_path, RowsByColumns(), weight, x[None])[0]
     step = np.maximum(np.maximum(x.max(-1, keepdims=True) / 127, x.min(-1, keepdims=True) / -128), 1e-30)
     np.testing.assert_allclose(found, np.rint(x / step) * step @ stored.T, rtol=1e-5, atol=1e-5 * np.sqrt(width))
-    written(tmp_path, Columns(), weight, x[None], for_cpu=False)
+    written(tmp_path, RowsByColumns(), weight, x[None], for_cpu=False)
     assert set(matrices(tmp_path, "g.onnx")) == {"y"}
     np.testing.assert_array_equal(matrices(tmp_path, "g.onnx")["y"], stored)
 
@@ -124,7 +124,7 @@ for setting in "01":
 def test_without_vnni_nothing_overflows(tmp_path: Path) -> None:
     """Rows and columns whose every product is as large as can be: pairs of them do not fit in 16 bits."""
     weight, x = np.sign(random(16, 256)), np.sign(random(8, 256, 1))[None]
-    written(tmp_path, Columns(), weight, x)
+    written(tmp_path, RowsByColumns(), weight, x)
     np.save(tmp_path / "x", x)
     qemu = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", IN_QEMU, str(tmp_path)]
     subprocess.run(qemu, check=True, capture_output=True)
