@@ -18,7 +18,7 @@ from edgevlm.engines.onnxruntime_cpu import has_vnni
 from edgevlm.errors import UserError
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Blocks, RowsByColumns, Dense
+from edgevlm.export.precisions.layouts import Blocks, Dense, RowsByColumns
 from edgevlm.progress import show
 
 PLAIN, READ = "fp32", "read"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edgevlm.errors import UserError, nearest
-from edgevlm.export.precisions.layouts import Blocks, RowsByColumns, Dense, Float32, Layout, Parts, Symmetric
+from edgevlm.export.precisions.layouts import Blocks, Dense, Float32, Layout, Parts, RowsByColumns, Symmetric
 from edgevlm.runtime.plugins import load_class, names
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from reference_blocks import matrices, rounded_rows
 
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.layouts import Blocks, RowsByColumns, Dense
+from edgevlm.export.precisions.layouts import Blocks, Dense, RowsByColumns
 from edgevlm.export.precisions.rounding import block_grid, nearest
 
 LAYOUTS = [
