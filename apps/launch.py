@@ -17,7 +17,7 @@ from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import SideBySide
 from edgevlm.apps.run.output import JsonOutput, Output, TextOutput
-from edgevlm.apps.run.process import silence_what_is_gone
+from edgevlm.apps.run.process import silence_if_gone
 from edgevlm.apps.settings import RunSettings
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
@@ -77,7 +77,7 @@ def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False)
         if run.shutdown.forced:
             raise
     except OSError:
-        if not silence_what_is_gone():  # else the error has no reader
+        if not silence_if_gone():  # else the error has no reader
             raise
 
 

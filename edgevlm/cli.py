@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
-from contextlib import suppress
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, NoReturn
 
 import typer
 
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.errors import UserError, reason
+from edgevlm.progress import guard_streams, silence
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
@@ -70,12 +69,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
             signal.signal(number, signal.default_int_handler)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed before the start
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show ends no run
+    guard_streams()
     try:
         code = app(prog_name="edgevlm", standalone_mode=False)
         sys.stdout.flush()
@@ -118,9 +112,3 @@ def _usage(error: Exception) -> str:
         error.message = reason(error.message)
     context, words = getattr(error, "ctx", None), " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     return f"{words.rstrip('.')}; see {context.command_path if context else 'edgevlm'} --help"
-
-
-def silence(stream: TextIO) -> None:
-    """Send a stream to the null device, what is still buffered too: the interpreter's flush at exit does not fail again."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

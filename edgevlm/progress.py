@@ -1,18 +1,75 @@
-"""One line on the terminal that shows what is being done and how far it is; on anything but a terminal, nothing."""
+"""Standard output and error of the process, and one line on a terminal that shows what is being done and how far it is."""
 
 from __future__ import annotations
 
+import io
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TextIO
 
 Notify = Callable[[str], object]  # called with a line for the user
+
+OUTPUT = "the output"  # standard output, as the file name of an OSError
+SLOW_MS = 1000  # that a message waits for its reader
 
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+class Output(io.FileIO):
+    """Standard output: an OSError names it, and a slow reader is waited for where the descriptor does not block."""
+
+    def write(self, data: Any) -> int:
+        try:
+            while (count := super().write(data)) is None:
+                select.select((), (self,), ())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, OUTPUT) from None
+        return count
+
+
+class Messages(io.FileIO):
+    """Standard error: drops what cannot be written (disk full, reader gone) or not within SLOW_MS (reader stuck)."""
+
+    wait_ms = SLOW_MS
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            poll = select.poll()
+            poll.register(self, select.POLLOUT)
+            ready = poll.poll(self.wait_ms)
+            self.wait_ms = SLOW_MS if ready else 0
+            if ready:
+                return super().write(data[: select.PIPE_BUF]) or len(data)
+        return len(data)
+
+
+def guard_streams(stdout: type[io.FileIO] = Output) -> None:
+    """Open standard streams that were closed before the start; make stdout an :class:`Output` and stderr :class:`Messages`.
+
+    A character that the terminal cannot show is written as an escape. Streams that were replaced stay as they are.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for name, kind in (("stdout", stdout), ("stderr", Messages)):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        if stream is getattr(sys, f"__{name}__"):
+            buffer = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
+            settings = stream.encoding, stream.errors, None, stream.line_buffering
+            setattr(sys, name, io.TextIOWrapper(buffer, *settings))
+
+
+def silence(stream: TextIO) -> None:
+    """Send a stream to the null device, what is still buffered too: the interpreter's flush at exit does not fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Report(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgevlm.apps.run.clock import Span, nothing_held, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
-from edgevlm.apps.run.process import Notifier, ResidentMemory, Shutdown, is_gone, silence_what_is_gone, source_news
+from edgevlm.apps.run.process import Notifier, ResidentMemory, Shutdown, is_gone, silence_if_gone, source_news
 from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.calib.demo.questions import DemoScene, parse
 from edgevlm.errors import UserError
@@ -125,7 +125,7 @@ class RunLoop:
                 self.observer.close()
         closing.join(CLOSING)
         if self.alone:
-            silence_what_is_gone()
+            silence_if_gone()
         self.output.summary(self.stats(self._begun))
 
     @property

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import psutil
 
 from edgevlm.apps.sources import Source, State
+from edgevlm.progress import silence
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -89,12 +90,11 @@ def is_gone(stream: TextIO) -> bool:
         return False
 
 
-def silence_what_is_gone() -> bool:
-    """Send stdout and stderr to the null device where their readers have gone; return whether one has."""
-    gone = [stream for stream in (sys.stdout, sys.stderr) if is_gone(stream)]
-    for stream in gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return bool(gone)
+def silence_if_gone() -> bool:
+    """Send stdout to the null device where its reader has gone; return whether it has."""
+    if gone := is_gone(sys.stdout):
+        silence(sys.stdout)
+    return gone
 
 
 class Notifier:

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from edgevlm.apps.serve.guard import Guard
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify, progress, to_stderr
+from edgevlm.progress import Notify, progress, silence, to_stderr
 
 HEAD_S = 20.0  # that a request may take to come, without its body
 MAX_HEADERS = 64 << 10  # bytes
@@ -73,7 +74,10 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 with suppress(ValueError, RuntimeError):  # not the main thread
                     loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, reloads, reload, service, load, notify)
                 line = json_line("serving", {"time": wall_clock(), "url": url})
-                print(line if as_json else f"edgevlm is serving at {url}", flush=True)
+                try:
+                    print(line if as_json else f"edgevlm is serving at {url}", flush=True)
+                except OSError:  # its disk is full, or its reader has gone: the server goes on
+                    silence(sys.stdout)
                 serving.set()
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
