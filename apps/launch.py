@@ -21,7 +21,7 @@ from edgevlm.apps.run.process import silence_if_gone
 from edgevlm.apps.settings import RunSettings
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify, progress, to_stderr
+from edgevlm.progress import Notify, progress, to_stderr, to_stderr_if_lost
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.instant import Instant
@@ -53,7 +53,7 @@ class Start:
 
     @property
     def notify(self) -> Notify:
-        return (lambda line: None) if self.quiet else to_stderr
+        return to_stderr_if_lost if self.quiet else to_stderr
 
     def open_source(self, **changes: Any) -> Source:
         return open_source(self.settings.camera, self.settings.video, replace(self.options, **changes))
@@ -114,7 +114,7 @@ def open_run(start: Start) -> RunLoop:
     with ExitStack() as opened:
         writer = None
         if settings.state is not None:
-            writer = SnapshotWriter(settings.state, settings.state_every, to_stderr, key=state_key(settings.state_key))
+            writer = SnapshotWriter(settings.state, settings.state_every, start.notify, key=state_key(settings.state_key))
             opened.callback(writer.close)
         choice = export_choice(start)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported

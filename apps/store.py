@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.files import PRIVATE, private_folder
 from edgevlm.runtime.instant import Instant
 
@@ -225,4 +225,4 @@ class TimedDatabase:
 
     def _try_notify(self, line: str) -> None:
         with suppress(OSError):
-            self._notify(line)
+            self._notify(Lost(line))

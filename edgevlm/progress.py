@@ -16,8 +16,20 @@ OUTPUT = "the output"  # standard output, as the file name of an OSError
 SLOW_MS = 1000  # that a message waits for its reader
 
 
+class Lost(str):
+    """A line about data that is lost or may be: --quiet shows it too."""
+
+    __slots__ = ()
+
+
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def to_stderr_if_lost(line: str) -> None:
+    """Print only what --quiet shows."""
+    if isinstance(line, Lost):
+        to_stderr(line)
 
 
 class Output(io.FileIO):

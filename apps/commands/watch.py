@@ -99,7 +99,7 @@ def run(
     settings: RunSettings,
     json: Json = False,
     questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
-    quiet: Annotated[bool, flag("--quiet", "Write answers and errors only.", panel=MACHINE)] = False,
+    quiet: Annotated[bool, flag("--quiet", "Write only answers, errors and data losses.", panel=MACHINE)] = False,
 ) -> None:
     """Watch a stream and answer questions about it.
 
@@ -126,7 +126,7 @@ def watch(
     snapshots: Snapshots = None,
     seed: Annotated[int, option("N", "Seed the demo world.", min=0)] = DEMO_SEED,
     json: Json = False,
-    quiet: Annotated[bool, flag("--quiet", "Write events and errors only.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Write only events, errors and data losses.")] = False,
     choice: Annotated[list[str] | None, option("TEXT", "Offer this answer.", "yes, no", panel=RULE)] = None,
     answer: Annotated[list[str] | None, option("TEXT", "Open at this answer.", "the first", panel=RULE)] = None,
     every: Annotated[float | None, option("S", "Ask every S seconds.", "each frame", panel=RULE)] = None,
@@ -183,7 +183,7 @@ def serve(
         ),
     ] = None,
     json: Json = False,
-    quiet: Annotated[bool, flag("--quiet", "Write errors only.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Write only errors and data losses.")] = False,
 ) -> None:
     """Serve cameras over HTTP, with a page.
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.schemas import Stats, json_line
-from edgevlm.progress import to_stderr
+from edgevlm.progress import to_stderr, to_stderr_if_lost
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.writer import ago
 
@@ -103,8 +103,7 @@ class TextOutput:
         self.notice(str(stats))
 
     def notice(self, text: str) -> None:
-        if not self._quiet:
-            to_stderr(text)
+        (to_stderr_if_lost if self._quiet else to_stderr)(text)
 
 
 class JsonOutput(TextOutput):

@@ -30,7 +30,7 @@ from edgevlm.apps.serve.guard import Guard
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify, progress, silence, to_stderr
+from edgevlm.progress import Notify, progress, silence, to_stderr, to_stderr_if_lost
 
 HEAD_S = 20.0  # that a request may take to come, without its body
 MAX_HEADERS = 64 << 10  # bytes
@@ -50,7 +50,7 @@ class Membership(Protocol):
 
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
     """Serve until a signal. Raises UserError. load: reads the configuration; join: makes the service a node of a cluster."""
-    config, notify = load(), (lambda line: None) if quiet else to_stderr
+    config, notify = load(), to_stderr_if_lost if quiet else to_stderr
     service = Service(config, notify)
     listening = bound(config.server.host, config.server.port)
     member = None if join is None else join(service, listening.getsockname()[1], notify)

@@ -35,7 +35,7 @@ from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
 from edgevlm.engines.power import Energy, find_meter
 from edgevlm.errors import FieldError, UserError, nearest
-from edgevlm.progress import Notify, progress
+from edgevlm.progress import Lost, Notify, progress
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import is_file, names
 from edgevlm.runtime.policies import POLICIES
@@ -351,7 +351,7 @@ class Service:
     def _reopen(self, torn: CameraStream) -> None:
         with self._lock:
             if self.streams.get(torn.name) is torn:
-                torn.notice("an error has left the memory half changed; going on from the last snapshot")
+                torn.notice(Lost("an error has left the memory half changed; going on from the last snapshot"))
                 try:
                     self._open_again(torn, torn.settings, torn.folder)
                 except Exception as error:
@@ -374,7 +374,8 @@ class Service:
             if self._journal is not None:
                 self._journal.close()
             if late := [thread.name for thread in threads if thread.is_alive()]:
-                self.notify(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
+                what = f"not closed within {CLOSING_S:g} s; the snapshot before the last one stays"
+                self.notify(Lost(f"{', '.join(late)}: {what}"))
                 return
             self._close_unused_models()
 

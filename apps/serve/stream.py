@@ -29,7 +29,7 @@ from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, 
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
@@ -314,7 +314,7 @@ class CameraStream:
 
     def notice(self, text: str) -> None:
         line = mask_credentials(text)
-        self._service.notify(f"{self.name}: {line}")
+        self._service.notify(type(text)(f"{self.name}: {line}"))
         self.events.send("notice", {"text": line})
 
     def stats(self, stats: StatsEvent) -> None:
@@ -439,7 +439,7 @@ class JournalWriter(threading.Thread):
                     self._write()
                 except UserError as error:
                     if str(error) != problem and not self._closing.is_set():
-                        stream.notice(f"no line in the journal: {error}")
+                        stream.notice(Lost(f"no line in the journal: {error}"))
                     problem = str(error)
 
     def _write(self) -> None:

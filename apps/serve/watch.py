@@ -20,7 +20,7 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import Sink, Stdout
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, reason
-from edgevlm.progress import progress, to_stderr
+from edgevlm.progress import progress, to_stderr, to_stderr_if_lost
 
 LOOK_S = 0.2  # from one look whether it is to end to the next
 NEVER_S = 86_400.0  # from one snapshot to the next, where nobody comes back for it
@@ -58,7 +58,7 @@ def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: boo
             every = NEVER_S if config.snapshots is None else config.state_every
             config = config.model_copy(update={"state": folder, "state_every": every})
         sinks = {"stdout": Stdout() if as_json else Lines()}
-        service = Service(config, (lambda line: None) if quiet else to_stderr, options, sinks)
+        service = Service(config, to_stderr_if_lost if quiet else to_stderr, options, sinks)
         try:
             with progress("opening the camera"):
                 service.open()

@@ -25,6 +25,7 @@ from edgevlm.apps.run.memory_view import SideBySide
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
 from edgevlm.apps.terminal.panel import Panel, clock, draw, make_panel
+from edgevlm.progress import Lost
 
 REFRESH_S = 0.25
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
@@ -71,7 +72,7 @@ class Screen:
             self._print([("class:dim", str(stats))])
 
     def notice(self, text: str) -> None:
-        if not self._quiet:
+        if not self._quiet or isinstance(text, Lost):
             self.say(text, "class:notice")
 
     def say(self, text: str, style: str = "") -> None:

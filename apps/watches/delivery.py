@@ -15,7 +15,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Sink, WatchStatus
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import Lost, Notify
 
 FIRST_S, MOST_S = 1.0, 60.0  # from one attempt to the next: doubled each time
 CLOSE_S = 2.0  # that sinks have for what is still to be sent
@@ -51,7 +51,7 @@ class Delivery:
         self.close()
         for name, count in self.store.waiting().items():
             if name not in sinks:
-                self.notify(f"sink {name} is not configured any more: {count} events for it are dropped")
+                self.notify(Lost(f"sink {name} is not configured any more: {count} events for it are dropped"))
                 self.store.drop(name)
         self._senders = {name: Sender(name, sink, self) for name, sink in sinks.items()}
         for sink in sinks.values():

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changes import ChangedEncoder
@@ -187,7 +187,7 @@ class SnapshotWriter:
         for line in refused:
             self._try_notify(f"refused: {line}")
         if self.resumed is not None:
-            self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
+            self._try_notify(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}", str)
         elif refused:
             kept = "; what another version or session wrote is kept there as *.other" if self._storage.others() else ""
             self._try_notify(f"nothing in {self._storage} can be used: a new stream begins{kept}")
@@ -289,9 +289,9 @@ class SnapshotWriter:
             self._try_notify(f"{what}: the stream goes on, and every {self.every:g} s it is tried again")
         self._failing = True
 
-    def _try_notify(self, line: str) -> None:
+    def _try_notify(self, line: str, kind: type[str] = Lost) -> None:
         with suppress(OSError):  # a terminal that went away is no reason to stop
-            self.notify(line)
+            self.notify(kind(line))
 
 
 def described(about: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.progress import Notify
+from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.files import reason
 from edgevlm.runtime.store.block import ALIGNMENT, HEADER, Block, BlockRecord, header_of, joined, read_record, record_bytes
 from edgevlm.runtime.store.file import START, Extent, StoreFile
@@ -390,7 +390,7 @@ class Store:
     def _send_messages(self) -> None:
         while self._messages:
             with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is no reason to stop
-                self.notify(self._messages.pop(0))
+                self.notify(Lost(self._messages.pop(0)))
 
     # reading: without the lock
 
