@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import typer
 
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
-from edgevlm.errors import UserError, reason
+from edgevlm.errors import NoThreads, UserError, reason
 from edgevlm.progress import guard_streams, silence
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
@@ -38,6 +39,14 @@ COMMANDS = {  # in the order of --help
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws.", MACHINE),
     "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them.", MACHINE),
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy.", MACHINE),
+}
+HELPS = {  # by the errno of a system call
+    errno.EMFILE: "raise the limit on open files: ulimit -n",
+    errno.ENFILE: "raise the system's limit on open files: sysctl fs.file-max",
+    errno.EAGAIN: str(NoThreads()),
+    errno.ENOMEM: "end other programs",
+    errno.EPERM: "a sandbox (seccomp, AppArmor) may forbid it",
+    errno.ENOSYS: "a sandbox (seccomp, AppArmor) may forbid it",
 }
 app = lazy_app(
     COMMANDS,
@@ -91,7 +100,11 @@ def main() -> None:
         _fail("there is not enough memory; end other programs, or give a smaller --budget or --chunk")
     except OSError as error:
         silence(sys.stdout)
-        _fail(f"{error.filename or 'the output'}: cannot be read or written ({error.strerror or error})")
+        _fail(_failure(error))
+    except RuntimeError as error:
+        if not NoThreads.is_in(error):
+            raise
+        _fail(str(NoThreads()))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
@@ -104,6 +117,21 @@ def _fail(line: str) -> NoReturn:
         traceback.print_exc()
     typer.echo(f"edgevlm: {mask_credentials(line)}", err=True)
     sys.exit(2)
+
+
+def _failure(error: OSError) -> str:
+    """Describe a failed system call: the file, or else the function that made it, and what helps."""
+    why = error.strerror or str(error)
+    if error.filename:
+        return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"
+    while (frames := error.__traceback__) is not None and frames.tb_next is not None:
+        error.__traceback__ = frames.tb_next
+    helps = HELPS.get(error.errno or 0, "EDGEVLM_DEBUG=1 shows where")
+    if frames is None:
+        return f"{why}; {helps}"
+    code = frames.tb_frame.f_code
+    helps = "name a folder that can be written in TMPDIR" if code.co_filename.endswith("tempfile.py") else helps
+    return f"{os.path.basename(code.co_filename)}: {code.co_name} failed ({why}); {helps}"
 
 
 def _usage(error: Exception) -> str:

@@ -27,6 +27,18 @@ class UserError(Exception):
         super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} .. {line[-_LONGEST // 2 :]}")
 
 
+class NoThreads(UserError):
+    """The system does not allow this process another thread."""
+
+    def __init__(self) -> None:
+        super().__init__("no more threads can be started; raise `ulimit -u`, docker's --pids-limit or systemd's TasksMax")
+
+    @staticmethod
+    def is_in(error: BaseException) -> bool:
+        """Return whether ``error``, of Python or ONNX Runtime, is that a thread could not be started."""
+        return any(words in str(error) for words in ("can't start new thread", "pthread_create"))
+
+
 class FieldError(UserError):
     """A field of a request, or a setting, that is wrong."""
 

@@ -35,7 +35,7 @@ from edgevlm.engines.onnxruntime_layers import (
 )
 from edgevlm.engines.threads import default_threads
 from edgevlm.engines.weights_memory import settle_weights
-from edgevlm.errors import BundleError, UserError
+from edgevlm.errors import BundleError, NoThreads, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
@@ -121,8 +121,10 @@ class OnnxRuntimeCpu:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
         try:
-            return ort.InferenceSession(model or str(path), options, providers=self.providers)
+            return ort.InferenceSession(model or str(path), options, providers=self.providers, enable_fallback=0)
         except Exception as error:
+            if NoThreads.is_in(error):
+                raise NoThreads from None
             reason = str(error).splitlines()[0]
             raise BundleError(
                 f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); check the disk, or upgrade onnxruntime"

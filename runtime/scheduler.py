@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, TypeVar
 
-from edgevlm.errors import UserError, refuse_fork
+from edgevlm.errors import NoThreads, UserError, refuse_fork
 
 T = TypeVar("T")
 
@@ -174,8 +174,8 @@ class Scheduler:
             thread = threading.Thread(target=self._serve, name="edgevlm-model", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:
-                raise UserError(f"a model needs a thread of its own ({error}); end other programs and try again") from None
+            except RuntimeError:
+                raise NoThreads from None
             self._thread = thread
 
     def _serve(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -103,8 +104,8 @@ class RunLoop:
         """Run to the end and write the summary; a signal raises KeyboardInterrupt where the run had to be woken."""
         ticking = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
         with self.shutdown:
+            ticking.start()
             try:
-                ticking.start()
                 self._watch()
                 if not self.shutdown.asked:
                     self._ask_rest()
@@ -118,12 +119,14 @@ class RunLoop:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary."""
         self.notifier.send(Notifier.STOPPING)
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
-        closing.start()
+        with suppress(RuntimeError):  # no more threads: the process's end closes it
+            closing.start()
         if self.alone:
             self.session.close()
             if self.observer is not None:
                 self.observer.close()
-        closing.join(CLOSING)
+        if closing.ident is not None:
+            closing.join(CLOSING)
         if self.alone:
             silence_if_gone()
         self.output.summary(self.stats(self._begun))

@@ -364,9 +364,12 @@ class Service:
             streams, self.streams = self.streams, {}
             threads = [threading.Thread(target=each.close, name=name, daemon=True) for name, each in streams.items()]
             for thread in threads:
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads
+                    thread.run()
             end = time.monotonic() + CLOSING_S
-            for thread in threads:
+            for thread in filter(lambda each: each.ident, threads):
                 thread.join(max(0.0, end - time.monotonic()))
             if self._delivery is not None:
                 self._delivery.close()

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "errors.h"
@@ -48,8 +49,12 @@ public:
     }
 
 private:
+    // Fewer where the system allows no more threads.
     void start_missing(int helpers) {
-        for (; started_ < helpers; ++started_) std::thread(&Pool::help, this, started_ + 1, job_).detach();
+        try {
+            for (; started_ < helpers; ++started_) std::thread(&Pool::help, this, started_ + 1, job_).detach();
+        } catch (const std::system_error&) {
+        }
     }
 
     void take_tasks(int worker) {

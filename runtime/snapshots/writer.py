@@ -207,8 +207,9 @@ class SnapshotWriter:
         if self.resumed is not None:
             self.resumed = replace(self.resumed, arrays={})
         self._last = self._session._version
-        self._thread = threading.Thread(target=self._run, name="edgevlm-state", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="edgevlm-state", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def begin_anew(self) -> None:
         """Take a snapshot now and remove all earlier ones. Raises UserError if it cannot be written; they stay then."""
