@@ -101,6 +101,8 @@ def main() -> None:
     except OSError as error:
         silence(sys.stdout)
         _fail(_failure(error))
+    except ImportError as error:
+        _fail(f"a part of the installation cannot be loaded ({error}); edgevlm doctor finds what to install again")
     except RuntimeError as error:
         if not NoThreads.is_in(error):
             raise

@@ -6,25 +6,22 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import psutil
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.engine import KVDevice
+from edgevlm.runtime.free_memory import Available, available
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 
 DEFAULT_BUDGET = 6000  # vision tokens per layer
 LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: below the one a chunk halves, above the other it doubles
 INTERVAL = 1.0  # seconds from one look at the free memory to the next
-CGROUP = Path("/sys/fs/cgroup")
-OWN_GROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +126,6 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
     alignment = 512 * (decoder.layers + 1)
     return held + features + chunk_bytes(chunk, vision) + alignment
-
-
-class Available(NamedTuple):
-    """Available and total memory, in bytes."""
-
-    free: int
-    total: int
-
-
-def available() -> Available:
-    """Return the memory of this system, or of the control group (v2) around this process that has least."""
-    memory = psutil.virtual_memory()
-    found = [Available(memory.available, memory.total)]
-    with suppress(OSError):
-        own = next((line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::")), "")
-        parts = [part for part in own.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            group = CGROUP.joinpath(*parts[:depth])
-            with suppress(OSError, ValueError, KeyError):  # a group without a limit
-                most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                found.append(Available(most - used + int(stat["inactive_file"]), most))
-    return min(found, key=lambda each: each.free)
 
 
 class Pressure:

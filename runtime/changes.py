@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
-from edgevlm.runtime.budget import available
 from edgevlm.runtime.bundle import Bundle, VisionSpec
 from edgevlm.runtime.engine import Engine, TowerBuffer
+from edgevlm.runtime.free_memory import available
 from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 from edgevlm.runtime.stateful import State, Stateful
 

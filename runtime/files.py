@@ -87,6 +87,17 @@ def open_file(path: str | Path) -> BufferedReader:
     return stream
 
 
+def home() -> Path:
+    """Return the user's home folder. Raises UserError where there is none, as for a container's user without a name."""
+    try:
+        found = Path.home()
+    except RuntimeError:
+        found = Path()
+    if not found.is_absolute():
+        raise UserError("this user has no home folder; set HOME, or --state for a server and EDGEVLM_CACHE for bundles")
+    return found
+
+
 def private_folder(path: Path) -> None:
     """Make a missing folder and its parents, for the user only. Raises OSError."""
     try:
@@ -107,10 +118,16 @@ def reason(error: OSError, place: Path) -> str:
 
 
 def flush(path: Path) -> None:
-    """Write a file or folder through to the disk. Raises OSError."""
+    """Write a file or folder through to the disk. Raises OSError.
+
+    Does nothing for a folder of a file system that flushes files only: CIFS and vboxsf answer EINVAL.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise
     finally:
         os.close(handle)
 

@@ -20,6 +20,7 @@ from edgevlm.export.prequantised import stored_in
 from edgevlm.packages import needed
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
+from edgevlm.runtime.files import home
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.model import bundle_folder
@@ -35,7 +36,7 @@ def cache_folder() -> Path:
     """Return the cache's directory."""
     if own := os.environ.get("EDGEVLM_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgevlm" / "bundles"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "edgevlm" / "bundles"
 
 
 def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: bool = False, **options: Any) -> Path:

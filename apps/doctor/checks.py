@@ -28,8 +28,10 @@ from edgevlm.engines.devices.jetson import (
     toolkit_of,
 )
 from edgevlm.engines.devices.machine import Machine, Outcome, Status
+from edgevlm.errors import UserError
 from edgevlm.packages import install
 from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.runtime.free_memory import group_limits
 
 OLDEST = (3, 10)
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
@@ -39,6 +41,12 @@ ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
 NVIDIA = "0x10de"  # its PCI vendor
 NODES = ("dev/nvidia0", "dev/nvhost-ctrl-gpu", "dev/nvmap", "dev/nvgpu/igpu0/ctrl")
 ASK = "import onnxruntime; print(*onnxruntime.get_available_providers())"
+REFUSED = "cannot import: "
+IMPORT = f"""
+import sys; sys.path[:] = {{path!r}}
+try: import {{module}}
+except Exception as error: print({REFUSED!r}, *str(error).split())
+"""
 FASTER = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
 CUDNN = "9"  # its major version, of every onnxruntime-gpu from 1.19 on; 8 and 9 do not take each other's place
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
@@ -68,20 +76,29 @@ def python(machine: Machine) -> Outcome:
 
 
 def extension(machine: Machine) -> Outcome:
-    try:
-        import edgevlm.runtime._native  # noqa: F401
-    except ImportError as error:
-        return "fail", f"cannot be loaded ({error})", "build it with this Python: pip install ."
-    return "ok", "the cache's extension loads"
+    why = import_problem(machine, "edgevlm.runtime._native")
+    return ("fail", why, "build it with this Python: pip install .") if why else ("ok", "the cache's extension loads")
 
 
-def one_build(machine: Machine, packages: str, best: str, status: Status, missing: str, fix: str, why: str = "") -> Outcome:
+def import_problem(machine: Machine, module: str) -> str:
+    """Import a module in a process of its own, which it may crash; return why it cannot be loaded, or an empty text."""
+    said = machine.run([sys.executable, "-c", IMPORT.format(path=sys.path, module=module)])
+    if said is None:
+        return f"importing {module} crashes, or takes more than {machine.limit_s:g} s"
+    return f"cannot be loaded ({said.removeprefix(REFUSED).strip()})" if said.startswith(REFUSED) else ""
+
+
+def one_build(
+    machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
+) -> Outcome:
     """One package of these: two write into one folder, and the later one's libraries are what runs."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:
         names = " ".join(name for name, _ in found)
         return status, f"{text} are installed over each other{why}", f"pip uninstall -y {names} && pip install {best}"
+    if found and (problem := import_problem(machine, module)):
+        return status, f"{text} {problem}", f"pip install --force-reinstall {best}"
     return ("ok", text) if found else (status, missing, fix)
 
 
@@ -108,8 +125,9 @@ def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
 def memory(machine: Machine) -> Outcome:
     if (sizes := _kilobytes(machine, "MemTotal", "MemAvailable")) is None:
         return "warn", "no figure in /proc/meminfo: not found"
-    total, free = sizes
-    text = f"{free / 1e6:.1f} of {total / 1e6:.1f} GB available"
+    groups = ((each.free // 1024, each.total // 1024, " in this control group") for each in group_limits(machine.root))
+    free, total, where = min([(sizes[1], sizes[0], ""), *groups])
+    text = f"{free / 1e6:.1f} of {total / 1e6:.1f} GB available{where}"
     if free < LITTLE:
         return "fail", text, "end other programs, or the desktop: sudo systemctl isolate multi-user.target"
     return ("warn", text, "enough for the demo; edgevlm plan says what a model takes") if free < SCARCE else ("ok", text)
@@ -301,11 +319,11 @@ def _wheels(machine: Machine, name: str) -> dict[str, str]:
 
 
 ONNXRUNTIME = partial(
-    one_build, packages=r"onnxruntime(-.+)?", best="onnxruntime-gpu", status="fail", missing="not found",
+    one_build, packages=r"onnxruntime(-.+)?", module="onnxruntime", best="onnxruntime-gpu", status="fail", missing="not found",
     fix=f"{install('cpu')}, or on a Jetson the wheel of its JetPack", why=": a GPU may silently not be used",
 )  # fmt: skip
 OPENCV = partial(
-    one_build, packages=r"opencv(-contrib)?-python(-headless)?", best="opencv-python-headless", status="warn",
+    one_build, packages=r"opencv(-contrib)?-python(-headless)?", module="cv2", best="opencv-python-headless", status="warn",
     missing="no wheel found: cameras and videos need it", fix="pip install opencv-python-headless",
 )  # fmt: skip
 CUDA = partial(of_release, name="cuda", find=toolkit_of, fix=f"{JETPACK}, and /usr/local/cuda/bin in PATH")
@@ -342,6 +360,8 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     for name, (applies, check) in CHECKS.items():
         try:
             found = check(machine) if applies is None or applies(machine) else None
+        except UserError as error:
+            found = "warn", *str(error).split("; ", 1)
         except Exception as error:
             found = "warn", f"the check failed ({error!r})", "please report this"
         if found is not None:

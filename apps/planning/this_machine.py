@@ -8,6 +8,7 @@ from edgevlm.engines.devices import DeviceProfile, Figure, FigureSource, load_de
 from edgevlm.engines.devices.jetson import is_jetson, profile_of
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.threads import default_threads
+from edgevlm.runtime.free_memory import group_limits
 
 NAME = "this machine"
 ASSUMED_MHZ = 2000
@@ -35,12 +36,11 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Only the processor of ``machine``, with its installed memory, or the cgroup's limit."""
+    """Only the processor of ``machine``, with its installed memory, or the least limit of its control groups."""
     cores = default_threads() if cores is None else cores
     cpu = machine.fields("proc/cpuinfo")
     memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10
-    if allowed := machine.number("sys/fs/cgroup/memory.max"):
-        memory = min(memory, allowed >> 20)
+    memory = min([memory, *(each.total >> 20 for each in group_limits(machine.root))])
     highest = machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     mhz = highest / 1000 if highest else float(cpu.get("cpu MHz") or ASSUMED_MHZ)
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()

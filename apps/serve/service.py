@@ -36,6 +36,7 @@ from edgevlm.apps.watches.watches import Watches
 from edgevlm.engines.power import Energy, find_meter
 from edgevlm.errors import FieldError, UserError, nearest
 from edgevlm.progress import Lost, Notify, progress
+from edgevlm.runtime.files import home
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import is_file, names
 from edgevlm.runtime.policies import POLICIES
@@ -109,8 +110,8 @@ class Service:
         self.power = Power()
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
-        states = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        self.state = Path(config.state) if config.state else states / "edgevlm" / "serve"
+        states = "" if config.state else os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
+        self.state = Path(config.state or Path(states, "edgevlm", "serve"))
         self.state_key = state_key(config.state_key)
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.hooks = Hooks()  # replaced before the service is opened

@@ -30,8 +30,11 @@ def load_cv2() -> Any:
         os.environ.setdefault(name, value)
     try:
         import cv2
-    except ImportError:
+    except ModuleNotFoundError:
         raise UserError(f"reading cameras and video files needs OpenCV: {install('cpu')}, or a Jetson's own build") from None
+    except ImportError as error:  # opencv-python without libGL
+        how = "pip install --force-reinstall opencv-python-headless, which needs no libGL"
+        raise UserError(f"OpenCV is installed and cannot be loaded ({error}); {how}") from None
     return cv2
 
 

@@ -13,8 +13,12 @@ import pytest
 from pictures import frames
 from stored import until
 
+from edgevlm.apps.doctor import checks
+from edgevlm.apps.planning.this_machine import this_machine
+from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import Available, Pressure
+from edgevlm.runtime.budget import Pressure
+from edgevlm.runtime.free_memory import Available, available
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.directory import Folder, read_at, snapshots, verified
@@ -238,19 +242,35 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypa
 
 def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_path, monkeypatch):
     """As systemd sets one for a service: the group's own folder has it, and not the root of the tree."""
-    from edgevlm.runtime import budget
-
-    own, tree = tmp_path / "own", tmp_path / "tree"
+    own, tree = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup"
+    own.parent.mkdir(parents=True)
     own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/shop.service\n")
-    monkeypatch.setattr(budget, "OWN_GROUP", own)
-    monkeypatch.setattr(budget, "CGROUP", tree)
+    monkeypatch.setattr("edgevlm.runtime.free_memory.ROOT", tmp_path)
     for group, limit in (("system.slice/shop.service", 1000), ("system.slice", 900)):
         (tree / group).mkdir(parents=True, exist_ok=True)
         for name, text in (("max", str(limit)), ("current", "700"), ("stat", "inactive_file 50\n")):
             (tree / group / f"memory.{name}").write_text(text)
-    assert budget.available() == Available(250, 900), "the slice has less than the service in it"
+    assert available() == Available(250, 900), "the slice has less than the service in it"
     (tree / "system.slice" / "memory.max").write_text("max")
-    assert budget.available() == Available(350, 1000)
+    assert available() == Available(350, 1000)
+
+
+@pytest.mark.parametrize("group", ["docker/4f1e", ""])
+def test_a_limit_of_version_1_counts_for_sessions_plans_and_doctor(tmp_path, monkeypatch, group):
+    """In a container the group's own folder may be the root of the tree that it sees."""
+    files = {"limit_in_bytes": 3 << 30, "usage_in_bytes": 2 << 30, "stat": f"cache 9\ntotal_inactive_file {1 << 29}"}
+    files = {f"sys/fs/cgroup/memory/{group}/memory.{name}": text for name, text in files.items()}
+    files |= {
+        "proc/self/cgroup": "9:cpu,cpuacct:/elsewhere\n4:memory:/docker/4f1e\n",
+        "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr("edgevlm.runtime.free_memory.ROOT", tmp_path)
+    assert available() == Available(3 << 29, 3 << 30)
+    assert this_machine(Machine(tmp_path), cores=1)["usable_mib"] == 3 << 10
+    assert "1.6 of 3.1 GB available" in checks.memory(Machine(tmp_path))[1]
 
 
 def test_a_memory_left_half_changed_is_never_written(model, tmp_path, monkeypatch):
