@@ -31,7 +31,7 @@ def available() -> Available:
 def group_limits(root: Path | None = None) -> list[Available]:
     """Return the memory of each control group (v1 or v2) around this process that has a limit. root: for /."""
     root, own, found = root or ROOT, dict[str, str](), []
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines())
         own = {name: path for _, names, path in lines for name in names.split(",")}
     for controller, folder, limit, usage, cached in GROUPS:

@@ -261,7 +261,7 @@ def test_a_limit_of_version_1_counts_for_sessions_plans_and_doctor(tmp_path, mon
     files = {"limit_in_bytes": 3 << 30, "usage_in_bytes": 2 << 30, "stat": f"cache 9\ntotal_inactive_file {1 << 29}"}
     files = {f"sys/fs/cgroup/memory/{group}/memory.{name}": text for name, text in files.items()}
     files |= {
-        "proc/self/cgroup": "9:cpu,cpuacct:/elsewhere\n4:memory:/docker/4f1e\n",
+        "proc/self/cgroup": "9:cpu,cpuacct:/elsewhere\n4:memory:/docker/4f1e",
         "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB",
     }
     for name, text in files.items():
