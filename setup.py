@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
+from setuptools.errors import BaseError, CCompilerError
 
 sources = sorted(str(path) for path in Path("edgevlm/runtime/csrc").glob("*.cpp"))
 compile_args = ["-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -19,11 +20,20 @@ if sanitizers := os.environ.get("EDGEVLM_SANITIZE"):  # e.g. address,undefined: 
 CUDA = runpy.run_path("edgevlm/runtime/cuda/build.py")
 
 
+NEEDED = (
+    "edgevlm: its C++ extension was not built; install a C++17 compiler and Python's headers: apt install g++ python3-dev "
+    "(Debian, Ubuntu), dnf install gcc-c++ python3-devel (Fedora), apk add g++ python3-dev (Alpine)"
+)
+
+
 class BuildExt(build_ext):
     """The extension, and the CUDA kernels where nvcc is."""
 
     def run(self) -> None:
-        super().run()
+        try:
+            super().run()
+        except (OSError, BaseError, CCompilerError) as error:
+            sys.exit(f"{error}\n{NEEDED}")
         if compiler := CUDA["nvcc"]():
             folder = Path("edgevlm/runtime") if self.inplace else Path(self.build_lib, "edgevlm", "runtime")
             try:

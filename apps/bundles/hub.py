@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgevlm.apps.bundles.cache import locked
+from edgevlm.apps.proxies import environment_problem, proxy_variables
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, hash_file
@@ -251,7 +252,10 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     if status:
         return HubError(f"{host} answers {status} for {name.repo}", f"{again} later")
     if isinstance(error, errors.HTTPError):
-        return HubError(f"{host} cannot be reached ({why})", f"check the network and {again}")
+        by = f", through the proxy in {names}" if (names := proxy_variables("https")) else ""
+        return HubError(f"{host} cannot be reached ({why}){by}", f"check the network and {again}")
+    if problem := environment_problem(error):
+        return HubError(*problem.split("; ", 1))
     if isinstance(error, OSError):
         where = f"{error.filename or folder}: cannot be written ({error.strerror or error})"
         return HubError(where, "make room, or name another folder in HF_HOME or EDGEVLM_CACHE; what has arrived is kept")

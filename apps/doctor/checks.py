@@ -361,7 +361,8 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
         try:
             found = check(machine) if applies is None or applies(machine) else None
         except UserError as error:
-            found = "warn", *str(error).split("; ", 1)
+            what, _, fix = str(error).partition("; ")
+            found = "warn", what, fix
         except Exception as error:
             found = "warn", f"the check failed ({error!r})", "please report this"
         if found is not None:

@@ -13,6 +13,7 @@ from urllib import request as http
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from edgevlm.apps.proxies import proxies_for, proxy_variables
 from edgevlm.apps.sources.base import Connection, Grabbed, Image, SourceOptions
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.live import KEYFRAME_WAIT_S
@@ -79,8 +80,8 @@ def _request(url: str, camera: SplitResult, hosts: AllowedHosts | None, options:
     if camera.username is not None:
         own = camera._replace(netloc=camera.netloc.rpartition("@")[2], path="/", query="", fragment="").geturl()
         known.add_password(None, own, unquote(camera.username), unquote(camera.password or ""))
-    opener = http.OpenerDirector()
-    dialled = (http.ProxyHandler(), http.HTTPHandler(), http.HTTPSHandler()) if hosts is None else (BoundHandler(hosts),)
+    opener, proxies = http.OpenerDirector(), proxies_for(camera.hostname or "")
+    dialled = (http.ProxyHandler(proxies), http.HTTPHandler(), http.HTTPSHandler()) if hosts is None else (BoundHandler(hosts),)
     others = http.HTTPRedirectHandler(), http.HTTPErrorProcessor(), http.HTTPDefaultErrorHandler(), http.UnknownHandler()
     for handler in (*dialled, *others, http.HTTPBasicAuthHandler(known), http.HTTPDigestAuthHandler(known)):
         opener.add_handler(handler)
@@ -101,7 +102,8 @@ def _request(url: str, camera: SplitResult, hosts: AllowedHosts | None, options:
         if isinstance(reason, TimeoutError):
             raise SourceError("no answer in time (--open-timeout)") from None
         text = reason.strerror if isinstance(reason, OSError) else None
-        raise SourceError(text or f"no answer that can be understood ({type(reason).__name__})") from None
+        by = f", through the proxy in {proxy_variables(parts.scheme)}" if hosts is None and parts.scheme in proxies else ""
+        raise SourceError((text or f"no answer that can be understood ({type(reason).__name__})") + by) from None
 
 
 class BoundHandler(http.AbstractHTTPHandler):
@@ -298,7 +300,7 @@ class FfmpegConnection(Connection):
         options, response, camera = self._options, self._response, self._camera
         if self._feeds or response is None:
             hosts = options.hosts
-            if hosts is None and "http" not in http.getproxies():
+            if hosts is None and "http" not in proxies_for(camera.hostname or ""):
                 hosts = AllowedHosts(None, private=False, also=camera.hostname or "")
             try:
                 response = _request(url, camera, hosts, options)

@@ -22,6 +22,7 @@ import standardwebhooks
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.proxies import environment_problem, proxies_for
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError, nearest
 from edgevlm.packages import needs
@@ -97,7 +98,12 @@ class Webhook(Sink):
                 self._signer = standardwebhooks.Webhook(secret if secret.startswith("whsec_") else secret.encode())
             except (ValueError, RuntimeError, standardwebhooks.webhooks.EmptyWebhookSecretError):
                 raise UserError("webhook: what follows whsec_ in its secret is no base64") from None
-        self._client = httpx.Client(timeout=timeout, follow_redirects=False, verify=parsed.scheme == "https")
+        verify = parsed.scheme == "https"
+        try:
+            direct = None if proxies_for(parsed.host) else httpx.HTTPTransport(verify=verify)
+            self._client = httpx.Client(timeout=timeout, follow_redirects=False, verify=verify, transport=direct)
+        except (OSError, ValueError, ImportError) as error:
+            raise UserError(f"webhook {self._shown}: {environment_problem(error) or error}") from None
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         body, now = event.line(), datetime.now(timezone.utc)

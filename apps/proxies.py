@@ -1,0 +1,44 @@
+"""What the environment asks of HTTP clients: proxies, and which certificates to trust."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from contextlib import suppress
+from ipaddress import ip_address
+from urllib.request import getproxies, proxy_bypass
+
+LOCAL = (".local", ".lan", ".internal", ".home.arpa")
+
+
+def is_private(host: str) -> bool:
+    """Return whether a host is this machine or in its own network, where no proxy leads."""
+    if host.lower().endswith(LOCAL):
+        return True
+    with suppress(OSError, UnicodeError):
+        return not all(ip_address(entry[4][0]).is_global for entry in socket.getaddrinfo(host, None))
+    return False
+
+
+def proxies_for(host: str) -> dict[str, str]:
+    """Return the environment's proxies by scheme; none for a private host."""
+    found = getproxies()
+    return {} if not found or proxy_bypass(host) or is_private(host) else found
+
+
+def proxy_variables(*schemes: str) -> str:
+    """Name the environment variables that are set to a proxy for these schemes."""
+    wanted = (*(f"{scheme}_proxy" for scheme in schemes), "all_proxy")
+    return ", ".join(name for name, value in os.environ.items() if value and name.lower() in wanted)
+
+
+def environment_problem(error: Exception) -> str:
+    """Name the variable for which an HTTP client cannot be made, and what helps; empty for other errors."""
+    why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
+    files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
+    if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:
+        return f"the certificates that {' and '.join(files)} names cannot be read ({why}); unset it, or name a file that can"
+    if proxies and ("proxy" in why.lower() or type(error).__name__ == "InvalidURL"):
+        return f"the proxy in {proxies} cannot be used ({why}); give it as http://HOST:PORT, or unset it"
+    return ""
