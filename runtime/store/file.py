@@ -52,7 +52,8 @@ class StoreFile:
             self._begin(hashlib.sha256(identity.encode()).digest())
         except OSError as error:
             self.close()
-            raise UserError(f"{self.name}: cannot be made or written ({error.strerror}); choose another folder") from None
+            elsewhere = "name a folder in TMPDIR" if str(path) == TEMPORARY else "choose another folder"
+            raise UserError(f"{self.name}: cannot be made or written ({error.strerror}); {elsewhere}") from None
         except BaseException:
             self.close()
             raise

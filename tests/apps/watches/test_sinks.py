@@ -64,6 +64,7 @@ def receiver():
 
 def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(receiver, monkeypatch):
     monkeypatch.setenv("EDGEVLM_WEBHOOK_SECRET", SECRET)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not there, and not asked for a receiver in the house
     Webhook(receiver.url).send(EVENT, [])
     assert receiver.got.pop()["id"] == EVENT.id
     sink, hasty = Webhook(receiver.url, SECRET, timeout=120), Webhook(receiver.url, SECRET, timeout=0.3)
