@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
