@@ -32,7 +32,7 @@ def to_stderr_if_lost(line: str) -> None:
         to_stderr(line)
 
 
-class Output(io.FileIO):
+class StandardOutput(io.FileIO):
     """Standard output: an OSError names it, and a slow reader is waited for where the descriptor does not block."""
 
     def write(self, data: Any) -> int:
@@ -44,7 +44,7 @@ class Output(io.FileIO):
         return count
 
 
-class Messages(io.FileIO):
+class StandardError(io.FileIO):
     """Standard error: drops what cannot be written (disk full, reader gone) or not within SLOW_MS (reader stuck)."""
 
     wait_ms = SLOW_MS
@@ -60,15 +60,15 @@ class Messages(io.FileIO):
         return len(data)
 
 
-def guard_streams(stdout: type[io.FileIO] = Output) -> None:
-    """Open standard streams that were closed before the start; make stdout an :class:`Output` and stderr :class:`Messages`.
+def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
+    """Open standard streams that were closed before the start; wrap stdout as ``stdout`` and stderr as StandardError.
 
     A character that the terminal cannot show is written as an escape. Streams that were replaced stay as they are.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    for name, kind in (("stdout", stdout), ("stderr", Messages)):
+    for name, kind in (("stdout", stdout), ("stderr", StandardError)):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from edgevlm.errors import UserError
-from edgevlm.progress import Messages, guard_streams
+from edgevlm.progress import StandardError, guard_streams
 
 LONGEST = 1 << 23  # bytes of a line
 END_S = 5.0  # that a process may take to end before it is killed
@@ -158,7 +158,7 @@ def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
 
     answers = os.dup(1)
     os.dup2(2, 1)
-    guard_streams(Messages)
+    guard_streams(StandardError)
     for module in imports:
         import_module(module)
     if memory is not None:
