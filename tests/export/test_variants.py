@@ -120,7 +120,9 @@ def test_answers_are_those_of_transformers(exported: Any, tmp_path: Path, name: 
     folder = Path(shutil.copytree(plain.checkpoint, tmp_path / "checkpoint"))
     change(folder)
     lines = list[str]()
-    model = Model.load(export_checkpoint(folder, tmp_path / "bundle", camera=(56, 84), notify=lines.append), threads=1)
+    model = Model.load(
+        export_checkpoint(folder, tmp_path / "bundle", camera=(56, 84), kv="fp32", notify=lines.append), threads=1
+    )
     chat = Chat(model.bundle.chat, model.tokenizer)
     pixels = np.random.default_rng(0).standard_normal((4, 3, *model.bundle.vision.size)).astype(np.float32)
     prefix, suffix = chat.prefix, chat.suffix([], "how many are there?")
