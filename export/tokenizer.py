@@ -37,10 +37,13 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
         tokenizer = _rebuilt(kind, text, settings) if kind else Tokenizer.from_str(text)
     except Exception as error:
         raise UserError(f"{file}: cannot be read ({error}); save the tokenizer again") from None
+    padding = tokenizer.padding or {}
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    special, extra = _named(checkpoint, kind, settings)
-    _add(tokenizer, checkpoint, settings, [*special.values(), *extra])
+    special, extra = _named(checkpoint, {"pad_token": padding.get("pad_token")} | _USUAL.get(kind, {}) | settings)
+    _add(tokenizer, checkpoint, settings, special, extra)
+    if kind == "Qwen2Tokenizer":  # it drops their flags
+        tokenizer.add_special_tokens([token.content for token in [*special.values(), *extra]])
     content, largest = max(tokenizer.get_vocab().items(), key=lambda token: token[1], default=("", 0))
     if largest >= vocab:
         raise UserError(f"{file}: token {content!r} would be number {largest} and the model embeds {vocab}; {AGAIN}")
@@ -88,10 +91,9 @@ def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _named(checkpoint: Checkpoint, kind: str, settings: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+def _named(checkpoint: Checkpoint, values: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
     """Special tokens by name, and those without a name."""
-    values = _USUAL.get(kind, {}) | settings
-    if "added_tokens_decoder" not in settings:
+    if "added_tokens_decoder" not in values:
         values |= checkpoint.json("special_tokens_map.json") or {}
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
     named = {
@@ -105,28 +107,38 @@ def _named(checkpoint: Checkpoint, kind: str, settings: dict[str, Any]) -> tuple
     return {name: _token(checkpoint, value) for name, value in named.items()}, [_token(checkpoint, value) for value in extra]
 
 
-def _add(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: dict[str, Any], special: list[AddedToken]) -> None:
+def _add(
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    settings: dict[str, Any],
+    special: dict[str, AddedToken],
+    extra: list[AddedToken],
+) -> None:
     """Add what tokenizer.json lacks. Raises UserError for a token that would get another number than its file says."""
-    content = {token.content for token in special}
+    usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
     if declared is None:
         where, numbers = "added_tokens.json", checkpoint.json("added_tokens.json") or {}
         declared = {
-            number: {"content": word, "special": word in content, "normalized": word not in content}
+            number: {"content": word, "special": word in usual, "normalized": word not in usual}
             for word, number in numbers.items()
         }
     try:
         tokens = sorted((int(number), _token(checkpoint, token)) for number, token in declared.items())
     except (AttributeError, TypeError, ValueError):
         raise UserError(f"{checkpoint.folder / where}: has no token to each number; {AGAIN}") from None
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    known = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    named = {token.content for token in special.values()}
     for number, token in tokens:
-        if token.content not in known:
+        if token.content not in known or (where == SETTINGS and known[token.content] != repr(token)):
+            token.special |= token.content in named
             tokenizer.add_tokens([token])
-            if (found := tokenizer.token_to_id(token.content)) != number:
+            found = tokenizer.token_to_id(token.content)
+            if token.content not in known and found != number:
                 what = f"token {token.content!r} is number {number}, and {found} by {TOKENIZER}"
                 raise UserError(f"{checkpoint.folder / where}: {what}; {AGAIN}")
-    tokenizer.add_special_tokens([token for token in special if token.content not in known])
+    listed = {*known, *(token.content for _, token in tokens)}
+    tokenizer.add_special_tokens([token for token in [*special.values(), *extra] if token.content not in listed])
 
 
 def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hf import Video, load
+from prompts import PLACES, folder_of, ours
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edgevlm.errors import UserError
@@ -26,9 +27,6 @@ from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.session import Session
 
 TURNS, QUESTION = [("how many dogs  are there?", " two.\n")], " and cats?"
-PLACES = {"llava": "<image>", "llava_next_video": "<video>", "llava_onevision": "<video>", "smolvlm": "<image>"}
-PLACES |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<video>")
-MARKS = ["<|vision_start|>", "<|vision_end|>", "<fake_token_around_image>", "<global-img>"]  # around frames
 VICUNA = (
     "{% for message in messages %}{{ message.role.upper() }}: {% for item in message.content %}"
     "{% if item.type == 'text' %}{{ item.text }}{% else %}{{ '<' ~ item.type ~ '>\n' }}{% endif %}{% endfor %} {% endfor %}"
@@ -91,36 +89,6 @@ CASES: dict[str, tuple[str, Tokenizer, dict[str, Any], str]] = {
     "added_tokens.json": ("llava_next_video", llama(), NAMED | {"added_tokens": OTHERS}, VICUNA),
     "environment": ("llava", llama(), NAMED, ENVIRONMENT),
 }  # fmt: skip
-
-
-def folder_of(folder: Path, family: str, made: Tokenizer, settings: dict[str, Any], template: str) -> Path:
-    """A checkpoint's files without weights."""
-    made = Tokenizer.from_str(made.to_str())
-    made.add_special_tokens([PLACES[family], *(MARKS if family in ("qwen3_vl", "smolvlm") else [])])
-    place, size = made.token_to_id(PLACES[family]), made.get_vocab_size()
-    numbered = {size + index: token for index, token in enumerate(settings.get("added_tokens_decoder", []))}
-    words = {token["content"]: size + index for index, token in enumerate(settings.get("added_tokens", []))}
-    settings = {key: value for key, value in settings.items() if not key.startswith("added")}
-    if numbered:
-        settings |= {"added_tokens_decoder": {str(number): token for number, token in numbered.items()}}
-    is_qwen = family.startswith("qwen")
-    config = {
-        "model_type": family, f"{PLACES[family][1:-1]}_token_{'index' if family.startswith('llava') else 'id'}": place,
-        "text_config": {"model_type": f"{family}_text" if is_qwen else "llama", "eos_token_id": 2},
-    }  # fmt: skip
-    folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
-    files: dict[str, Any] = {"config.json": config, "tokenizer_config.json": settings}
-    for name, content in (files | ({"added_tokens.json": words} if words else {})).items():
-        (folder / name).write_text(json.dumps(content))
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
-def ours(folder: Path, vocab: int = 400) -> tuple[ChatSpec, Tokenizer]:
-    checkpoint = ConfigOnly(folder)
-    talk, text = chat(checkpoint, load_family(checkpoint.config["model_type"], folder), vocab)
-    return ChatSpec(**talk), Tokenizer.from_str(text)
 
 
 @pytest.mark.parametrize("case", CASES)
