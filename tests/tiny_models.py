@@ -19,6 +19,6 @@ def checkpoint(family, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(checkpoint):
-    loaded = Model.load(export_checkpoint(checkpoint, checkpoint.parent / "bundle"), threads=1)
+    loaded = Model.load(export_checkpoint(checkpoint, checkpoint.parent / "bundle", kv="fp32"), threads=1)
     yield loaded
     loaded.close()

