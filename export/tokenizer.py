@@ -33,6 +33,8 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
         raise UserError(f"{file}: is missing; save the tokenizer beside the model in its fast form")
     settings = checkpoint.json(SETTINGS) or {}
     kind = _class(checkpoint, family, settings, text)
+    if settings.get("split_special_tokens"):
+        raise UserError(f"{checkpoint.folder / SETTINGS}: split_special_tokens spells the video's token in letters; remove it")
     try:
         tokenizer = _rebuilt(kind, text, settings) if kind else Tokenizer.from_str(text)
     except Exception as error:

@@ -78,9 +78,7 @@ class Chat:
         if not self._mark:
             return self._encode(before), encode(self._tokenizer, after)
         ids = self._encode(before + self._mark + after)
-        place = ids.index(video := self.spec.placeholder_id)
-        if video in ids[place + 1 :]:
-            raise UserError("a question cannot hold the token that stands for the video; leave it out")
+        place = _place(ids, self.spec)
         return ids[:place], ids[place + 1 :]
 
     def _encode(self, text: str) -> list[int]:
@@ -99,7 +97,15 @@ def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
     """Token ids of text inside a prompt, after a token of the video. Raises UserError as :func:`encode` does."""
     mark = video_mark(tokenizer, spec)
     ids = encode(tokenizer, mark + text)
-    return ids[ids.index(spec.placeholder_id) + 1 :] if mark else ids
+    return ids[_place(ids, spec) + 1 :] if mark else ids
+
+
+def _place(ids: list[int], spec: ChatSpec) -> int:
+    """Return the index of the video's token. Raises UserError if it is missing or not the only one."""
+    if (found := ids.count(spec.placeholder_id)) != 1:
+        what = "the tokenizer joins the video's token to the text beside it; save it as a special token"
+        raise UserError("a question cannot hold the token that stands for the video; leave it out" if found else what)
+    return ids.index(spec.placeholder_id)
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:

@@ -103,7 +103,7 @@ def tokenizer(r: random.Random, joins: bool) -> Tokenizer:
     return made
 
 
-def settings(r: random.Random, made: Tokenizer, joins: bool) -> dict[str, Any]:
+def settings(r: random.Random, made: Tokenizer, place: str, joins: bool) -> dict[str, Any]:
     """What the files beside tokenizer.json name."""
     found: dict[str, Any] = {name: word for name, word in NAMED.items() if r.random() < 0.8}
     if r.random() < 0.3:
@@ -117,7 +117,7 @@ def settings(r: random.Random, made: Tokenizer, joins: bool) -> dict[str, Any]:
     others = [word for word in ("cats", *WORDS[:6], "<|im_end|>") if word not in known]
     added = [{"content": word, "special": r.random() < 0.5, **flags(r)} for word in r.sample(others, r.choice([0, 0, 1, 2]))]
     if added and r.random() < 0.3:  # other flags than tokenizer.json's
-        found["added_tokens_decoder"] = [*added, {"content": r.choice([*NAMED.values()]), "special": True, **flags(r)}]
+        found["added_tokens_decoder"] = [*added, {"content": r.choice([place, *NAMED.values()]), "special": True, **flags(r)}]
     elif added:
         found[r.choice(["added_tokens_decoder", "added_tokens"])] = added
     if r.random() < 0.2:
@@ -135,7 +135,7 @@ def check(seed: int, folder: Path) -> str:
     r = random.Random(seed)
     name = r.choice([*PLACES])
     made = tokenizer(r, joins := name not in ("qwen3_vl", "smolvlm"))
-    folder_of(folder, name, made, settings(r, made, joins), template(r))
+    folder_of(folder, name, made, settings(r, made, PLACES[name], joins), template(r))
     theirs, family = AutoTokenizer.from_pretrained(folder), load_family(name, folder)
     if name == "smolvlm":  # as its processor does for a video
         theirs.chat_template = DEFAULT_CHAT_TEMPLATE
