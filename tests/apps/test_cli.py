@@ -170,7 +170,7 @@ def test_characters_that_cannot_be_shown_end_nothing(encoding, output):
     assert process.returncode == 0, err
     if output:
         (answer,) = of_kind(map(json.loads, out.splitlines()), "answer")
-        assert answer["question"] == question
+        assert answer["question"] == question.replace("\udce9", r"\udce9")
 
 
 INTERRUPTED = """
