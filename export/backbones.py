@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import Stored
 from edgevlm.export.precisions.layouts import Dense
@@ -216,9 +216,10 @@ TEXT_BACKBONES: dict[str, Backbone] = {  # by text_config.model_type
 
 
 def text_backbone(model_type: str) -> Backbone:
-    """The backbone for a ``text_config.model_type``; raises UserError naming the nearest known one."""
+    """The backbone for a ``text_config.model_type``; raises UserError for others."""
     if model_type not in TEXT_BACKBONES:
-        raise UserError(f"config.json: text backbone {model_type!r} cannot be exported; {nearest(model_type, TEXT_BACKBONES)}")
+        known = ", ".join(TEXT_BACKBONES)
+        raise UserError(f"config.json: text backbone {model_type!r} cannot be exported; there are: {known}")
     return TEXT_BACKBONES[model_type]
 
 

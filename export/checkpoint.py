@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from edgevlm.errors import UserError
 from edgevlm.export.foreign import ADAPTER, INDEX, MERGE, refuse_config, refuse_files
 from edgevlm.export.settings import check_settings
-from edgevlm.runtime.files import check_utf8, look, open_file, refuse_address
+from edgevlm.runtime.files import check_utf8, look, open_file, refuse_address, refuse_unmapped
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (
@@ -34,6 +34,7 @@ _CANONICAL = (
     (re.compile(r"^lm_head\."), "text.lm_head."),
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
+_ADAPTED = re.compile(r"^base_model\.|\.(base_layer|lora_[AB])\.")  # as peft names tensors of what is not merged
 SINGLE = "model.safetensors"
 FILES = (  # what is read beside the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
@@ -80,6 +81,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
         found = {name: Unread(path, name, part.get_dtype(), shapes[name], part.__getitem__) for name, part in slices.items()}
         by = (file.metadata() or {}).get("format")
     except Exception as error:
+        refuse_unmapped(path, error)
         raise UserError(f"{path}: is damaged or truncated ({str(error)[:200]}); {AGAIN}") from None
     if by == "mlx":  # its convolutions have other axes
         raise UserError(f"{path}: is in MLX's layout, which is not read; give the checkpoint that it was made from")
@@ -199,7 +201,9 @@ class Checkpoint:
             if (packed := self.tensors.get(f"{name.removesuffix('weight')}qweight")) is not None:
                 what = "is quantised; only the decoder's layers may be, as quantization_config of config.json says"
                 raise UserError(f"{packed.path}: tensor {packed.name!r} {what}; give the checkpoint before quantisation")
-            raise UserError(f"{self.folder}: no file has tensor {self._own_name(name)!r}, which config.json means; {MATCH}")
+            what = f"no file has tensor {self._own_name(name)!r}, which config.json means"
+            part = next((tensor.name for tensor in self.tensors.values() if _ADAPTED.search(tensor.name)), "")
+            raise UserError(f"{self.folder}: {what}; {f'{part!r} is part of an adapter: {MERGE}' if part else MATCH}")
         tensor = self.tensors[name]
         if tensor.dtype not in dtypes:
             what = f"is {tensor.dtype}, not {' or '.join(dtypes)}"
@@ -267,7 +271,12 @@ class Checkpoint:
             self.notes.append(
                 f"{self.folder / ADAPTER}: is not used: the weights beside it are exported; for its model, {MERGE}"
             )
-        return {_canonical(name): held[file][name] for name, file in stored.items()}
+        found = dict[str, Unread]()
+        for name, file in stored.items():
+            if (first := found.setdefault(_canonical(name), held[file][name])).name != name:
+                what = f"{first.name!r} and {name!r} are one tensor of the model, saved twice"
+                raise UserError(f"{self.folder / file}: {what}; save the checkpoint again into an empty folder")
+        return found
 
     def _own_name(self, name: str) -> str:
         """The name that these files would give a canonical one."""

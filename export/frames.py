@@ -30,14 +30,15 @@ def frame_preparation(
     if processors == ("image_processor",):
         wanted["do_pad"] = False  # to a square
     for key, expected in wanted.items():
-        if config.get(key, expected) is not expected:
+        if bool(config.get(key, expected)) is not expected:
             raise UserError(f"{file}: {key} = {config[key]} cannot be exported; set it to {str(expected).lower()}")
     if not (config.get("image_mean") and config.get("image_std") and config.get("rescale_factor", 1)):
         raise UserError(f"{file}: image_mean, image_std or rescale_factor is missing; save the processor again")
-    resample = _RESAMPLE[config.get("resample", 3)]
+    number = config.get("resample", 3)
+    resample = "none" if number is None else _RESAMPLE[number]
     if resample not in SUPPORT:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
-        raise UserError(f"{file}: resample {config['resample']} ({resample}) cannot be exported; set it to one of {usable}")
+        raise UserError(f"{file}: resample {number} ({resample}) cannot be exported; set it to one of {usable}")
     return {
         "size": list(size),
         **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
@@ -117,7 +118,7 @@ def pixel_budget(
     file, config = processor(checkpoint, processors)
     size = sides(config)
     older = config if clip == 1 else {}
-    fewest, most = older.get("min_pixels", size.get("shortest_edge")), older.get("max_pixels", size.get("longest_edge"))
+    fewest, most = older.get("min_pixels") or size.get("shortest_edge"), older.get("max_pixels") or size.get("longest_edge")
     if size and None in (fewest, most):
         raise UserError(f"{file}: size {size} is no budget of pixels; give shortest_edge and longest_edge")
     fewest, most = int(fewest or budget[0]), int(most or budget[1])

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from edgevlm.errors import BundleError, UserError, first_problem
 from edgevlm.progress import Notify
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads, JsonFile
-from edgevlm.runtime.files import check_utf8, look, open_file, put_back
+from edgevlm.runtime.files import check_utf8, look, open_file, put_back, refuse_unmapped
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 
@@ -313,6 +313,7 @@ class Bundle:
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # numpy's, for whatever is wrong with the file
+            refuse_unmapped(path, error)
             raise _bad(path, f"cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
         sizes = found.shape if isinstance(found, np.ndarray) else ()
         fits = len(sizes) == len(shape) and all(size in (None, own) for size, own in zip(shape, sizes, strict=True))

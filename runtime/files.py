@@ -107,6 +107,12 @@ def private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
+def refuse_unmapped(path: Path, error: Exception) -> None:
+    """Raise UserError if ``error`` came of a file system that maps no files into memory: some FUSE, 9p and network mounts."""
+    if isinstance(error, OSError) and "No such device" in str(error):
+        raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
+
+
 # files and folders that appear whole or not at all
 
 

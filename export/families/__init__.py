@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.plugins import load_class, names
 
@@ -109,9 +109,9 @@ class Family:
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """The family of a ``model_type``; raises UserError, naming the file ``where`` and the nearest known family."""
+    """The family of a ``model_type``; raises UserError, naming the file ``where``, for others."""
     if model_type not in (known := names("families")):
-        raise UserError(f"{where}: model type {model_type!r} is not known; {nearest(model_type, known)}")
+        raise UserError(f"{where}: models of type {model_type!r} are not exported; there are: {', '.join(known)}")
     family: Family = load_class("families", model_type)()
     return family
 

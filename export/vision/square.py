@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.vision import VisionTower
 from edgevlm.export.vision.layers import Float32, VisionGraph
@@ -73,7 +73,7 @@ class SquareTower(EncoderTower):
     def __init__(self, checkpoint: Checkpoint) -> None:
         section, settings = with_defaults(checkpoint.section("vision_config")), with_defaults(checkpoint.config)
         if (kind := str(section.get("model_type"))) not in TOWERS:
-            raise UserError(f"config.json: vision tower {kind!r} cannot be exported; {nearest(kind, TOWERS)}")
+            raise UserError(f"config.json: vision tower {kind!r} cannot be exported; there are: {', '.join(TOWERS)}")
         super().__init__(section)
         self.is_clip = kind == "clip_vision_model"
         self.class_tokens = int(self.is_clip)

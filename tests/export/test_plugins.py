@@ -56,9 +56,9 @@ def test_a_family_is_one_file(exported: Any, installed: Any, tmp_path: Path) -> 
     checkpoint = shutil.copytree(made.checkpoint, tmp_path / "checkpoint")
     config = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "my_vlm"}
     (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="model type 'my_vlm' is not known"):
+    with pytest.raises(UserError, match="models of type 'my_vlm' are not exported"):
         export_checkpoint(checkpoint, tmp_path / "bundle")
-    with pytest.raises(UserError, match="model type 'my_vlm' is not known"):
+    with pytest.raises(UserError, match="models of type 'my_vlm' are not exported"):
         plan_checkpoint(checkpoint, (480, 640))
     installed("my_family", "families", "my_vlm", "MyVLM")
     bundle = Bundle.load(export_checkpoint(checkpoint, tmp_path / "bundle"))

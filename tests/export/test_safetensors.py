@@ -74,3 +74,8 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(whole[:length])
         with pytest.raises(UserError, match="damaged or truncated"):
             read_safetensors(tmp_path / "a")
+
+
+def test_a_file_system_that_maps_no_files_is_named() -> None:
+    with pytest.raises(UserError, match="status: its file system cannot map files"):
+        read_safetensors(Path("/proc/self/status"))

@@ -78,6 +78,17 @@ def adapter(folder: Path) -> None:
     save_file({"lora": torch.zeros(2)}, folder / "adapter_model.safetensors")
 
 
+def saved_twice(tensors: dict[str, Any]) -> None:
+    """What resumed training leaves: a tensor by its older and by its newer name."""
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.down_proj.weight"))
+    tensors["model." + name.replace(".model.", ".")] = -tensors[name]
+
+
+def with_adapter(tensors: dict[str, Any]) -> None:
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.down_proj.weight"))
+    tensors[name.replace("down_proj.", "down_proj.base_layer.")] = tensors.pop(name)
+
+
 TIED = {"tied": True, "layers": 1}
 WIDE = {"num_hidden_layers": 1, "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "depth": 1}
 ROPE = {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [60, 2, 2]}
@@ -146,6 +157,7 @@ def processors(folder: Path, settings: dict[str, Any], name: str) -> ConfigOnly:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
+        ("llava", {"size": {"shortest_edge": 48}, "crop_size": 42, "do_pad": None, "min_pixels": None}),
         ("llava", {"size": {"shortest_edge": 48}, "crop_size": {"height": 42, "width": 42}}),
         ("llava", {"size": 48, "crop_size": 42}),
         ("clip", {"size": 48, "crop_size": 42, "image_processor_type": "CLIPImageProcessorFast"}),
@@ -184,6 +196,16 @@ def test_qwen3_counts_size_alone(tmp_path: Path, settings: dict[str, Any]) -> No
 def test_a_number_of_pixels_may_be_written_as_a_fraction(tmp_path: Path) -> None:
     found = processors(tmp_path, {"min_pixels": 78400.0, "max_pixels": 156800}, "qwen2_vl")
     assert pixel_budget(found, ("image_processor",), 28, (1, 2), 1).fewest == 78400
+
+
+@pytest.mark.parametrize("settings", [{"min_pixels": None, "max_pixels": None}, {"min_pixels": None, "max_pixels": 100352}])
+def test_pixels_may_be_null(tmp_path: Path, settings: dict[str, Any]) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    settings = settings | {"size": {"shortest_edge": 3136, "longest_edge": 12845056}}
+    wanted = Qwen2VLImageProcessorPil(**settings).size
+    found = pixel_budget(processors(tmp_path, settings, "qwen2_vl"), ("image_processor",), 28, (1, 2), 1)
+    assert (found.fewest, found.most) == (wanted.shortest_edge, wanted.longest_edge)
 
 
 def moved(name: str, to: str) -> Change:
@@ -231,6 +253,8 @@ REFUSED: list[tuple[Change, str]] = [
         weights(lambda tensors: tensors.pop(next(name for name in tensors if "lm_head" in name))),
         r"no file has tensor 'lm_head\.weight'",
     ),
+    (weights(saved_twice), r"down_proj\.weight' are one tensor of the model, saved twice"),
+    (weights(with_adapter), r"down_proj\.base_layer\.weight' is part of an adapter: merge it"),
     (
         lambda folder: (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}'),
         r"processor_config\.json: has no image_processor, and there is no preprocessor_config\.json",

@@ -98,7 +98,7 @@ def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(expo
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "llava_onevison"}, "did you mean 'llava_onevision'"),
+        ({"model_type": "llava_onevison"}, "there are: llava, "),
         ({"text_config": {"model_type": "gpt2"}}, "text backbone 'gpt2' cannot be exported"),
         ({"vision_config": {"model_type": "siglip_vision_model", "hidden_size": None}}, "cannot be understood"),
         ({"text_config": []}, "text_config: Input should be an object"),
