@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import psutil
 
 
 def default_threads() -> int:
     """Physical cores that this process may use."""
-    physical = psutil.cpu_count(logical=False) or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    allowed = physical = psutil.cpu_count(logical=False) or 1
+    with suppress(AttributeError, OSError):  # of other systems; of sandboxes that forbid it
+        allowed = len(os.sched_getaffinity(0))
     return max(1, min(physical, allowed))

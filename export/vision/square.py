@@ -79,7 +79,8 @@ class SquareTower(EncoderTower):
         self.class_tokens = int(self.is_clip)
         strategy, wanted = settings["vision_feature_select_strategy"], "default" if self.is_clip else "full"
         if strategy != wanted:  # CLIP's class token has no place in a grid, and SigLIP has none to drop
-            raise UserError(f"config.json: vision_feature_select_strategy {strategy!r} cannot be exported; set {wanted!r}")
+            what = f"vision_feature_select_strategy {strategy!r} of a {kind} cannot be exported, only {wanted!r}"
+            raise UserError(f"config.json: {what}; give a model that was trained so")
         chosen, layers = settings["vision_feature_layer"], self.layers
         chosen = chosen if isinstance(chosen, list) else [chosen]
         if not all(-layers - 1 <= index <= layers for index in chosen):
