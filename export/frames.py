@@ -31,7 +31,8 @@ def frame_preparation(
         wanted["do_pad"] = False  # to a square
     for key, expected in wanted.items():
         if bool(config.get(key, expected)) is not expected:
-            raise UserError(f"{file}: {key} = {config[key]} cannot be exported, only {str(expected).lower()}; give a model that was trained so")
+            what = f"{key} = {config[key]} cannot be exported, only {str(expected).lower()}"
+            raise UserError(f"{file}: {what}; give a model that was trained so")
     if not (config.get("image_mean") and config.get("image_std") and config.get("rescale_factor", 1)):
         raise UserError(f"{file}: image_mean, image_std or rescale_factor is missing; save the processor again")
     number = config.get("resample", 3)
