@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -114,8 +115,6 @@ def main() -> None:
 
 def _fail(line: str) -> NoReturn:
     if os.environ.get("EDGEVLM_DEBUG"):
-        import traceback
-
         traceback.print_exc()
     typer.echo(f"edgevlm: {mask_credentials(line)}", err=True)
     sys.exit(2)
@@ -126,14 +125,10 @@ def _failure(error: OSError) -> str:
     why = error.strerror or str(error)
     if error.filename:
         return f"{os.fsdecode(error.filename)}: cannot be read or written ({why})"
-    while (frames := error.__traceback__) is not None and frames.tb_next is not None:
-        error.__traceback__ = frames.tb_next
-    helps = HELPS.get(error.errno or 0, "EDGEVLM_DEBUG=1 shows where")
-    if frames is None:
-        return f"{why}; {helps}"
-    code = frames.tb_frame.f_code
-    helps = "name a folder that can be written in TMPDIR" if code.co_filename.endswith("tempfile.py") else helps
-    return f"{os.path.basename(code.co_filename)}: {code.co_name} failed ({why}); {helps}"
+    frame, helps = traceback.extract_tb(error.__traceback__)[-1], HELPS.get(error.errno or 0, "EDGEVLM_DEBUG=1 shows where")
+    if frame.filename.endswith("tempfile.py"):
+        helps = "name a folder that can be written in TMPDIR"
+    return f"{os.path.basename(frame.filename)}: {frame.name} failed ({why}); {helps}"
 
 
 def _usage(error: Exception) -> str:

@@ -74,8 +74,8 @@ def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
             stream.reconfigure(errors="backslashreplace")
         if stream is getattr(sys, f"__{name}__"):
             buffer = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
-            settings = stream.encoding, stream.errors, None, stream.line_buffering
-            setattr(sys, name, io.TextIOWrapper(buffer, *settings))
+            by_line = stream.line_buffering or stream.write_through  # the second under PYTHONUNBUFFERED
+            setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=by_line))
 
 
 def silence(stream: TextIO) -> None:

@@ -217,7 +217,7 @@ class Session:
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
-            if writer is not None and writer.dtype == "float32":  # as what it resumes was kept
+            if writer is not None and writer.holds(used.in_fp32().bundle):
                 used = used.in_fp32()
             text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, used.tokenizer, system)
             opening = used.scheduler.submit(None, cls, used, settings, chat, text, writer, bgr, urgent=True)

@@ -163,14 +163,15 @@ class SnapshotWriter:
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = self._unfit = False
 
-    @property
-    def dtype(self) -> str | None:
-        """The type of keys and values in the newest good snapshot, None without one; reads the whole snapshot."""
+    def holds(self, bundle: Bundle) -> bool:
+        """Whether the newest good snapshot is of this model."""
         with suppress(OSError):  # :meth:`attach` raises it
-            return next(
-                (kept.about["identity"]["dtype"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), None
-            )
-        return None
+            return bool(self._newest().get("model") == model_hash(bundle))
+        return False
+
+    def _newest(self) -> Mapping[str, Any]:
+        """The identity in the newest good snapshot, empty without one; reads the whole snapshot. Raises OSError."""
+        return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest snapshot that fits; called once, by the session.
@@ -195,12 +196,8 @@ class SnapshotWriter:
 
     def begins_again(self, bundle: Bundle, policy: Policy) -> bool:
         """Whether a new stream of this model and policy begins beside the newest snapshot. Raises OSError."""
-        wanted = {"model": model_hash(bundle), "name": bundle.source, "policy": policy_text(policy)}
-        found = next((found for _, found in self._directory.verified() if not isinstance(found, SnapshotError)), None)
-        if self.begin_again or found is None:
-            return True
-        identity = found.about["identity"]
-        return is_older(identity, wanted) and bool(identity["policy"] == wanted["policy"])
+        found, wanted = self._newest(), {"model": model_hash(bundle), "name": bundle.source}
+        return self.begin_again or not found or (is_older(found, wanted) and found["policy"] == policy_text(policy))
 
     def start(self) -> None:
         """Begin to take snapshots, and close the file that was resumed from."""

@@ -67,6 +67,15 @@ def stderr(request):
         os.close(reading)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_message_reaches_stderr_whatever_ends_the_process(unbuffered):
+    code = "import os, sys; from edgevlm.progress import guard_streams; guard_streams(); "
+    code += "print('last words', file=sys.stderr); os._exit(0)"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == "last words\n"
+
+
 def test_messages_that_stderr_does_not_take_are_dropped(stderr, tmp_path):
     process = start(*RUN, "--state", tmp_path, stderr=stderr)
     out, _ = process.communicate(timeout=120)

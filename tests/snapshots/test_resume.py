@@ -148,6 +148,14 @@ def test_a_stream_kept_in_fp32_continues_in_fp32_when_its_bundle_keeps_fp16(mode
         assert tokens(whole) == tokens(again)
 
 
+def test_beside_another_models_fp32_snapshots_a_stream_keeps_fp16(models, model, tmp_path):
+    with opened(models["qwen2_vl"].in_fp32(), "h2o", tmp_path) as session:
+        watch(session, frames(BEFORE, session.model))
+    state = SnapshotWriter(tmp_path, notify=lambda line: None, begin_again=True)
+    with Session.open(model, policy="h2o", budget=9 * model.rows_per_frame, text_budget=TEXT_BUDGET, state=state) as session:
+        assert session.cache.dtype == np.float16
+
+
 def test_snapshots_of_the_demo_by_earlier_versions_are_of_this_model():
     """The hash that commit 74dff65f wrote, when the demo kept fp32 and a chat had fewer fields."""
     earlier = "87893bcac55bc344e7e2df6a86b8ac1f84bdd2de7cc796c50c9c87502ff18575"
