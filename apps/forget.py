@@ -65,6 +65,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
         if not found:
             if directory.storage.snapshots():
                 raise UserError(f"{where}: no snapshot can be read; --all deletes them")
+            directory.clear()  # files of other versions
             return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
         offset = about["written"] - about["session"]["time_s"]

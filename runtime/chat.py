@@ -39,7 +39,7 @@ class Chat:
         self._check(question, *(part for turn in turns for part in turn))
         return self._encode(self._render(turns, question, video=False))
 
-    def text(self, turns: Sequence[Turn], question: str, video: str = "") -> str:
+    def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
         """The whole prompt as text, with ``video`` in the video's place. Raises UserError for a template without one."""
         return video.join(self._parts(turns, question))
 

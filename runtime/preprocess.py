@@ -75,8 +75,8 @@ class Preprocessor:
         elif sizes[0] == sizes[1]:
             return []
         if spec.fit == "crop":  # only pixels inside it have weights: the longer edge may become a million pixels
-            scale = (spec.shortest_edge or min(spec.size)) / min(height, width)
-            edges = [(side, int(side * scale), kept) for side, kept in zip((height, width), spec.size, strict=True)]
+            edge, short = spec.shortest_edge or min(spec.size), min(height, width)
+            edges = [(side, int(edge * side / short), kept) for side, kept in zip((height, width), spec.size, strict=True)]
             rows, columns = (resize_bands(side, to, method, (to - kept) // 2, kept) for side, to, kept in edges)
             return [(rows, columns)]
         pairs = [[resize_bands(*sides, method) for sides in zip(*each, strict=True)] for each in pairwise(sizes)]

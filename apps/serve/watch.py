@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import datetime
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -54,13 +54,8 @@ def checked_watch(settings: dict[str, Any]) -> Watch:
 def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: bool) -> None:
     """Watch the only camera of a configuration until a signal, or the end of a recording. Raises UserError."""
     ((name, camera),) = config.cameras.items()
-    with ExitStack() as temporary:
+    with nullcontext() if config.state else TemporaryDirectory(prefix="edgevlm-watch-") as folder:
         if config.state is None:
-            try:
-                folder = temporary.enter_context(TemporaryDirectory(prefix="edgevlm-watch-"))
-            except OSError as error:
-                why = f"a temporary folder cannot be made ({error.strerror})"
-                raise UserError(f"{why}; name a folder that can be written in TMPDIR, or give --state") from None
             every = NEVER_S if config.snapshots is None else config.state_every
             config = config.model_copy(update={"state": folder, "state_every": every})
         sinks = {"stdout": Stdout() if as_json else Lines()}

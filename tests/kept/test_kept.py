@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgevlm.apps.forget import forget_camera
 from edgevlm.apps.journal import Journal
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.serve.config import check_config, read_toml
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.events import EventStore
@@ -66,6 +68,10 @@ def test_beside_the_state_of_another_version_a_stream_begins(left, name, monkeyp
     assert {path.stem: path.read_bytes() for path in (left / name).glob("*.other")} == before
     with opened(left, name, []) as session:
         assert session.stats.frames == 1
+    for path in (left / name).glob("*.snapshot"):  # a stream that was killed before its first one
+        path.unlink()
+    forget_camera(left / name, Span(since=0.0))
+    assert not list((left / name).glob("*.other"))
 
 
 def test_a_server_begins_again_beside_the_state_of_other_settings(left):

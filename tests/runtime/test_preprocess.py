@@ -38,11 +38,12 @@ def test_resizes_as_pillow_does(method, shape):
     assert levels.mean() < 0.05
 
 
-@pytest.mark.parametrize(("shape", "width"), [((60, 90), 45), ((5, 400), 2400)])
-def test_crops_the_middle(shape, width):
-    image, left = picture(*shape), (width - 24) // 2
-    ours = Preprocessor(spec((24, 24), fit="crop", shortest_edge=30))(image)
-    pil = np.asarray(Image.fromarray(image).resize((width, 30), Image.Resampling.BICUBIC), np.float32)[3:27, left : left + 24]
+@pytest.mark.parametrize(("shape", "edge", "width"), [((60, 90), 30, 45), ((5, 400), 30, 2400), ((47, 70), 24, 35)])
+def test_crops_the_middle(shape, edge, width):
+    image, top, left = picture(*shape), (edge - 24) // 2, (width - 24) // 2
+    ours = Preprocessor(spec((24, 24), fit="crop", shortest_edge=edge))(image)
+    pil = Image.fromarray(image).resize((width, edge), Image.Resampling.BICUBIC)
+    pil = np.asarray(pil, np.float32)[top : top + 24, left : left + 24]
     wanted = (pil / 255 - (0.5, 0.4, 0.3)) / (0.5, 0.25, 0.2)
     assert np.abs(ours - wanted.transpose(2, 0, 1)).max() < 1.01 / 255 / 0.2
 
