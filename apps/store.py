@@ -130,7 +130,7 @@ class TimedDatabase:
 
     @property
     def _newest(self) -> str:
-        """The number of the row that was written last, in SQL."""
+        """Return SQL for the number of the newest row."""
         return f"coalesce((SELECT rowid FROM {self.TABLE} ORDER BY rowid DESC LIMIT 1), 0)"
 
     @property

@@ -30,21 +30,21 @@ class Chat:
         self.prefix, _ = self._split([], "")
 
     def suffix(self, turns: Sequence[Turn], question: str) -> list[int]:
-        """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
+        """Return the ids after the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
         self._check(question, *(part for turn in turns for part in turn))
         return self._split(turns, question)[1]
 
     def text_only(self, turns: Sequence[Turn], question: str) -> list[int]:
-        """The whole prompt where there is no video."""
+        """Return the ids of the whole prompt where there is no video."""
         self._check(question, *(part for turn in turns for part in turn))
         return self._encode(self._render(turns, question, video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """The whole prompt as text, with ``video`` in the video's place. Raises UserError for a template without one."""
+        """Return the whole prompt as text, with ``video`` in the video's place. Raises UserError for a template without one."""
         return video.join(self._parts(turns, question))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
-        """The token ids of :meth:`text`."""
+        """Return the token ids of :meth:`text`."""
         return self._encode(self.text(turns, question, video))
 
     def _check(self, *texts: str) -> None:
@@ -88,13 +88,13 @@ class Chat:
 
 
 def video_mark(tokenizer: Tokenizer, spec: ChatSpec) -> str:
-    """The text of the token that stands for the video; empty for a tokenizer that does not set it apart."""
+    """Return the text of the video's placeholder token; empty for a tokenizer without one."""
     token = tokenizer.get_added_tokens_decoder().get(spec.placeholder_id)
     return "" if token is None else token.content
 
 
 def encode_inside(tokenizer: Tokenizer, spec: ChatSpec, text: str) -> list[int]:
-    """Token ids of text inside a prompt, after a token of the video. Raises UserError as :func:`encode` does."""
+    """Encode text inside a prompt, after a token of the video. Raises UserError as :func:`encode` does."""
     mark = video_mark(tokenizer, spec)
     ids = encode(tokenizer, mark + text)
     return ids[_place(ids, spec) + 1 :] if mark else ids
@@ -109,7 +109,7 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
-    """Token ids of ``text``. special: with what the tokenizer's post-processor adds.
+    """Encode ``text`` to token ids. special: with what the tokenizer's post-processor adds.
 
     Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
     """

@@ -86,14 +86,14 @@ class Model:
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text inside a prompt, after a token of the video.
+        """Encode text inside a prompt to token ids, after a token of the video.
 
         Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
         """
         return encode_inside(self.tokenizer, self.bundle.chat, text)
 
     def embed(self, text: str) -> NDArray[np.float32]:
-        """Embeddings of text inside a prompt, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
+        """Embed text inside a prompt, ``[n, hidden]``. Raises UserError as :meth:`encode` does."""
         self.scheduler.check_process()
         return self.engine.embed(np.asarray(self.encode(text), np.int64))
 

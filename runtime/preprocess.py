@@ -67,7 +67,7 @@ class Preprocessor:
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """The bands of each pass; no pass for a frame of the right size."""
+        """Return the bands of each pass; no pass for a frame of the right size."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
@@ -120,7 +120,7 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
 
 
 def resize_bands(size: int, to: int, method: str, start: int = 0, count: int | None = None) -> list[Band]:
-    """Antialiased filter weights (Pillow's) that resize an edge of ``size`` pixels to ``to``.
+    """Return antialiased filter weights (Pillow's) that resize an edge of ``size`` pixels to ``to``.
 
     Only ``count`` output pixels from ``start`` on are made, all by default; a band's weights cover only the input that it uses.
     """

@@ -36,7 +36,7 @@ def this_machine(machine: Machine | None = None, cores: int | None = None) -> De
 
 
 def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
-    """Only the processor of ``machine``, with its installed memory, or the least limit of its control groups."""
+    """Describe the processor of ``machine``, with its installed memory, or the least limit of its control groups."""
     cores = default_threads() if cores is None else cores
     cpu = machine.fields("proc/cpuinfo")
     memory = int((machine.fields("proc/meminfo").get("MemTotal") or "0 kB").split()[0]) >> 10

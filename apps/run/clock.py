@@ -20,7 +20,7 @@ SLACK_S = 1.0  # frames wait to be watched
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Seconds since 1970 of a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp.
+    """Parse a duration ago (``90s``, ``1h30m``), a local time or an RFC 3339 timestamp to seconds since 1970.
 
     Raises UserError, also for a local time that its day skips or has twice.
     """
@@ -41,7 +41,7 @@ def moment(text: str, now: float | None = None) -> float:
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:
-    """Seconds since 1970, up to ``latest``, of a local time by the rules of its day. Raises UserError unless it is one."""
+    """Return the seconds since 1970, up to ``latest``, of a local time. Raises UserError unless there is exactly one."""
     both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
     found = [each for each in both if each.replace(tzinfo=None) == at]
     if not found:

@@ -206,7 +206,7 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Bytes of a layer's row in all its KV heads, in fp32 and with its metadata: an index has as many entries in any cache."""
+    """Return the bytes of a layer's row in all KV heads, in fp32 with its metadata: an index is as large in any cache."""
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 

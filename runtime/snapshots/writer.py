@@ -32,7 +32,7 @@ from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padd
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
 
-LATER = ("adds_special", "repetition_penalty", "no_repeat_ngram_size")  # fields of a chat that hashes of before lack
+LATER = ("adds_special", "repetition_penalty", "no_repeat_ngram_size")  # fields of a chat that earlier hashes lack
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class SnapshotWriter:
         return False
 
     def _newest(self) -> Mapping[str, Any]:
-        """The identity in the newest good snapshot, empty without one; reads the whole snapshot. Raises OSError."""
+        """Return the identity in the newest good snapshot, empty without one; reads the whole snapshot. Raises OSError."""
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
