@@ -68,7 +68,7 @@ class Score:
 
 
 def summed(scores: Sequence[Score]) -> Line:
-    """Of all streams, each with its score: fractions with 95 % intervals clustered by stream."""
+    """Return fractions over all streams and their scores, with 95 % intervals clustered by stream."""
     line: Line = {"events": sum(score.right + score.missed for score in scores)}
     wrong = {"precision": [score.spurious + score.again for score in scores], "recall": [score.missed for score in scores]}
     for name, of in wrong.items():

@@ -143,17 +143,16 @@ class OnnxRuntimeCpu:
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
 
-        An int8 tower of before, which rounds all rows of a call with one scale, takes one group a call: a frame's features must
-        not depend on its company.
+        int8 towers of earlier exports round all rows of a call with one scale. They take one group a call, so that a frame's
+        features do not depend on the others.
         """
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
         if not len(grouped):
             tokens = vision.for_frames(*grouped.shape[2:]).tokens_per_frame
             return np.zeros((0, tokens, self.bundle.decoder.row_width), np.float32)
-        tower = self._vision
         calls = np.split(grouped, len(grouped)) if self._rounds_calls else [grouped]
-        features = [tower.run(["features"], {"pixel_values": call}, self.calls.options)[0] for call in calls]
+        features = [self._vision.run(["features"], {"pixel_values": call}, self.calls.options)[0] for call in calls]
         return np.concatenate(features) if len(features) > 1 else features[0]
 
     @cached_property

@@ -222,7 +222,7 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Of the rails that are summed; None if one could not be read for a time, for that would be a guess."""
+        """Sum the rails; None if one could not be read for a time, for that would be a guess."""
         summed = [self.rails[name] for name in self.meter.summed]
         return None if not summed or any(rail.gap_s or not rail.seconds for rail in summed) else sum(r.joules for r in summed)
 

@@ -168,10 +168,8 @@ class Backbone:
             for place, size in self.matrices(s, layer).values():
                 if packing is not None and is_packed(checkpoint, place):
                     check_packed(checkpoint, packing, place, size)
-                    continue
-                name = checkpoint.check(f"{place}.weight", size).name
-                if packing is not None:
-                    left.append(name)
+                else:
+                    left.append(checkpoint.check(f"{place}.weight", size).name)
         if left and packing is not None:
             what = f"{packing.method} has left {len(left)} matrices of the decoder in float ({left[0]}, ..)"
             checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")

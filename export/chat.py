@@ -1,4 +1,4 @@
-"""The checkpoint's chat template, special tokens and what it says of answers, checked against its tokenizer."""
+"""Read the checkpoint's chat template, special tokens and generation settings, and check them against its tokenizer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _template(checkpoint: Checkpoint) -> str:
 def _generation(
     checkpoint: Checkpoint, family: Family, tokenizer: Tokenizer, special: dict[str, str], vocab: int
 ) -> dict[str, Any]:
-    """What ``generate`` of transformers does to greedy answers: stop tokens, and what may be repeated."""
+    """Return what ``generate`` of transformers does to greedy answers: stop tokens and penalties of repetition."""
     file, settings, text = checkpoint.folder / GENERATION, checkpoint.json(GENERATION), checkpoint.section("text_config")
     if settings is None:
         file, settings = checkpoint.folder / "config.json", text | checkpoint.config
@@ -105,19 +105,15 @@ def _generation(
     for name, neutral in _CHANGING.items():
         if (value := settings.get(name)) not in (None, neutral, [], {}) and value is not False:
             raise UserError(f"{file}: {name} is {str(value)[:40]} and is not followed here, so answers would differ; remove it")
-    stops: Any = next(
-        (found for config in (settings, checkpoint.config, text) if (found := config.get("eos_token_id")) not in (None, [])),
-        None,
-    )
+    configs = settings, checkpoint.config, text
+    stops: Any = next((found for each in configs if (found := each.get("eos_token_id")) not in (None, [])), None)
     if stops is None and "eos_token" in special:
         stops = tokenizer.token_to_id(special["eos_token"])
     stops = list(dict.fromkeys(stops if isinstance(stops, list) else [stops] if stops is not None else []))
     if not stops or max(stops) >= vocab:
         raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
-    found = {
-        "repetition_penalty": settings.get("repetition_penalty"),
-        "no_repeat_ngram_size": settings.get("no_repeat_ngram_size"),
-    }
-    if family.before and (odd := next((name for name, value in found.items() if value not in (None, 0, 1)), None)):
+    names = "repetition_penalty", "no_repeat_ngram_size"
+    found = {name: value for name in names if (value := settings.get(name)) is not None}
+    if family.before and (odd := next((name for name, value in found.items() if value not in (0, 1)), None)):
         raise UserError(f"{file}: {odd} is not followed for models with text between frames; remove it")
-    return {"stop_ids": stops, **{name: value for name, value in found.items() if value is not None}}
+    return {"stop_ids": stops, **found}

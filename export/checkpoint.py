@@ -232,7 +232,7 @@ class Checkpoint:
         if head is None or embedding is None:
             return True
         names = "text.embed_tokens.weight", "text.lm_head.weight"
-        if embedding.shape == head.shape:
+        if embedding.shape == head.shape != ():
             pairs = zip(*(self.rows(name, head.shape) for name in names), strict=True)
             if all(np.array_equal(*pair) for pair in pairs):
                 return True
@@ -306,10 +306,10 @@ def _canonical(name: str) -> str:
 
 
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """A section of ``config.json`` with transformers' defaults for what its ``model_type`` has and it does not name.
+    """Return a section of ``config.json`` with transformers' defaults for settings of its ``model_type`` that it lacks.
 
-    kind: the type to go by, where early checkpoints call a section by the whole model's name. Of rotary settings, which have
-    had several names, all or none are the default's.
+    kind: the type to go by, where early checkpoints call a section by the whole model's name. Rotary settings have had several
+    names, so all or none of them are the defaults.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
@@ -318,7 +318,7 @@ def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
 
 
 def with_sections(config: dict[str, Any]) -> dict[str, Any]:
-    """``config.json`` with transformers' defaults for sections, and their ``model_type``, that are left out or null."""
+    """Return ``config.json`` with transformers' defaults for missing or null sections and their ``model_type``."""
     kind = str(config.get("model_type"))
     sections = _defaults().get(f"{kind}/sections", {})
     is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and models of text alone
@@ -334,7 +334,7 @@ def with_sections(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def processor_defaults(model_type: str) -> dict[str, Any]:
-    """What transformers takes where a model type's processor file leaves out mean, standard deviation or resampling."""
+    """Return transformers' defaults for the processor file of a model type, or of a class of image processors."""
     return _defaults().get(f"{model_type}/processor", {})
 
 

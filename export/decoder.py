@@ -201,7 +201,7 @@ class DecoderGraph:
         self.after(layer, w, (sparse or self.cache).attend(layer, query, key, value))
 
     def after(self, layer: int, w: LayerWeights, attention: str) -> None:
-        """What comes of a layer past its cache rows; of the last, of the rows asked for alone."""
+        """Compute a layer after its attention; in the last one, only the rows whose logits are asked for."""
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
             self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
@@ -229,8 +229,7 @@ class DecoderGraph:
     def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
         """Split the last axis into named parts."""
         g, outputs = self.graph, [f"{name}.{part}" for part in sizes]
-        lengths = g.constant(f"{name}.sizes", np.array(list(sizes.values()), np.int64))
-        g.node("Split", [rows, lengths], outputs, axis=-1)
+        g.node("Split", [rows, g.integers(*sizes.values())], outputs, axis=-1)
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
@@ -238,9 +237,9 @@ class DecoderGraph:
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
-        heads = g.node("Reshape", [rows, g.constant("heads.shape", np.array([1, 0, -1, dim], np.int64))], [f"{name}.heads"])
+        heads = g.node("Reshape", [rows, g.integers(1, 0, -1, dim)], [f"{name}.heads"])
         normed, _ = self.operators.norm(name, gamma, heads, None)
-        return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
+        return g.node("Reshape", [normed, g.integers(1, 0, -1)], [f"{name}.joined"])
 
     def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
         """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
@@ -274,10 +273,9 @@ class DecoderGraph:
             rows = g.node("Add", [residual, str(delta)], ["last.rotated"])
             residual, delta = self.rotations.residual.nodes(g, "last.hidden", rows, inverse=True), None
         normed, _ = self.operators.norm("final_norm", final_norm, residual, delta)
-        rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
+        rows = g.node("Reshape", [normed, g.integers(-1, s.hidden)], ["rows"])
         scores = head.multiply(g, "head", rows)
-        shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
-        g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
+        g.output(g.node("Reshape", [scores, g.integers(1, -1, s.vocab)], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
 
     def graphs(self, variant: str) -> dict[str, GraphBuilder]:
         """Variant -> graph, once all is made."""

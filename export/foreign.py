@@ -37,7 +37,8 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
         raise UserError(f"{where}/{INDEX}: is missing beside {shard}; download it too")
     if ADAPTER in names:
         try:
-            base = dict(from_json(open_file(path / ADAPTER).read(1 << 20)))["base_model_name_or_path"]
+            with open_file(path / ADAPTER) as stream:
+                base = dict(from_json(stream.read(1 << 20)))["base_model_name_or_path"]
         except (OSError, ValueError, TypeError, KeyError):
             base = None
         base = str(base or "another model")[:200]

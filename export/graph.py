@@ -178,6 +178,10 @@ class GraphBuilder:
         """A shape, axes or lengths: int64."""
         return self.constant("int64." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
+    def number(self, value: float) -> str:
+        """A float32 number."""
+        return self.constant(f"float.{value!r}", np.float32(value))
+
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
         """Add a node and return its first output."""
         name = next(output for output in outputs if output)

@@ -41,7 +41,7 @@ class Prequantised:
 
 
 def prequantised(config: dict[str, Any]) -> Prequantised | None:
-    """What ``config.json`` says of AWQ or GPTQ, None without. Raises UserError for kinds of them that are not read."""
+    """Return the AWQ or GPTQ format that ``config.json`` names, None without. Raises UserError for one that is not read."""
     found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not found or found.get("quant_method") not in ("awq", "gptq"):
         return None
@@ -98,7 +98,7 @@ def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 
 
 def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> NDArray[np.float32]:
-    """The same matrix in numbers, ``[out, in]``."""
+    """Return the matrix of :func:`read_packed` as float32 ``[out, in]``."""
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     shifted = codes.astype(np.float32) - np.repeat(zeros, packing.group, 0)
     return np.ascontiguousarray((shifted * np.repeat(scales, packing.group, 0)).T)

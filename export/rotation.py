@@ -1,8 +1,8 @@
 """Orthogonal rotations of rows: they spread outlying channels over all, so that 8 bits with one scale a row lose little.
 
 ``R = diag(signs) (A kron B)``: ``A`` is a Hadamard matrix, ``B`` one times a cosine transform of the odd part of the width. A
-width has the same rotation always. Of a matrix ``W [out, in]`` that reads rotated rows ``W R`` is stored, ``rotation.rows(W)``;
-of one that writes them ``R.T W``, ``rotation.rows(W.T).T``, and ``rotation.rows`` of its bias.
+width always has the same rotation. A matrix ``W [out, in]`` that reads rotated rows is stored as ``W R``, ``rotation.rows(W)``;
+one that writes them as ``R.T W``, ``rotation.rows(W.T).T``, with ``rotation.rows`` of its bias.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import SLICE
 from edgevlm.export.graph import GraphBuilder
 
+MOST = 4096  # rows of a rotation's matrix
 Float32 = NDArray[np.float32]
 
 
@@ -30,9 +32,13 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int) -> Rotation:
-        """The rotation that mixes all columns; ``a`` and ``b`` are near each other, for ``a + b`` products a number."""
+        """Mix all columns; ``a`` and ``b`` are near each other, for ``a + b`` products a number.
+
+        Raises UserError for a width whose odd part makes ``b`` larger than MOST.
+        """
         outer = min((1 << power for power in range(17) if width % (1 << power) == 0), key=lambda a: a + width // a)
-        inner = width // outer
+        if (inner := width // outer) > MOST:
+            raise UserError(f"config.json: rows of {width} numbers cannot be rotated; give another --precision")
         odd = inner // (inner & -inner)
         signs = np.random.RandomState(0).randint(0, 2, width) * 2 - 1  # numpy does not change this generator
         return cls(_hadamard(outer), np.kron(_hadamard(inner // odd), _cosines(odd)), signs.astype(np.float32))
@@ -95,9 +101,9 @@ class MeanKeeping:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRotations:
-    """Those of a decoder's rows: the residual, each head of values and attention, and blocks of what ``down`` reads.
+    """Rotate a decoder's rows: the residual, each head of values and attention, and blocks of what ``down`` reads.
 
-    Values lie in the cache rotated; only ``gated`` is rotated in the graph of a layer.
+    The cache holds rotated values; only ``gated`` is rotated in the graph of a layer.
     """
 
     residual: Rotation

@@ -94,8 +94,7 @@ class SparseAttention:
         sparse = g.node("Mul", [weight, previous_value], [f"{name}.sparse"])
         total = g.node("Add", [dense, sparse], [f"{name}.attention.split"])
         by_token = g.node("Transpose", [total], [f"{name}.attention.tokens"], perm=[1, 3, 0, 2, 4])  # [F, p, H, g, D]
-        shape = g.constant("shape.attention", np.array([1, -1, s.heads * s.head_dim], np.int64))
-        return g.node("Reshape", [by_token, shape], [f"{name}.attention"])
+        return g.node("Reshape", [by_token, g.integers(1, -1, s.heads * s.head_dim)], [f"{name}.attention"])
 
     def _shape_of(self, name: str, *sizes: int | str) -> None:
         parts = [size if isinstance(size, str) else self.graph.integers(size) for size in sizes]

@@ -14,7 +14,7 @@ from edgevlm.export.families import Family
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 AGAIN = "save the tokenizer that belongs to the model"
 _AS_SAVED = ("", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")  # classes that take tokenizer.json as it is
-_USUAL = {  # named tokens of these classes where no file says
+_USUAL = {  # named tokens of these classes where no file names them
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
 }
@@ -119,15 +119,15 @@ def _add(
     """Add what tokenizer.json lacks. Raises UserError for a token that would get another number than its file says."""
     usual = {token.content for token in [*(special[name] for name in _FIRST if name in special), *extra]}
     where, declared = SETTINGS, settings.get("added_tokens_decoder")
-    if declared is None:
-        where, numbers = "added_tokens.json", checkpoint.json("added_tokens.json") or {}
-        declared = {
-            number: {"content": word, "special": word in usual, "normalized": word not in usual}
-            for word, number in numbers.items()
-        }
     try:
+        if declared is None:
+            where, words = "added_tokens.json", checkpoint.json("added_tokens.json") or {}
+            declared = {
+                int(number): {"content": word, "special": word in usual, "normalized": word not in usual}
+                for word, number in words.items()
+            }
         tokens = sorted((int(number), _token(checkpoint, token)) for number, token in declared.items())
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, OverflowError, TypeError, ValueError):
         raise UserError(f"{checkpoint.folder / where}: has no token to each number; {AGAIN}") from None
     known = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     named = {token.content for token in special.values()}

@@ -110,13 +110,8 @@ def weights(
                 stored, rounding, _ = name.partition("+")
                 if rounding and samples is None:
                     samples = sample_activations(fp32.bundle)
-                given: dict[str, Any] = {
-                    "kv": "fp32",
-                    "precision": stored,
-                    "samples": samples if rounding else None,
-                    "force": True,
-                }
-                path = export_checkpoint(checkpoint, folder / "other", **given)
+                given = samples if rounding else None
+                path = export_checkpoint(checkpoint, folder / "other", precision=stored, samples=given, kv="fp32", force=True)
             other = Model.load(path, threads=threads)
             show(f"comparing {name}")
             found = compare(plain, Forced(other), texts, expected)

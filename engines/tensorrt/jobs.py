@@ -32,7 +32,7 @@ DECODER_CALLS = (ONE, ROWS, QUESTION)  # the order of an engine's profiles
 
 
 def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
-    """Of the ``full`` graph with ``capacity`` rows in every layer: one token, a chunk's rows, a question's rows.
+    """Describe calls of the ``full`` graph with ``capacity`` rows in every layer: a token, a chunk's rows, a question's rows.
 
     One row of logits is asked for of a chunk or a token, up to as many as there are of a question. No call has more rows than
     the memory.

@@ -55,7 +55,7 @@ class Qwen2VL(Family):
         return (128 * self.token_edge**2, 768 * self.token_edge**2), int(vision["temporal_patch_size"] ** self.shares_budget)
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
-        """Of a block, of its MLP and of what the tower gives."""
+        """Return the widths of a block, of its MLP and of the tower's rows."""
         if self.vision_type == Qwen2VL.vision_type:
             return int(vision["embed_dim"]), int(vision["embed_dim"] * vision["mlp_ratio"]), int(vision["hidden_size"])
         return int(vision["hidden_size"]), int(vision["intermediate_size"]), int(vision["out_hidden_size"])

@@ -1,4 +1,4 @@
-"""Weight precisions: how a decoder's matrices lie in files and are multiplied. An entry point ``edgevlm.precisions`` each.
+"""Weight precisions: how a decoder's matrices are stored and multiplied. An entry point ``edgevlm.precisions`` each.
 
 Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can ask how many bytes a weight takes.
 """
@@ -39,7 +39,7 @@ class Layouts(NamedTuple):
 class Precision:
     """One weight precision: what an entry point ``edgevlm.precisions`` names.
 
-    onnxruntime, tensorrt: how weights lie in bundles for the two; tensorrt is None where its parser has no such numbers.
+    onnxruntime, tensorrt: how bundles for the two store weights; tensorrt is None where its parser has no such numbers.
     least_opset: the first ONNX opset that has them.
     """
 
@@ -72,7 +72,7 @@ class Stored:
 
     @classmethod
     def written(cls, layout: Layout, weight: Float32) -> Stored:
-        """One whose parts lie in the weights file already, where nothing but their names is asked for: they are of one row."""
+        """Return one whose parts are in the weights file already: only their names are used, so they have one row."""
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:

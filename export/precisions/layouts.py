@@ -1,4 +1,4 @@
-"""How a matrix ``[out, in]`` lies in files, and the graph nodes that multiply by it.
+"""How a matrix ``[out, in]`` is stored, and the graph nodes that multiply by it.
 
 For ONNX Runtime: :class:`Dense`, :class:`Blocks` and :class:`Channels`. For TensorRT's strongly typed networks, products are in
 float16: ``Dense`` with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point, as
@@ -26,7 +26,7 @@ Parts = Mapping[str, NDArray]
 UInt8 = NDArray[np.uint8]
 
 LARGEST_BLOCK = 128
-LEAST_STEP = np.float32(1e-30)  # of a row of zeros
+LEAST_STEP = 1e-30  # of a row of zeros
 
 
 class Layout(ABC):
@@ -160,15 +160,15 @@ class Channels(Layout):
         """The step of each row ``[.., 1]`` that has its largest and least numbers at bytes of 0 to 255."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
-            end, count = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"]), np.float32(codes)
-            ends.append(graph.node("Div", [end, graph.constant(f"float.{codes}", count)], [f"{name}.{op}.step"]))
-        return graph.node("Max", [*ends, graph.constant("float.least", LEAST_STEP)], [f"{name}.step"])
+            end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
+            ends.append(graph.node("Div", [end, graph.number(codes)], [f"{name}.{op}.step"]))
+        return graph.node("Max", [*ends, graph.number(LEAST_STEP)], [f"{name}.step"])
 
     def product(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], step: float, zero: int = 128, bias: str = ""
     ) -> str:
         """Nodes for ``rows @ weight.T + bias`` of rows rounded to bytes and clipped: ``zero`` and multiples of ``step``."""
-        scale, offset = graph.constant(f"float.{step!r}", np.float32(step)), graph.constant(f"uint8.{zero}", np.uint8(zero))
+        scale, offset = graph.number(step), graph.constant(f"uint8.{zero}", np.uint8(zero))
         codes = graph.node("QuantizeLinear", [rows, scale, offset], [f"{name}.rows"])
         inputs = [codes, tensors[0], scale, tensors[1], offset, *(["", bias] if bias else [])]
         return graph.fused("MatMulIntegerToFloat", inputs, [name])
@@ -179,7 +179,7 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """The same for decoders, whose rows ``[1, S, in]`` are rounded in one pass. Other devices than a CPU do not round them."""
+    """Channels of a decoder, whose rows ``[1, S, in]`` are rounded in one pass; graphs for other devices round no rows."""
 
     def multiply(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
@@ -190,7 +190,7 @@ class RowsByColumns(Channels):
         by_row = graph.node("Reshape", [steps, graph.integers(-1)], [f"{name}.by_row"])
         zeros = graph.node("Expand", [offset, graph.node("Shape", [by_row], [f"{name}.count"])], [f"{name}.zeros"])
         codes = graph.node("QuantizeLinear", [rows, by_row, zeros], [f"{name}.rows"], axis=1)
-        inputs = [codes, tensors[0], graph.constant("float.1.0", np.float32(1)), tensors[1], offset]
+        inputs = [codes, tensors[0], graph.number(1.0), tensors[1], offset]
         return graph.node("Mul", [graph.fused("MatMulIntegerToFloat", inputs, [f"{name}.product"]), steps], [name])
 
 

@@ -72,9 +72,8 @@ class Fused:
     def tables(self) -> None:
         """The inputs ``cos`` and ``sin`` ``[1, S, D/2]``, as the two-dimensional tables that RotaryEmbedding reads."""
         g, half = self.graph, self.shape.head_dim // 2
-        table = g.constant("table.shape", np.array([-1, half], np.int64))
         for name in ("cos", "sin"):
-            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
+            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(-1, half)], [f"{name}.table"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
         """RMS norm of ``residual + delta`` on the last axis; returns the normed rows and the sum."""

@@ -92,7 +92,7 @@ class VisionGraph:
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
-        """Of the rows of all tokens those that are to be computed. order: the row of each token, if it is another."""
+        """Choose the rows of the tokens to be computed. order: the row of each token, if it is another."""
         return rows
 
     def integers(self, *numbers: int) -> str:
@@ -153,7 +153,7 @@ class VisionGraph:
     def mul(self, name: str, left: str, right: str | float) -> str:
         """The product by elements, or with a number."""
         if isinstance(right, float):
-            right = self.graph.constant(f"float.{right!r}", np.float32(right))
+            right = self.graph.number(right)
         return self.node("Mul", [left, right], name)
 
     def reshape(self, name: str, rows: str, *shape: Operand) -> str:
@@ -268,7 +268,7 @@ class VisionGraph:
             return self.node("SimplifiedLayerNormalization", [total, weight], name, **attributes), total
         squares = self.mul(f"{name}.squares", total, total)
         mean = self.node("ReduceMean", [squares, self.integers(-1)], f"{name}.mean", keepdims=1)
-        raised = self.add(f"{name}.raised", mean, self.graph.constant(f"float.{epsilon!r}", np.float32(epsilon)))
+        raised = self.add(f"{name}.raised", mean, self.graph.number(epsilon))
         normed = self.node("Div", [total, self.node("Sqrt", [raised], f"{name}.root")], f"{name}.normed")
         return self.mul(f"{name}.scaled", normed, weight), total
 
@@ -292,8 +292,7 @@ class VisionGraph:
         found = self.node(function, [self.mul(f"{name}.argument", inner, factor)], f"{name}.{function}")
         if function == "Sigmoid":
             return self.mul(name, x, found)
-        one = self.graph.constant("float.1.0", np.float32(1))
-        return self.mul(name, self.mul(f"{name}.half", x, 0.5), self.add(f"{name}.raised", found, one))
+        return self.mul(name, self.mul(f"{name}.half", x, 0.5), self.add(f"{name}.raised", found, self.graph.number(1.0)))
 
     def attention(self, name: str, query: str, key: str, value: str, *, rows: int, heads: int, scale: float) -> str:
         """``softmax(scale * q k') v`` of each head, of ``[B, rows, heads * head_dim]`` each."""
@@ -559,7 +558,7 @@ class ChangedGraph(VisionGraph):
         return self.graph.fused("MultiHeadAttention", [query, keys, values], [name], num_heads=heads, scale=scale)
 
     def _index(self, windows: list[tuple[int, int]]) -> None:
-        """Of each run of equal windows those with a changed patch ``[w]`` and which rows their queries are ``[w, length]``."""
+        """Find each run's windows with a changed patch ``[w]``, and the rows of their queries ``[w, length]``."""
         ones = self._expanded("positions.ones", "positions", np.float32(1))
         marks = self._scattered("positions.changed", "positions", np.float32, ones)
         ends = [self.graph.constant("int64.zero", np.array(0, np.int64)), self.node("Size", ["positions"], "n"),

@@ -56,7 +56,7 @@ class PatchLayout:
 
     @classmethod
     def of(cls, g: VisionGraph, tall: Operand, wide: Operand, merge: int, side: int = 0) -> PatchLayout:
-        """Of ``tall`` x ``wide`` patches, in windows of ``side`` x ``side`` squares; 0: one window.
+        """Lay out ``tall`` x ``wide`` patches, in windows of ``side`` x ``side`` squares; 0: one window.
 
         Those along the lower and the right edge may be smaller: windows inside, at the right, at the bottom, in the corner.
         """

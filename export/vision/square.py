@@ -31,7 +31,7 @@ class EncoderTower(VisionTower):
         self.patch_grid, self.residual = (self.side, self.side), self.columns
 
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
-        """Patches at their places ``[F, positions, columns]``, behind a class token if a norm reads them next."""
+        """Patches at their places ``[F, positions, columns]``, after a class token if a norm reads them next."""
         name, positions = "vision.embeddings", self.side**2 + has_class
         rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
         places = g.tensor(f"{name}.position_embedding.weight", (positions, self.columns))

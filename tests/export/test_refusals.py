@@ -182,6 +182,7 @@ CASES: list[tuple[Change, str]] = [
     (without("processor_config.json"), r"processor_config\.json: is missing"),
     (processor(size={"shortest_edge": 56}), r"vision tower takes 56 x 56"),
     (processor(do_pad=True), r"do_pad"),
+    (processor(resample=None), r"resample None"),
     (processor(resample=0), r"resample 0 \(nearest\) cannot be exported; set it to one of 2 \(bilinear\), 3 .*, 1 \(lanczos\)"),
     (tensor(NORMED, lambda weights: weights.to(dtype=torch.int8)), r"tensor '.*' is I8, .*; give the checkpoint before"),
     (tensor(NORMED, with_nan), r"safetensors: tensor '.*' holds NaN or infinity"),

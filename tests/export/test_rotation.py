@@ -7,6 +7,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from edgevlm.errors import UserError
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.rotation import Rotation
 
@@ -37,6 +38,11 @@ def test_a_rotation_is_orthogonal_and_the_same_in_a_graph(tmp_path: Path, make, 
     turned, back = rotated_in_graph(tmp_path, rotation, rows)
     np.testing.assert_allclose(turned, rows @ matrix, atol=1e-5)
     np.testing.assert_allclose(back, rows, atol=1e-5)
+
+
+def test_a_width_whose_matrix_would_fill_the_memory_is_refused() -> None:
+    with pytest.raises(UserError, match="rows of 65521 numbers"):
+        Rotation.of(65521)
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
