@@ -120,9 +120,8 @@ def decoder_bundle(
     sizes: dict[str, Any] = {
         name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
     }
-    frequencies = (shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32)
     decoder = DecoderSpec(
-        **sizes, backbone=backbone, rope_theta=shape.rope_theta, inv_freq=tuple(frequencies.tolist()),
+        **sizes, backbone=backbone, rope_theta=shape.rope_theta, inv_freq=tuple(shape.inv_freq()),
         model_limit=shape.model_limit, trained_length=shape.model_limit, graphs=made.graphs, embedding=made.embedding[0],
         embedding_scales=made.embedding[1] if made.embedding[1:] else None, precision=precision, kv=kv,
     )  # fmt: skip

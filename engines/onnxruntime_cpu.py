@@ -65,6 +65,21 @@ class Calls:
         self.options = self._giving_back if short else None
 
 
+def session_options(threads: int) -> Any:
+    """Return options of a session whose workers stop spinning after a call and whose 8-bit products do not overflow."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 4  # errors are raised
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    # enough to go from one operator to the next; longer takes the cores from other programs and other sessions' workers
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
+    # without VNNI 8-bit products are added up in 16 bits, which overflow; "1" adds in 32, and is slower
+    options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
+    return options
+
+
 class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.runtime.engine.Engine`."""
 
@@ -102,17 +117,8 @@ class OnnxRuntimeCpu:
         Matrices of integers are copied always: ONNX Runtime does not round activations for those that it has not packed,
         so that two graphs of one bundle would compute differently.
         """
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.log_severity_level = 4  # what goes wrong is raised
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        # enough to go from one operator to the next; longer takes the cores from other programs and other sessions' workers
-        options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
+        options = session_options(self.threads)
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._stored[0] else "1")
-        # without VNNI 8-bit products are added up in 16 bits, which overflow; "1" adds in 32, and is slower
-        options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
         # a matrix of 8 bits in a whole graph is fused with its product, which then rounds no rows
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         for key, value in entries.items():

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from edgevlm.bench.seeded import SHAPES
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
-from edgevlm.engines.onnxruntime_cpu import has_vnni
+from edgevlm.engines.onnxruntime_cpu import session_options
 from edgevlm.errors import UserError
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
@@ -79,9 +79,6 @@ def _measured(place: dict[str, Any], weight: np.ndarray, rows: int, threads: int
 def _product(layout: Layout, weight: np.ndarray, rows: int, threads: int) -> Callable[[], object]:
     """Return a call that multiplies ``rows`` rows of noise by the stored matrix ``[out, in]``."""
     out, width = weight.shape
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder = Path(place)
         with (folder / "weights").open("wb") as stream:
@@ -90,6 +87,7 @@ def _product(layout: Layout, weight: np.ndarray, rows: int, threads: int) -> Cal
             graph.input("x", TensorProto.FLOAT, [1, "S", width])
             graph.output(Stored.of(layout, weight).multiply(graph, "y", "x"), TensorProto.FLOAT, [1, "S", out])
         graph.save(folder / "product.onnx")
-        session = ort.InferenceSession(str(folder / "product.onnx"), options, providers=["CPUExecutionProvider"])
+        file, options = str(folder / "product.onnx"), session_options(threads)
+        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     x = np.random.default_rng(1).standard_normal((1, rows, width), np.float32)
     return lambda: session.run(None, {"x": x})
