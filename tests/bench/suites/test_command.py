@@ -89,12 +89,12 @@ def test_nothing_of_a_file_commands_the_terminal(tmp_path):
 
 def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
     MAKERS["ovobench"](tmp_path)
-    rows = lines_of(invoke("ovobench", tmp_path, "--policy", "snapkv,full", "--budget", "64,1", "--json"))
+    rows = lines_of(invoke("ovobench", tmp_path, "--policy", "snapkv,full", "--budget", "128,1", "--json"))
     runs = {(row["policy"], row["budget"]) for row in rows if "column" in row}
-    assert runs == {("infinipot-v", "64"), ("snapkv", "64"), ("full", "all")}
+    assert runs == {("infinipot-v", "128"), ("snapkv", "128"), ("full", "all")}
     assert {row["policy"] for row in rows if "skipped" in row} == {"infinipot-v", "snapkv"}
     tokens = {row["policy"]: row["tokens"] for row in rows if "column" in row}
-    assert tokens["snapkv"] < tokens["infinipot-v"] == 64, "equal bytes: what a policy holds beside its cache counts"
+    assert tokens["snapkv"] < tokens["infinipot-v"] == 128, "equal bytes: what a policy holds beside its cache counts"
     most = {row["policy"]: row["bytes"] for row in rows if "column" in row}
     assert most["snapkv"] <= most["infinipot-v"]
 
