@@ -18,7 +18,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bundle(checkpoint):
-    return export_checkpoint(checkpoint, checkpoint.parent / "bundle")
+    return export_checkpoint(checkpoint, checkpoint.parent / "bundle", kv="fp32")
 
 
 @pytest.fixture(scope="session")
