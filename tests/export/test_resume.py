@@ -23,7 +23,7 @@ from edgevlm.export.options import fingerprint
 from edgevlm.runtime import files
 from edgevlm.runtime.bundle import Bundle, check_target
 
-SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
+SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2, "kv": "fp16"}
 
 
 LIMITED = """
