@@ -74,7 +74,7 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = 4  # errors are raised
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # enough to go from one operator to the next; longer takes the cores from other programs and other sessions' workers
-    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "100")
     # without VNNI 8-bit products are added up in 16 bits, which overflow; "1" adds in 32, and is slower
     options.add_session_config_entry("session.x64quantprecision", "0" if has_vnni() else "1")
     return options

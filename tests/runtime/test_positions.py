@@ -41,14 +41,14 @@ def test_no_frame_goes_back_or_so_far_that_no_text_would_fit(seconds, place):
     assert positions.next + positions.text_rows <= positions.limit
 
 
-def test_transformers_lets_the_prompt_stand_among_the_frames_and_the_answer_behind_them():
+def test_transformers_counts_on_from_the_last_frame_and_from_the_prompt():
     positions = Positions(2048, 64, **{**CLOCK, "rule": "transformers"}, next=10)
     positions.frame(0.0)
     positions.frame(5.0)
     mark = positions.mark()
     for _ in range(2):
         assert positions.take(4).tolist() == [[13 + row] * 3 for row in range(4)]
-        assert positions.take(1).tolist() == [[21] * 3]
+        assert positions.take(1).tolist() == [[17] * 3]
         positions.restore(mark)
     assert positions.take(20)[-1].tolist() == [32] * 3
     assert positions.take(1).tolist() == [[33] * 3]
