@@ -1,4 +1,4 @@
-"""What the environment asks of HTTP clients: proxies, and which certificates to trust."""
+"""Proxies and certificates that environment variables set for HTTP clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is this machine or in its own network, where no proxy leads."""
+    """Return whether a host is this machine or in its own network, which a proxy does not reach."""
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):
@@ -38,7 +38,7 @@ def environment_problem(error: Exception) -> str:
     why, proxies = " ".join(str(error).split())[:200], proxy_variables("http", "https")
     files = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)]
     if isinstance(error, ssl.SSLError | FileNotFoundError | PermissionError) and error.filename is None and files:
-        return f"the certificates that {' and '.join(files)} names cannot be read ({why}); unset it, or name a file that can"
+        return f"the certificates that {' and '.join(files)} names cannot be read ({why}); unset it, or set a readable file"
     if proxies and ("proxy" in why.lower() or type(error).__name__ == "InvalidURL"):
         return f"the proxy in {proxies} cannot be used ({why}); give it as http://HOST:PORT, or unset it"
     return ""

@@ -62,7 +62,7 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
 
 
 def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
-    """Whether the 95 % interval of their paired difference leaves out 0, by Student's t; one cluster tells nothing."""
+    """Return whether the 95 % interval of their paired difference leaves out 0, by Student's t; one cluster tells nothing."""
     found = mean_difference(ours, theirs)
     return abs(found.value) > half_width(found)
 

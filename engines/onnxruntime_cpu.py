@@ -45,7 +45,7 @@ MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
 
 
 def has_vnni() -> bool:
-    """Whether the processor, as Linux describes it, adds up products of 8-bit numbers in 32 bits."""
+    """Return whether the processor, as Linux describes it, adds up products of 8-bit numbers in 32 bits."""
     flags = Machine().fields("proc/cpuinfo").get("flags", "").split()
     return not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
@@ -143,7 +143,7 @@ class OnnxRuntimeCpu:
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
-        """Whether a bundle's graphs are of this engine's profile."""
+        """Return whether a bundle's graphs are of this engine's profile."""
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:

@@ -222,7 +222,7 @@ def text_backbone(model_type: str) -> Backbone:
 
 
 def slides(config: Mapping[str, Any]) -> bool:
-    """Whether a layer of a ``text_config`` with its defaults attends in a sliding window."""
+    """Return whether a layer of a ``text_config`` with its defaults attends in a sliding window."""
     if kinds := config.get("layer_types"):
         return any(kind != "full_attention" for kind in kinds)
     layers = int(config["num_hidden_layers"])

@@ -220,7 +220,7 @@ class Checkpoint:
         return other
 
     def is_tied(self, text: Mapping[str, Any]) -> bool:
-        """Whether the head is the embedding: as the configuration says, unless both are stored and differ.
+        """Return whether the head is the embedding: as the configuration says, unless both are stored and differ.
 
         text: the configuration's ``text_config``. Where only the head is stored, it is the embedding too, as in transformers.
         """

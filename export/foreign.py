@@ -1,4 +1,4 @@
-"""Folders and configurations that are not a checkpoint to export, though they look like one: what they are, and the way out."""
+"""Refuse folders and configurations that look like a checkpoint but cannot be exported, and say what to do instead."""
 
 from __future__ import annotations
 

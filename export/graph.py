@@ -163,7 +163,7 @@ class GraphBuilder:
         return name
 
     def shared(self, name: str) -> bool:
-        """Whether another graph of the weights file has written ``name``; then it is an initializer of this one too."""
+        """Return whether another graph of the weights file has written ``name``; then it is an initializer of this one too."""
         if (tensor := self.weights.written.get(name)) is not None:
             self.initializers.append(tensor)
         return tensor is not None

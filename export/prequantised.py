@@ -71,7 +71,7 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
 
 
 def is_packed(checkpoint: Checkpoint, place: str) -> bool:
-    """Whether the matrix at ``place`` is stored as codes; others are left in float."""
+    """Return whether the matrix at ``place`` is stored as codes; others are left in float."""
     return f"{place}.qweight" in checkpoint.tensors
 
 

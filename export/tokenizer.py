@@ -105,7 +105,7 @@ def _named(checkpoint: Checkpoint, values: dict[str, Any]) -> tuple[dict[str, Ad
     if isinstance(extra, dict):
         named, extra = named | extra, []
     if not isinstance(extra, list):
-        raise UserError(f"{checkpoint.folder / SETTINGS}: extra_special_tokens are no tokens; {AGAIN}")
+        raise UserError(f"{checkpoint.folder / SETTINGS}: extra_special_tokens must be a list or an object; {AGAIN}")
     return {name: _token(checkpoint, value) for name, value in named.items()}, [_token(checkpoint, value) for value in extra]
 
 
@@ -128,7 +128,7 @@ def _add(
             }
         tokens = sorted((int(number), _token(checkpoint, token)) for number, token in declared.items())
     except (AttributeError, OverflowError, TypeError, ValueError):
-        raise UserError(f"{checkpoint.folder / where}: has no token to each number; {AGAIN}") from None
+        raise UserError(f"{checkpoint.folder / where}: does not map numbers to tokens; {AGAIN}") from None
     known = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     named = {token.content for token in special.values()}
     for number, token in tokens:
@@ -147,5 +147,5 @@ def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
     """A token as a file of the tokenizer writes it. Raises UserError."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
-        raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is no token; {AGAIN}")
+        raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is not a token; {AGAIN}")
     return AddedToken(given["content"], **{name: flag is True for name, flag in given.items() if name in _FLAGS})

@@ -124,12 +124,12 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has ended, whatever the reason."""
+        """Return whether the answer has ended, whatever the reason."""
         return self._finished
 
     @property
     def cancelled(self) -> bool:
-        """Whether :meth:`cancel` was called."""
+        """Return whether :meth:`cancel` was called."""
         return self._cancelled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:

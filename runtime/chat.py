@@ -70,7 +70,7 @@ class Chat:
     def _parts(self, turns: Sequence[Turn], question: str) -> tuple[str, str]:
         before, placeholder, after = self._render(turns, question, video=True).partition(self.spec.placeholder)
         if not placeholder:
-            raise UserError(f"the chat template renders no {self.spec.placeholder!r}, the video's place; it is another model's")
+            raise UserError(f"the chat template does not write {self.spec.placeholder!r} for the video; use this model's own")
         return before + self.spec.opening, self.spec.ending + after
 
     def _split(self, turns: Sequence[Turn], question: str) -> tuple[list[int], list[int]]:
@@ -116,7 +116,7 @@ def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[in
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"the text holds {text[error.start]!a}, which is no character; write it in UTF-8") from None
+        raise UserError(f"the text holds {text[error.start]!a}, which is not valid Unicode; send UTF-8") from None
     ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
     return ids
 
@@ -146,7 +146,7 @@ class Conversations:
         turns = self.turns.get(conversation, []) if conversation is not None else list(history)
         written = self._chat.text_only if text_only else self._chat.suffix
         if not (alone := len(written([], question))):
-            raise UserError("the chat template writes no question; it is another model's")
+            raise UserError("the chat template leaves the question out; use this model's own template")
         while True:
             ids = written(turns, question)
             if len(ids) - alone <= self._history_tokens or not turns:

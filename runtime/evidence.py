@@ -110,7 +110,7 @@ class QuestionAttention:
 
     @property
     def blind(self) -> bool:
-        """Whether a head saw no frame."""
+        """Return whether a head saw no frame."""
         return any(not score.size for score, *_ in self.scores)
 
     @property

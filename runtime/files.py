@@ -56,7 +56,7 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Whether a name is Unicode: Python holds other bytes of one as lone surrogates, which few libraries take."""
+    """Return whether a name is Unicode: Python holds other bytes of one as lone surrogates, which few libraries take."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -160,7 +160,7 @@ def bundle_folder(name: str | Path) -> Path:
 
 
 def is_demo(bundle: Bundle) -> bool:
-    """Whether its weights are the embedded model's, as those of a copy and of a calibrated one are."""
+    """Return whether its weights are the embedded model's, as those of a copy and of a calibrated one are."""
     try:
         shipped = Bundle.load(demo_bundle(), verify="size").files
     except BundleError:

@@ -61,7 +61,7 @@ def load_class(group: str, name: str) -> Any:
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is ``file.py:Class``, with or without settings."""
+    """Return whether ``name`` is ``file.py:Class``, with or without settings."""
     return bool(_FILE.fullmatch(name))
 
 

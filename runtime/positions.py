@@ -63,7 +63,7 @@ class Positions:
         return max(min(1024, self.limit // 4), self.text_rows)
 
     def due(self, rows: int, compressed: bool) -> bool:
-        """Whether to make positions dense before ``rows`` more are appended."""
+        """Return whether to make positions dense before ``rows`` more are appended."""
         if self.reindexing == "never":
             return False
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin

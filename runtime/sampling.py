@@ -158,7 +158,7 @@ class OneOf:
                 raise UserError(f"choices {other!r} and {text!r} start with the same token; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
-        """Whether ``token_ids`` write a choice that no other begins with."""
+        """Return whether ``token_ids`` write a choice that no other begins with."""
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -75,7 +75,7 @@ class Scheduler:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one with the thread."""
+        """Return whether this process was forked from the one with the thread."""
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
@@ -92,7 +92,7 @@ class Scheduler:
 
     @property
     def urgent_waiting(self) -> bool:
-        """Whether an urgent task has not begun: a watch that runs may then leave the rest of its questions for later."""
+        """Return whether an urgent task has not begun: a watch that runs may then leave the rest of its questions for later."""
         with self._changed:
             return any(not task.future.cancelled() for task in self._urgent)
 
@@ -208,7 +208,7 @@ class Scheduler:
         return max(self._clock, self._due.get(session, 0.0)) + period
 
     def _returns(self) -> bool:
-        """Whether the session that had its turn would have the next one too, were its next task here.
+        """Return whether the session that had its turn would have the next one too, were its next task here.
 
         Its thread is on the way with it, if there is one: without this two sessions would take turns, whatever their rates.
         """

@@ -641,7 +641,7 @@ class Session:
 
     @property
     def is_torn(self) -> bool:
-        """Whether an error has left the memory half changed: it can neither be watched nor asked, only opened again."""
+        """Return whether an error has left the memory half changed: it can neither be watched nor asked, only opened again."""
         return self._stream.torn
 
     @property

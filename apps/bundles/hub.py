@@ -113,7 +113,7 @@ class Repository:
 
     @property
     def is_bundle(self) -> bool:
-        """Whether it holds a bundle, not a checkpoint."""
+        """Return whether it holds a bundle, not a checkpoint."""
         there = [name for name in (MANIFEST, CONFIG) if (self.folder / name).exists()]
         return there[0] == MANIFEST if there else MANIFEST in self.files
 

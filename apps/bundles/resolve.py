@@ -91,7 +91,7 @@ class ExportChoice:
 
     @property
     def asks(self) -> bool:
-        """Whether an option was given that only an export can fulfil."""
+        """Return whether an option was given that only an export can fulfil."""
         return any((self.request.precision, self.request.vision_precision, self.request.kv))
 
     @property

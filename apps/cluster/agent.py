@@ -346,12 +346,12 @@ class NodeAgent(Hooks):
         return self.view["cameras"].keys()
 
     def may_watch(self, name: str) -> bool:
-        """Whether the lease holds, and names it with the epoch that it was opened with."""
+        """Return whether the lease holds, and names it with the epoch that it was opened with."""
         epoch = self._lease.held(self._clock()).get(name)
         return epoch is not None and self.epochs.get(name) == epoch
 
     def may_record(self, event: WatchEvent) -> bool:
-        """Whether this node may record an event, which then goes where the camera's next node finds it."""
+        """Return whether this node may record an event, which then goes where the camera's next node finds it."""
         may = self.may_watch(event.camera)
         if may:
             self._events[event.camera].add(event)

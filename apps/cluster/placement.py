@@ -73,7 +73,7 @@ class Load:
         return self.node.needs.get(camera.model, Need())
 
     def runs(self, camera: Camera) -> bool:
-        """Whether the camera could be watched here, were nothing else."""
+        """Return whether the camera could be watched here, were nothing else."""
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:

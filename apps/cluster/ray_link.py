@@ -192,7 +192,7 @@ def _token(text: str) -> str:
 
 
 def listens(address: str) -> bool:
-    """Whether something listens at HOST:PORT."""
+    """Return whether something listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), BACKOFF_S).close()

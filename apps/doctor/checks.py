@@ -198,7 +198,7 @@ def swap(machine: Machine) -> Outcome | None:
 
 
 def power_mode(machine: Machine) -> Outcome:
-    """Whether the fastest power mode is set: MAXN_SUPER, else MAXN, else that of most watts."""
+    """Return whether the fastest power mode is set: MAXN_SUPER, else MAXN, else that of most watts."""
     modes = power_modes(machine)
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     if not modes or found is None:
@@ -216,7 +216,7 @@ def _rank(name: str) -> tuple[bool, bool, int]:
 
 
 def clocks(machine: Machine) -> Outcome:
-    """Whether the GPU's clock is held at its highest, so that the first frames are as fast as later ones."""
+    """Return whether the GPU's clock is held at its highest, so that the first frames are as fast as later ones."""
     place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
     low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
     if low is None or high is None:
@@ -243,7 +243,7 @@ def gpu(machine: Machine) -> Outcome:
 
 
 def gpu_in_use(machine: Machine) -> Outcome:
-    """Whether ONNX Runtime here could use the GPU, asked in a process of its own."""
+    """Return whether ONNX Runtime here could use the GPU, asked in a process of its own."""
     if (text := machine.run([sys.executable, "-c", ASK])) is None:
         return "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
     providers = ", ".join(name for name in text.split() if name in FASTER)
@@ -254,7 +254,7 @@ def gpu_in_use(machine: Machine) -> Outcome:
 
 
 def permissions(machine: Machine) -> Outcome | None:
-    """Whether this user may open the GPU's nodes; that stops a run only where its engine needs them."""
+    """Return whether this user may open the GPU's nodes; that stops a run only where its engine needs them."""
     found = [machine.path(node) for node in NODES if machine.path(node).exists()]
     closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if closed:

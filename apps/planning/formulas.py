@@ -309,7 +309,7 @@ class Roofline:
         )
 
     def can_run(self, budget: int, chunk: int, fps: float) -> bool:
-        """Whether a budget fits memory and positions, and keeps up with ``fps`` frames a second of every camera."""
+        """Return whether a budget fits memory and positions, and keeps up with ``fps`` frames a second of every camera."""
         if not self.model.least_budget <= budget <= self.model.most_budget:
             return False
         fits = self.memory(budget, chunk).total <= self.device.usable_bytes

@@ -57,12 +57,12 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether all cameras fit beside the system."""
+        """Return whether all cameras fit beside the system."""
         return self.memory.total <= self.roofline.device.usable_bytes
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it keeps up with every camera's frames."""
+        """Return whether it keeps up with every camera's frames."""
         return self.camera_fps >= self.fps
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a frame shows a change, and the mean colours of an image's cells."""
+"""Return whether a frame shows a change, and the mean colours of an image's cells."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Shutdown:
 
 
 def is_gone(stream: TextIO) -> bool:
-    """Whether a stream's reader has gone: the pipe's other end is closed, or the terminal went away."""
+    """Return whether a stream's reader has gone: the pipe's other end is closed, or the terminal went away."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)

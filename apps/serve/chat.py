@@ -138,7 +138,7 @@ class ChatRequest(Lenient):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its pictures and the form of its answer take no time to prepare."""
+        """Return whether its pictures and the form of its answer take no time to prepare."""
         return not self._restriction and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings) -> dict[str, Any]:

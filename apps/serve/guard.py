@@ -111,7 +111,7 @@ def too_large(limit: int) -> ApiError:
 
 
 def is_ours(header: str, server: ServerSettings) -> bool:
-    """Whether a ``Host`` header has a name of this server, or an address, to which no site's name can be pointed."""
+    """Return whether a ``Host`` header has a name of this server, or an address, to which no site's name can be pointed."""
     found = HOST.fullmatch(header)
     name = (found[1] or found[2]).lower() if found else ""
     try:

@@ -292,7 +292,7 @@ class Service:
 
     @property
     def has_events(self) -> bool:
-        """Whether :attr:`delivery` is open."""
+        """Return whether :attr:`delivery` is open."""
         return self._delivery is not None
 
     @property

@@ -32,7 +32,7 @@ class Device:
 
     @property
     def is_sensor(self) -> bool:
-        """Whether it is a Jetson's CSI sensor, whose pictures come through GStreamer."""
+        """Return whether it is a Jetson's CSI sensor, whose pictures come through GStreamer."""
         return self.name.startswith("vi-output")
 
 

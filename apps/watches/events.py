@@ -63,7 +63,7 @@ class WatchEvent:
         return f"{self.camera} {self.watch} {self.question}".lower()
 
     def is_of(self, camera: str | None, since: float, until: float) -> bool:
-        """Whether it, or the opening that it ends, was then, on this camera or any."""
+        """Return whether it, or the opening that it ends, was then, on this camera or any."""
         return camera in (None, self.camera) and any(since <= at <= until for at in (self.time, self.opened))
 
 

@@ -32,7 +32,7 @@ RETAINED = ("state", "snapshot", "active")  # below a watch's topic
 
 
 def is_topic(text: str) -> bool:
-    """Whether something can be published to it."""
+    """Return whether something can be published to it."""
     return not re.search(r"[+#\0\ud800-\udfff]", text) and 0 < len(text.encode()) < 1 << 16
 
 

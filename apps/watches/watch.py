@@ -93,7 +93,7 @@ class Watch(WatchSettings):
         return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
 
     def asks(self, now: datetime) -> bool:
-        """Whether its schedule covers this local time."""
+        """Return whether its schedule covers this local time."""
         return not self.schedule or any(covers(each, now) for each in self.schedule)
 
 
@@ -126,7 +126,7 @@ def covers(hours: str, now: datetime) -> bool:
 
 @dataclass(slots=True)
 class WatchState:
-    """Whether a watch is open on a camera, by what it was told of its answer's probability.
+    """Return whether a watch is open on a camera, by what it was told of its answer's probability.
 
     is_open, since: since when, in seconds of the stream; None before it first opened. probability, asked: the newest, and when.
     """
@@ -148,7 +148,7 @@ class WatchState:
 
     @property
     def is_changing(self) -> bool:
-        """Whether the newest answer asks for a change that is held back for now."""
+        """Return whether the newest answer asks for a change that is held back for now."""
         return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:

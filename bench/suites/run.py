@@ -147,7 +147,7 @@ def _answer(
 
 
 def is_answered(record: Record | None) -> bool:
-    """Whether an answer need not be had again; one that a damaged video prevented is tried again."""
+    """Return whether an answer need not be had again; one that a damaged video prevented is tried again."""
     return record is not None and not record["damaged"]
 
 

@@ -15,7 +15,7 @@ WINDOW_S = 2.0  # how far from its moment a proactive answer may come (Streaming
 
 
 def is_right(record: Record) -> bool | None:
-    """Whether a saved answer is right, by ``scoring``, ``response``, ``answer`` and times; None: not answered."""
+    """Return whether a saved answer is right, by ``scoring``, ``response``, ``answer`` and times; None: not answered."""
     return None if record.get("error") else SCORINGS[record["scoring"]](record)
 
 
@@ -37,7 +37,7 @@ SCORINGS: dict[str, Callable[[Record], bool]] = {
 
 
 def contains(response: str, output: str) -> bool:
-    """Whether ``output`` occurs in the response as whole words, but for case, punctuation and spaces."""
+    """Return whether ``output`` occurs in the response as whole words, but for case, punctuation and spaces."""
     said, wanted = (" ".join(["", *re.findall(r"\w+", text.casefold()), ""]) for text in (response, output))
     return bool(wanted.strip()) and wanted in said
 

@@ -45,7 +45,7 @@ class Viewer:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to ask."""
+        """Return whether nothing is left to ask."""
         return not self._due
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
@@ -92,7 +92,7 @@ class Viewer:
                     self._add(place, "")
 
     def _triggered(self, place: int, poll: Poll, due: float) -> bool:
-        """Whether the model says that the moment has come; without a new frame it is not asked again."""
+        """Return whether the model says that the moment has come; without a new frame it is not asked again."""
         polled = self._polled.setdefault(place, [])
         if self._frames in (0, *polled):
             return False

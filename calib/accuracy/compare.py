@@ -84,7 +84,7 @@ def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
 
 
 def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
-    """Whether each picked answer is right, a list a stream."""
+    """Return whether each picked answer is right, a list a stream."""
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 

@@ -50,7 +50,7 @@ class FactQuestion(CaseQuestion):
     """``text`` is the question and, on the next line, the first words of its answer."""
 
     def is_right(self, answer: str) -> bool:
-        """Whether the answer names the family, a word of its own."""
+        """Return whether the answer names the family, a word of its own."""
         return re.search(rf"\b{re.escape(self.answer)}\b", answer) is not None
 
 

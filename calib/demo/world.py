@@ -79,7 +79,7 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Whether no object was forgotten."""
+        """Return whether no object was forgotten."""
         return self.entries == len(self.things)
 
     def snapshot(self) -> "History":

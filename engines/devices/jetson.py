@@ -13,7 +13,7 @@ GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10
 
 
 def is_jetson(machine: Machine) -> bool:
-    """Whether the device tree, or the release file, says so."""
+    """Return whether the device tree, or the release file, says so."""
     return "tegra" in (machine.read("proc/device-tree/compatible") or "") or machine.read("etc/nv_tegra_release") is not None
 
 

@@ -49,7 +49,7 @@ class TensorRT:
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
-        """Whether a bundle is of a profile that engines are built of."""
+        """Return whether a bundle is of a profile that engines are built of."""
         return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:

@@ -184,7 +184,7 @@ class QwenTower(VisionTower):
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Full attention of block ``name`` inside each window, one or none of which is all; queries and keys rotated."""
+        """Attend within each window in block ``name`` (one window, or none, holds all rows); rotate queries and keys."""
         width, name, norm = self.columns, f"{name}.attn", f"{name}.norm1"
         packed = g.linear(f"{name}.qkv", rows, width, 3 * width, reads=norm)
         query, key, value = g.split(f"{name}.parts", packed, [width] * 3)

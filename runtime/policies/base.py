@@ -169,7 +169,7 @@ class Policy(Stateful):
 
     @property
     def basis(self) -> str:
-        """Whether what depends on the model was measured or is a preset; empty: nothing does. Known once attached."""
+        """Return whether what depends on the model was measured or is a preset; empty: nothing does. Known once attached."""
         return ""
 
     @property
@@ -202,12 +202,12 @@ class Policy(Stateful):
 
     @property
     def takes_single_frames(self) -> bool:
-        """Whether what changed in a frame must be appended by itself, though what changed in several would fit."""
+        """Return whether what changed in a frame must be appended by itself, though what changed in several would fit."""
         return False
 
     @property
     def keeps_whole_frames(self) -> bool:
-        """Whether targets are rounded down to whole frames."""
+        """Return whether targets are rounded down to whole frames."""
         return False
 
     def score(self, cache: KVCache, layer: int) -> NDArray[np.floating]:
@@ -276,7 +276,7 @@ class Policy(Stateful):
 
     @property
     def keeps_first_frame(self) -> bool:
-        """Whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
+        """Return whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
         return self.needs.variant == "st-spattn"
 
     def protected(self, cache: KVCache, layer: int) -> Bool:

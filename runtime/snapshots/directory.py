@@ -35,7 +35,7 @@ def storage_of(where: str | Path) -> Folder | ObjectStore:
 
 
 def is_address(where: str | Path) -> bool:
-    """Whether ``where`` is not a folder of this machine."""
+    """Return whether ``where`` is not a folder of this machine."""
     return isinstance(where, str) and "://" in where and not where.startswith("file://")
 
 
@@ -393,7 +393,7 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
 
 
 def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether the identity of a snapshot is of the same model in another version, of the bundle or of edgevlm."""
+    """Return whether the identity of a snapshot is of the same model in another version, of the bundle or of edgevlm."""
     return bool(found["model"] != wanted["model"] and found["name"] == wanted["name"])
 
 

@@ -164,7 +164,7 @@ class SnapshotWriter:
         self._failing = self._unfit = False
 
     def holds(self, bundle: Bundle) -> bool:
-        """Whether the newest good snapshot is of this model."""
+        """Return whether the newest good snapshot is of this model."""
         with suppress(OSError):  # :meth:`attach` raises it
             return bool(self._newest().get("model") == model_hash(bundle))
         return False
@@ -195,7 +195,7 @@ class SnapshotWriter:
         self.buffer = CaptureBuffer(nbytes)
 
     def begins_again(self, bundle: Bundle, policy: Policy) -> bool:
-        """Whether a new stream of this model and policy begins beside the newest snapshot. Raises OSError."""
+        """Return whether a new stream of this model and policy begins beside the newest snapshot. Raises OSError."""
         found, wanted = self._newest(), {"model": model_hash(bundle), "name": bundle.source}
         return self.begin_again or not found or (is_older(found, wanted) and found["policy"] == policy_text(policy))
 

@@ -233,7 +233,7 @@ class Store:
             return range(first, self._next)
 
     def resident(self, number: int) -> bool:
-        """Whether a block is in host memory, so that :meth:`get` reads no file. False for a lost one."""
+        """Return whether a block is in host memory, so that :meth:`get` reads no file. False for a lost one."""
         with self._changed:
             return int(number) in self._clean or int(number) in self._dirty
 
@@ -461,7 +461,7 @@ class Store:
         return not self._failing
 
     def _due(self) -> bool:
-        """Whether to write: blocks that may still grow wait for others, unless somebody waits for them."""
+        """Return whether to write: blocks that may still grow wait for others, unless somebody waits for them."""
         if self._failing and time.monotonic() < self._retry_at:
             return False
         hurry = self._waiting or self._closing or self._failing or self._unwritten > self.host_limit // 8

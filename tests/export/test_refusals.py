@@ -172,7 +172,7 @@ CASES: list[tuple[Change, str]] = [
     (text("tokenizer.json", "{}"), r"tokenizer\.json: cannot be read"),
     (without_special_tokens, r"tokenizer\.json: lacks token"),
     (without("chat_template.jinja"), r"chat_template\.jinja: is missing"),
-    (text("chat_template.jinja", "{{ messages }}"), r"renders no '<image>'"),
+    (text("chat_template.jinja", "{{ messages }}"), r"does not write '<image>'"),
     (text("chat_template.jinja", "<image>{{ ''.__class__.__mro__[1].__subclasses__() }}"), r"does not render \(access to"),
     (
         text("chat_template.jinja", "<image>{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),

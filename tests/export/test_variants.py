@@ -79,7 +79,7 @@ def adapter(folder: Path) -> None:
 
 
 def saved_twice(tensors: dict[str, Any]) -> None:
-    """What resumed training leaves: a tensor by its older and by its newer name."""
+    """Store a tensor by both its older and its newer name, as resumed training may."""
     name = next(name for name in tensors if name.endswith("layers.0.mlp.down_proj.weight"))
     tensors["model." + name.replace(".model.", ".")] = -tensors[name]
 
@@ -92,7 +92,7 @@ def with_adapter(tensors: dict[str, Any]) -> None:
 TIED = {"tied": True, "layers": 1}
 WIDE = {"num_hidden_layers": 1, "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "depth": 1}
 ROPE = {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [60, 2, 2]}
-SAME: dict[str, tuple[str, dict[str, Any], Change, str]] = {  # what it is: family, shape, what is changed, what is said
+SAME: dict[str, tuple[str, dict[str, Any], Change, str]] = {  # variant: family, shape, change to the files, notice
     "tied, another head": ("llava", TIED, weights(other_head), "lm_head.weight differs"),
     "tied in the text alone": (
         "llava_onevision", TIED, both(weights(other_head), config({"tie_word_embeddings": False})), "lm_head.weight differs",

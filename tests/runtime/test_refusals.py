@@ -84,7 +84,7 @@ def test_what_cannot_be_asked(model):
         ]:
             with pytest.raises(UserError, match=says):
                 session.ask(QUESTION, **settings)
-        with pytest.raises(UserError, match=r"'\\udce9', which is no character"):
+        with pytest.raises(UserError, match=r"'\\udce9', which is not valid Unicode"):
             session.ask("caf\udce9")
         with pytest.raises(UserError, match="a question is text, not int"):
             session.ask(3)
