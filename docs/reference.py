@@ -150,8 +150,8 @@ The routes of `edgevlm serve` with parameters, bodies and answers, from its own 
 [Serving](../guide/serving.md) shows them in use, [Several machines](../guide/cluster.md#asking) what is asked of a cluster.
 Later versions may add fields to answers, so ignore those you do not know. An optional one may be missing.
 
-With `server.key` set, every path but `/`, `/static/` and `/health/` takes `Authorization: Bearer KEY`. Browsers do not send
-that, so `/docs`, which shows the routes there, works without a key only.
+With `server.key` set, every path but `/`, `/static/` and `/health/` takes the key: `Authorization: Bearer KEY`,
+`X-Api-Key: KEY`, or Basic with any name and the key as password.
 
 Errors are JSON, [ErrorReply](#errorreply):
 

@@ -62,7 +62,8 @@ class CameraSettings(Section):
 
 
 class ServerSettings(Section):
-    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by.
+    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by. root_path: the
+    path under which a proxy serves it, where the proxy neither removes it nor names it in a header.
 
     source_hosts: names, addresses and networks that cameras added by clients may have; any but this machine's own unless given.
     any_source: clients may add anything, also files, devices and pipelines.
@@ -79,6 +80,7 @@ class ServerSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     key: SecretPlace | None = None
     hosts: list[str] = []
+    root_path: Annotated[str, StringConstraints(pattern="^(/|$)")] = ""
     source_hosts: Annotated[list[str] | None, AfterValidator(lambda hosts: AllowedHosts(hosts) and hosts)] = None
     any_source: bool = False
     max_requests: Annotated[int, Field(ge=1, le=1024)] = 32

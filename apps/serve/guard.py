@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: rate, host, origin, key, size."""
+"""Check every request before a route sees it: rate, host, origin, key, size, and the path below a proxy's prefix."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import hmac
 import math
 import re
 import time
+from base64 import b64decode
+from contextlib import suppress
 from ipaddress import ip_address
+from urllib.parse import quote
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgevlm.apps.serve.config import LOOPBACK, ServerSettings
@@ -26,9 +30,14 @@ OPEN_PATHS = ("/static/", "/health/")  # need no key: they show nothing of what 
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-HEADERS = {"cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+HEADERS = {
+    "content-security-policy": POLICY, "cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}  # fmt: skip
+PREFIXES = ("x-ingress-path", "x-forwarded-prefix")  # headers in which proxies name it
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="edgevlm", Bearer'}
 
 
 class Guard:
@@ -44,6 +53,12 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
+            prefix = self._prefix(Headers(scope=scope), scope["path"])
+            if prefix and scope["path"] == prefix:  # the page's addresses are relative to its folder
+                place = quote(prefix.rpartition("/")[2])
+                await Response(status_code=308, headers={"location": f"./{place}/"})(scope, receive, send)
+                return
+            scope = {**scope, "root_path": "", "path": re.sub("/+", "/", scope["path"].removeprefix(prefix)).rstrip("/") or "/"}
             self._check(Request(scope))
         except ApiError as error:
             response = respond(error)
@@ -73,14 +88,18 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
-                if scope["path"] != "/docs":  # FastAPI's own page, whose script comes from elsewhere
-                    headers["content-security-policy"] = POLICY
             await send(message)
 
         try:
             await self._app(scope, bounded, with_headers)
         finally:
             self._held -= taken
+
+    def _prefix(self, headers: Headers, path: str) -> str:
+        """Return the prefix under which a proxy serves this server, where the proxy has left it on the path; else nothing."""
+        given = [*map(headers.get, PREFIXES), self._service.config.server.root_path]
+        prefixes = [each.rstrip("/") for each in given if each]
+        return next((each for each in prefixes if path == each or path.startswith(f"{each}/")), "")
 
     def _check(self, request: Request) -> None:
         headers, path, server = request.headers, request.url.path, self._service.config.server
@@ -92,15 +111,18 @@ class Guard:
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
         if not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
-        if origin is not None and origin.lower().partition("://")[2] != host.lower():
-            raise ApiError(403, "requests from pages of other sites are refused", "wrong_origin")
-        key, given = self._service.key, headers.get("authorization", "").removeprefix("Bearer ")
+        if not is_own_page(headers, server):
+            why = "requests from pages of other sites are refused; if a proxy serves this page, add its host to server.hosts"
+            raise ApiError(403, why, "wrong_origin")
+        key = self._service.key
         is_open = key is None or path == "/" or path.startswith(OPEN_PATHS)
-        if not is_open and not hmac.compare_digest(given.encode(), str(key).encode()):
-            raise ApiError(401, "give the server's key: Authorization: Bearer KEY", "invalid_api_key")
+        if not is_open and not any(hmac.compare_digest(given.encode(), str(key).encode()) for given in given_keys(headers)):
+            why = "give the server's key: Authorization: Bearer KEY"
+            # a browser would ask for a name and a password: the page has a form of its own
+            raise ApiError(401, why, "invalid_api_key", headers=None if "x-api-key" in headers else CHALLENGE)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > server.max_body:
             raise too_large(server.max_body)
@@ -112,9 +134,31 @@ def too_large(limit: int) -> ApiError:
 
 def is_ours(header: str, server: ServerSettings) -> bool:
     """Return whether a ``Host`` header has a name of this server, or an address, to which no site's name can be pointed."""
-    found = HOST.fullmatch(header)
-    name = (found[1] or found[2]).lower() if found else ""
+    name = host_name(header)
     try:
         return name in (*LOOPBACK, server.host, *server.hosts) or bool(name and ip_address(name))
     except ValueError:
         return False
+
+
+def is_own_page(headers: Headers, server: ServerSettings) -> bool:
+    """Return whether no page of another site asks. Browsers say so on secure pages; else the origin's host decides."""
+    origin = headers.get("origin")
+    if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):
+        return True
+    place = origin.lower().partition("://")[2]
+    return place == headers["host"].lower() or host_name(place) in server.hosts
+
+
+def host_name(place: str) -> str:
+    found = HOST.fullmatch(place)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def given_keys(headers: Headers) -> list[str]:
+    """Return what a request gives as its key: the password of Basic, what follows Bearer, and X-Api-Key."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        with suppress(ValueError):
+            given = b64decode(given).decode().partition(":")[2]
+    return [given, headers.get("x-api-key", "")]

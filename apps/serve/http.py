@@ -240,8 +240,9 @@ PICTURE: Any = {"response_class": Response, "responses": content("image/jpeg")}
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
     """The ASGI application over a service. load: reads its configuration again."""
     app = FastAPI(
-        title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None, responses=ERRORS
-    )
+        title="edgevlm", version=__version__, description="Cameras that can be asked.", responses=ERRORS,
+        docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
+    )  # fmt: skip
     app.state.server = Server(service, load)
     add_errors(app)
     # the guard asks for the key; here it is described
@@ -358,7 +359,8 @@ def add_streams(router: APIRouter, server: Server) -> None:
                         yield head.encode() + picture + b"\r\n"
                 await asyncio.sleep(max(POLL_S, 1 / fps))
 
-        return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame")
+        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}  # nginx sends the parts on as they come
+        return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame", headers=headers)
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:

@@ -11,11 +11,10 @@ const IDEAS = {
 const state = { stream: null, streams: [], watts: null, memory: null, chosen: null, turns: {}, answering: null, speed: {}, key: sessionStorage.getItem("key") || "" };
 
 async function api(path, options = {}) {
-  const headers = { ...(options.headers || {}) }, { key } = state;
-  if (key) headers.authorization = `Bearer ${state.key}`;
+  const { key } = state, headers = { ...(options.headers || {}), "x-api-key": key || "none" };  // a proxy may use Authorization
   if (options.body) headers["content-type"] = "application/json";
   let response;
-  try { response = await fetch(path, { ...options, headers }); } catch (error) { if (error.name !== "AbortError") offline(true); throw error; }
+  try { response = await fetch(`.${path}`, { ...options, headers }); } catch (error) { if (error.name !== "AbortError") offline(true); throw error; }
   offline(false);
   if (response.status === 401) { if (key === state.key) askForKey(); throw new Error(key ? "This is not the server's key." : "This server asks for its key."); }
   if (!response.ok) {
@@ -272,7 +271,7 @@ function watch() {
   image.onload = () => { image.classList.toggle("small", image.naturalWidth < 160); if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src); };
   if (state.key) { frames(turn, name); return; }
   image.onerror = () => { if (turn === live) frames(turn, name); };
-  image.src = `/v1/streams/${name}/mjpeg`;
+  image.src = `./v1/streams/${name}/mjpeg`;
 }
 
 async function frames(turn, name) {

@@ -213,7 +213,7 @@ source = "http://admin:{SECRET}@127.0.0.1:9/mjpeg?token={SECRET}&user-pw={SECRET
             server.request("POST", "/v1/chat/completions", {"model": name, "messages": messages})[2] for name in ("demo", "new")
         ]
         told += [server.request("GET", "/v1/streams", headers={"authorization": f"Bearer {SECRET}"})[2]]
-        paths = "/ /metrics /openapi.json /docs /health/ready /v1/streams /v1/models /v1/streams/two/memory"
+        paths = "/ /metrics /openapi.json /health/ready /v1/streams /v1/models /v1/streams/two/memory"
         told += [server.request("GET", path)[2] for path in paths.split()]
         told.append(Path(f"/proc/{server.process.pid}/cmdline").read_bytes())
         (tmp_path / "edgevlm.toml").write_text(
