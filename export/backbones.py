@@ -174,6 +174,15 @@ class Backbone:
             what = f"{packing.method} has left {len(left)} matrices of the decoder in float ({left[0]}, ..)"
             checkpoint.notes.append(f"{checkpoint.folder / 'config.json'}: {what}: stored as float32")
 
+    def left_in_float(self, checkpoint: Checkpoint, s: DecoderShape) -> int:
+        """Count parameters of stacked matrices that an AWQ or GPTQ checkpoint stores in float, as :meth:`layer` does."""
+        count = 0
+        for every in (self.matrices(s, layer) for layer in range(s.layers)):
+            for stacked in ([every[part] for part in parts] for parts in STACKED.values()):
+                if not all(is_packed(checkpoint, place) for place, _ in stacked):
+                    count += sum(out * width for _, (out, width) in stacked)
+        return count
+
     def layer(self, checkpoint: Checkpoint, s: DecoderShape, layer: int) -> LayerWeights:
         """Layer ``layer``'s weights."""
         packing, every, vectors = prequantised(checkpoint.config), self.matrices(s, layer), self.vectors(s, layer)

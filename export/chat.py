@@ -114,6 +114,7 @@ def _generation(
         raise UserError(f"{file}: its stop tokens are {stops}, of a vocabulary of {vocab}; set eos_token_id")
     names = "repetition_penalty", "no_repeat_ngram_size"
     found = {name: value for name in names if (value := settings.get(name)) is not None}
-    if family.before and (odd := next((name for name, value in found.items() if value not in (0, 1)), None)):
-        raise UserError(f"{file}: {odd} is not followed for models with text between frames; remove it")
+    if family.before and found.get("no_repeat_ngram_size"):
+        what = "no_repeat_ngram_size is not followed for models with text between frames, which a stream does not keep in order"
+        raise UserError(f"{file}: {what}; remove it")
     return {"stop_ids": stops, **found}

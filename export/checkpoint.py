@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from edgevlm.errors import UserError
-from edgevlm.export.foreign import ADAPTER, INDEX, MERGE, refuse_config, refuse_files
+from edgevlm.export.foreign import ADAPTER, INDEX, MERGE, MODELOPT, refuse_config, refuse_files, refuse_quantised
 from edgevlm.export.settings import check_settings
 from edgevlm.runtime.files import check_utf8, look, open_file, refuse_address, refuse_unmapped
 
@@ -39,7 +39,7 @@ SINGLE = "model.safetensors"
 FILES = (  # what is read beside the weights
     "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", ADAPTER, INDEX,
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", ADAPTER, INDEX, MODELOPT,
 )  # fmt: skip
 AGAIN = "download or save the checkpoint again"
 MATCH = "check that config.json and the weights are of one model"
@@ -118,6 +118,7 @@ class Checkpoint:
             refuse_files(self.folder)
             raise UserError(f"{where}: is missing; give the folder that save_pretrained wrote")
         refuse_config(where, config)
+        refuse_quantised(self.folder / MODELOPT, self.json(MODELOPT) or {})
         self.config: dict[str, Any] = with_sections(config)
         check_settings(where, self.config)
         self.tensors: dict[str, Unread] = self._read_headers()  # by canonical name

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from edgevlm.errors import UserError
 from edgevlm.runtime.files import look, open_file
 
-ADAPTER, INDEX = "adapter_config.json", "model.safetensors.index.json"
+ADAPTER, INDEX, MODELOPT = "adapter_config.json", "model.safetensors.index.json", "hf_quant_config.json"
 MERGE = "merge it into that model (peft: merge_and_unload, then save_pretrained) and give the folder that this writes"
 _BEFORE = "give the checkpoint that it was made from"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -50,6 +50,13 @@ def refuse_files(path: Path, names: Collection[str] | None = None, where: object
             f"{where}/{pickle}: pickled weights can run code and are not read; convert them where they can be trusted "
             "(transformers: from_pretrained, then save_pretrained) and export that folder"
         )
+
+
+def refuse_quantised(where: object, settings: Mapping[str, Any]) -> None:
+    """Raise UserError for modelopt's own file beside the weights, if it names a quantisation."""
+    found = settings.get("quantization")
+    if isinstance(found, dict) and (method := found.get("quant_algo")) is not None:
+        raise UserError(f"{where}: quantization.quant_algo {str(method)[:40]!r} is not read; {_BEFORE}")
 
 
 def refuse_config(where: object, config: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ def frame_preparation(
     if there is none, or if it prepares frames in a way that a bundle cannot express.
     """
     file, config = processor(checkpoint, processors)
-    wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "use_square_size": False}
     if processors == ("image_processor",):
         wanted["do_pad"] = False  # to a square
     for key, expected in wanted.items():
@@ -45,8 +45,8 @@ def frame_preparation(
         **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
         "resample": resample,
         "rescale": float(config.get("rescale_factor", 1 / 255)),
-        "mean": [float(number) for number in config["image_mean"]],
-        "std": [float(number) for number in config["image_std"]],
+        "mean": _channels(config["image_mean"]),
+        "std": _channels(config["image_std"]),
     }
 
 
@@ -75,9 +75,15 @@ def _defaults_of(checkpoint: Checkpoint, processors: tuple[str, ...], file: str,
     return found
 
 
+def _channels(numbers: list[float] | float) -> list[float]:
+    return [float(number) for number in (numbers if isinstance(numbers, list) else [numbers] * 3)]
+
+
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
     """A size of a processor file by its sides. A number is a crop's both, and otherwise the shorter one."""
     size = config.get(key) or {}
+    if isinstance(size, list):
+        return {"height": size[0], "width": size[1]}
     if isinstance(size, dict):
         return dict(size)
     return {"height": size, "width": size} if key == "crop_size" else {"shortest_edge": size}

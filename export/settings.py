@@ -55,7 +55,7 @@ _CONFIG = {  # of config.json, its sections and processor files
     Index | Short: "vision_feature_layer",
     Short: "deepstack_visual_indexes fullatt_block_indexes",
     Annotated[list[Word], MaxLen(1024)]: "layer_types",
-    Annotated[list[Finite], MinLen(3), MaxLen(3)]: "image_mean image_std",
+    Annotated[list[Finite], MinLen(3), MaxLen(3)] | Finite: "image_mean image_std",
     Annotated[int, Ge(0), Le(5)]: "resample",
 }
 
@@ -72,7 +72,7 @@ def _schema() -> type[BaseModel]:
     section = _CONFIG | {
         rope: "rope_parameters rope_scaling",
         quantization: "quantization_config",
-        Area | sides: "size crop_size",
+        Area | sides | Annotated[list[Area], MinLen(2), MaxLen(2)]: "size crop_size",
         sides: "max_image_size",
         model({sides: "video_size"}): "video_sampling",
     }

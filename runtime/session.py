@@ -457,7 +457,7 @@ class Session:
         text_only = not (memory.frames or pictures or window)
         ids = memory.conversations.prompt(conversation, answer.question, history, text_only=text_only)
         seen = [] if text_only else self._chat.prefix + [model.bundle.chat.placeholder_id] * max(1, repetition.ngram)
-        repetition.prompt = seen + ids
+        seen += ids
         shown = [model.engine.encode(picture.values[None]) for picture in pictures]
         with ExitStack() as stack:
             before = [model.closing]
@@ -469,6 +469,7 @@ class Session:
             answer.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
             embeds = np.concatenate([*before, model.engine.embed(np.asarray(ids, np.int64))])
             stack.enter_context(memory.stream.question(memory.chunk.encode(), shown, answer.time_s, window))
+            repetition.prompt = [*memory.stream.text_ids, *seen]
             reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens)
         if pictures:
             answer.looked = None  # it may be read from the pictures alone

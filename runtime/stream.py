@@ -111,6 +111,7 @@ class Stream:
         self.positions = Positions(model.bundle.limit, text_rows, rule, *layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
+        self.text_ids: frozenset[int] = frozenset()  # tokens of the text around frames, those evicted too
         self.looked: QuestionAttention | None = None
         self.torn = False  # an error has left the memory half changed
         self.frames = 0
@@ -143,6 +144,7 @@ class Stream:
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
         """For a snapshot: numbers, as JSON has them, and views of what memory and policy hold."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
+        numbers["text_ids"] = sorted(self.text_ids)
         references = {} if self.references is None else add_prefix("references", self.references.state())
         present = {} if self.present is None else add_prefix("present", self.present._asdict())
         layers = {f"layer{layer}": self.cache.held(layer) for layer in range(self.cache.layers)}
@@ -167,6 +169,9 @@ class Stream:
         ):
             raise ValueError(f"present.features and seconds are {[list(part.shape) for part in self.present]}")
         self._seq, self.frames = numbers["seq"], numbers["frames"]
+        self.text_ids = frozenset(numbers.get("text_ids", ()))
+        if max(self.text_ids, default=0) >= self.model.bundle.decoder.vocab:
+            raise ValueError(f"text_ids has token {max(self.text_ids)}")
         self.stats = MemoryStats(**numbers["stats"])
 
     @contextmanager
@@ -350,12 +355,13 @@ class Stream:
         return joined(parts)
 
     def _text_rows(self, text: str, frame: int) -> list[Tokens]:
-        known = self.model.embed(text) if text else ()
-        if not len(known):
+        if not (ids := self.model.encode(text) if text else []):
             return []
-        embeds = np.zeros((len(known), self.model.bundle.decoder.row_width), np.float32)
-        embeds[:, : known.shape[1]] = known  # type: ignore[union-attr]
-        return [(embeds, Rows.text(self.positions.take(len(known)), frame=frame))]
+        self.text_ids |= set(ids)
+        known = self.model.engine.embed(np.asarray(ids, np.int64))
+        embeds = np.zeros((len(ids), self.model.bundle.decoder.row_width), np.float32)
+        embeds[:, : known.shape[1]] = known
+        return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
         """ahead: how many frames these come after the next. sparsely: through the sparse graph, where the policy has one."""
@@ -469,11 +475,12 @@ class Stream:
     @contextmanager
     def taken_out(self) -> Iterator[None]:
         """Take out what is appended inside on exit."""
-        mark, position, seq = self.cache.mark(), self.positions.mark(), self._seq
+        mark, position, seq, text_ids = self.cache.mark(), self.positions.mark(), self._seq, self.text_ids
         try:
             yield
         finally:
             with self.changing():
+                self.text_ids = text_ids
                 self._narrowed = None
                 self.cache.rollback(mark)
                 self.positions.restore(position)

@@ -122,7 +122,8 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     other = 2 if engine and precision != "fp32" else FLOAT  # bytes of a number in the tower, in norms and in biases
     tower = model.tower
     linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0  # of one byte
-    layers = round(model.matrices * layouts.matrices.bytes_per_weight(model.group) + model.vectors * other)
+    rounded = (model.matrices - model.floats) * layouts.matrices.bytes_per_weight(model.group)
+    layers = round(rounded + model.floats * FLOAT + model.vectors * other)
     return Weights(layers, table, head, round(linears + other * (tower.parameters - linears)))
 
 

@@ -16,13 +16,14 @@ from tokenizers import Tokenizer
 from edgevlm.engines.onnx_file import initializer_shapes
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.backbones import text_backbone
-from edgevlm.export.checkpoint import ConfigOnly, with_defaults
+from edgevlm.export.checkpoint import Checkpoint, ConfigOnly, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
 from edgevlm.export.frames import pixel_budget
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.files import look
 from edgevlm.runtime.model import bundle_folder, load_tokenizer
 
 DECODER, VISION = "decoder.weights", "vision.weights"
@@ -37,8 +38,9 @@ class PlannedModel:
     """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    precision, group: of weights that are rounded already, and how many share a scale, None for the precision's own. kv: type of
-    keys and values. files: bytes of a bundle's weights by ``decoder``, ``embedding`` and ``vision``.
+    precision, group: of weights that are rounded already, and how many share a scale, None for the precision's own. floats:
+    parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's
+    weights by ``decoder``, ``embedding`` and ``vision``.
     """
 
     name: str
@@ -61,6 +63,7 @@ class PlannedModel:
     deepstack: int = 0
     precision: str = "fp32"
     group: int | None = None
+    floats: int = 0
     kv: str = "fp16"
     files: Mapping[str, int] = field(default_factory=dict)
 
@@ -103,7 +106,9 @@ def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
     """The model in a checkpoint's folder, for frames of ``camera``, (height, width). Raises UserError as an export does."""
-    checkpoint = ConfigOnly(folder)
+    checkpoint: Checkpoint = ConfigOnly(folder)
+    if all(look(checkpoint.folder / name) == "file" for name in checkpoint.weight_files()):
+        checkpoint = Checkpoint(folder)
     packing = prequantised(checkpoint.config)
     where = checkpoint.folder / "config.json"
     family = load_family(str(checkpoint.config.get("model_type")), where)
@@ -116,10 +121,15 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
         return pixel_budget(checkpoint, family.processors, factor, budget, sharing, needs_file=False).fitted(*camera)
 
     try:
-        model = planned(checkpoint.name, config, sized)
+        text = config["text_config"]
+        model = replace(planned(checkpoint.name, config, sized), tied=checkpoint.is_tied(text))
+        if packing is None:
+            return model
+        backbone = text_backbone(str(text["model_type"]))
+        floats = backbone.left_in_float(checkpoint, backbone.shape(text, model.tied)) if checkpoint.tensors else 0
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where}: cannot be understood ({error!r})") from None
-    return model if packing is None else replace(model, precision=PREQUANTISED, group=packing.group)
+    return replace(model, precision=PREQUANTISED, group=packing.group, floats=floats)
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:

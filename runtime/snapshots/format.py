@@ -64,6 +64,7 @@ class StreamHeader:
     seq: Count
     frames: Index
     stats: MemoryStats
+    text_ids: Annotated[tuple[Index, ...], MaxLen(1 << 16)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,10 @@ def processors(folder: Path, settings: dict[str, Any], name: str) -> ConfigOnly:
         ("llava", {"size": {"shortest_edge": 48}, "crop_size": 42, "do_pad": None, "min_pixels": None}),
         ("llava", {"size": {"shortest_edge": 48}, "crop_size": {"height": 42, "width": 42}}),
         ("llava", {"size": 48, "crop_size": 42}),
+        ("llava", {"size": 48, "crop_size": [42, 42], "image_mean": 0.5, "image_std": 0.25}),
         ("clip", {"size": 48, "crop_size": 42, "image_processor_type": "CLIPImageProcessorFast"}),
         ("siglip", {"size": {"height": 42, "width": 42}, "image_processor_type": "SiglipImageProcessor"}),
+        ("siglip", {"size": [42, 42], "image_std": 0.25, "image_processor_type": "SiglipImageProcessor"}),
         (
             "siglip",
             {"size": {"height": 42, "width": 42}, "do_center_crop": False, "feature_extractor_type": "SiglipImageProcessor"},
@@ -232,6 +234,11 @@ def quantised(**settings: Any) -> Change:
     return config({"quantization_config": settings})
 
 
+def modelopt(folder: Path) -> None:
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+
+
 BASE = '{"base_model_name_or_path": "ORG/BASE"}'
 REFUSED: list[tuple[Change, str]] = [
     (emptied(adapter_config__json=BASE), r"adapter_config\.json: is an adapter of ORG/BASE .*merge_and_unload"),
@@ -246,6 +253,7 @@ REFUSED: list[tuple[Change, str]] = [
         r"config\.json: quantization_config\.quant_method 'bitsandbytes'",
     ),
     (quantised(quant_method="compressed-tensors", format="pack-quantized"), r"'compressed-tensors' is not read"),
+    (modelopt, r"hf_quant_config\.json: quantization\.quant_algo 'FP8' is not read; give the checkpoint that it was made from"),
     (quantised(quant_method="fp8", weight_block_size=[128, 128]), r"'fp8' is not read"),
     (config({"mm_vision_tower": "openai/clip", "model_type": "llava_llama"}), r"mm_vision_tower.*original LLaVA program"),
     (config({}, text={"num_hidden_layers": 2}), r"no file has tensor '(model\.)?language_model\.(model\.)?layers\.1\."),

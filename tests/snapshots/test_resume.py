@@ -59,8 +59,12 @@ def holds(session):
     counts, waiting = chunk.state()
     policy = {name: array.copy() for name, array in stream.policy.state().items()}
     features = {name: array.copy() for name, array in waiting.items()}
-    done = (stream.frames, stream.stats.compressions, stream.stats.evicted, stream.stats.reindexings, session.time_s)
-    return arena(stream), counts, done, policy, features, session.stats.frames, session.stats.chunks
+    done = (
+        *(getattr(stream.stats, part) for part in ("compressions", "evicted", "reindexings")),
+        stream.frames,
+        stream.text_ids,
+    )
+    return arena(stream), counts, (*done, session.time_s), policy, features, session.stats.frames, session.stats.chunks
 
 
 def same(one, other):

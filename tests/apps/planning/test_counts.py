@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from math import prod
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from more_checkpoints import FRAME
 from packed_checkpoints import make_packed
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import plan_bundle, plan_checkpoint
@@ -82,17 +84,36 @@ def test_a_rounded_bundle_says_of_itself_what_its_checkpoint_does(exported, tmp_
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
-def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(exported, tmp_path, method):
+@pytest.mark.parametrize("left", [(), ("layers.1.self_attn.k_", "layers.2."), ("proj",)])
+def test_a_checkpoint_that_was_rounded_already_is_planned_as_it_is_exported(exported, tmp_path, method, left):
     source = exported("llava", layers=3, heads=4, kv_heads=2, hidden=128, intermediate=256, head_dim=32, backbone="llama")
-    folder, _ = make_packed(source.checkpoint, tmp_path / method, method, 64)
+    folder, _ = make_packed(source.checkpoint, tmp_path / method, method, 64, left=left)
     model, bundle = plan_checkpoint(folder, FRAME), plan_bundle(str(export_checkpoint(folder, tmp_path / "out")))
-    assert (model.precision, model.group) == (bundle.precision, bundle.group) == ("int4-zp", 64)
+    assert (model.precision, model.group) == ("int4-zp", 64)
+    assert (bundle.precision, bundle.group) == ("int4-zp", None if left == ("proj",) else 64)
     assert (bundle.inner, bundle.matrices) == (model.inner, model.matrices)
     planned, stored = (weights_of(of, "int4-zp", "cpu") for of in (model, bundle))
     assert 0 <= stored.layers + stored.head - planned.layers - planned.head <= (model.layers * 16 + 3) * ALIGNMENT
     assert make_plan(PlanRequest(str(folder), "cpu")).line()["precision"] == "int4-zp"
     with pytest.raises(UserError, match="weights are int4-zp already; leave --precision out"):
         make_plan(PlanRequest(str(folder), "cpu", precision="int8"))
+
+
+@pytest.mark.parametrize(("stored", "tied"), [("other", False), ("same", True), ("alone", True)])
+def test_a_head_is_tied_as_an_export_finds_it(exported, tmp_path, stored, tied):
+    """The configuration says that it is."""
+    folder = Path(shutil.copytree(exported("llava_onevision", side=5, tied=True).checkpoint, tmp_path / "checkpoint"))
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if "embed_tokens" in name)
+    tensors["lm_head.weight"] = tensors[name][::-1].copy() if stored == "other" else tensors[name]
+    if stored == "alone":
+        del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model, bundle = plan_checkpoint(folder, FRAME), plan_bundle(str(export_checkpoint(folder, tmp_path / "out")))
+    assert model.tied == bundle.tied == tied
+    assert weights_of(model, "fp32", "cpu").head == weights_of(bundle, "fp32", "cpu").head
+    (folder / "model.safetensors").unlink()
+    assert plan_checkpoint(folder, FRAME).tied
 
 
 @pytest.mark.parametrize(
