@@ -19,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.errors import refuse_fork
 from edgevlm.runtime.evidence import Evidence, QuestionAttention
-from edgevlm.runtime.sampling import OneOf
+from edgevlm.runtime.sampling import LogProb, OneOf
 from edgevlm.runtime.stream import Stream
 
 Float32 = NDArray[np.float32]
@@ -39,6 +39,8 @@ class Answer:
     time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
     question, turns and pictures, without the memory. probabilities: of each choice, where the question had choices.
+    logprobs: of each token, where they were asked for, and at the end of one that stops the answer and is not in ``token_ids``.
+    dropped_turns: the oldest, which had no room.
     looked: where the question looked; None before the first token, and where it shows pictures.
     """
 
@@ -51,6 +53,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     probabilities: dict[str, float] = field(default_factory=dict)
+    logprobs: list[LogProb] = field(default_factory=list, repr=False)
+    dropped_turns: int = 0
     looked: QuestionAttention | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

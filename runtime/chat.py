@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -12,7 +15,51 @@ from edgevlm.runtime.bundle import ChatSpec
 from edgevlm.runtime.sandbox import render
 
 Turn = tuple[str, str]
+Message = Mapping[str, Any]
 MAX_CONVERSATIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A conversation of the caller's own, whose end is answered.
+
+    messages: as chat templates take them: ``role``, ``content`` (a text, None beside tool calls), and of tool calls the
+    ``arguments`` as an object. tools: functions in OpenAI's shape, for a template that knows tools. continues: the answer goes
+    on from the last message, the assistant's. opening: text that the answer begins with.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    continues: bool = False
+    opening: str = ""
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn], question: str) -> Dialogue:
+        said = [each for asked, answer in turns for each in (("user", asked), ("assistant", answer))]
+        return cls(tuple({"role": role, "content": text} for role, text in [*said, ("user", question)]))
+
+    @property
+    def text(self) -> str:
+        """The last message of the user."""
+        return next((each["content"] or "" for each in reversed(self.messages) if each["role"] == "user"), "")
+
+    def with_text(self, text: str) -> Dialogue:
+        """Return it with another last message of the user."""
+        last = max((place for place, each in enumerate(self.messages) if each["role"] == "user"), default=len(self.messages))
+        said = ({**each, "content": text} if place == last else each for place, each in enumerate(self.messages))
+        return replace(self, messages=tuple(said))
+
+    @property
+    def turns(self) -> int:
+        """Messages of the user."""
+        return sum(each["role"] == "user" for each in self.messages)
+
+    def without(self, turns: int) -> Dialogue:
+        """Return what is left without the oldest ``turns``, each from a message of the user to the next."""
+        starts = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
+        first = starts[turns] if turns else 0
+        system = (each for each in self.messages[:first] if each["role"] == "system")
+        return replace(self, messages=(*system, *self.messages[first:]))
 
 
 class Chat:
@@ -25,56 +72,90 @@ class Chat:
         self.spec, self.system, self._tokenizer = spec, system, tokenizer
         self._mark = video_mark(tokenizer, spec)
         if system is not None:
-            self._check(system)
-        self.prefix_text, _ = self._parts([], "")
-        self.prefix, _ = self._split([], "")
+            self._check(Dialogue.of([], system))
+        self.prefix_text, _ = self._parts(Dialogue.of([], ""))
+        self.prefix, _ = self._split(Dialogue.of([], ""))
 
-    def suffix(self, turns: Sequence[Turn], question: str) -> list[int]:
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Return whether the template writes the tools that it is given."""
+        name = "a_tool_that_is_none"
+        function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
+        try:
+            return name in self._render(
+                replace(Dialogue.of([], ""), tools=({"type": "function", "function": function},)), video=False
+            )
+        except UserError:
+            return False
+
+    def suffix(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
         """Return the ids after the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
-        self._check(question, *(part for turn in turns for part in turn))
-        return self._split(turns, question)[1]
+        return self._split(self._checked(turns, question))[1]
 
-    def text_only(self, turns: Sequence[Turn], question: str) -> list[int]:
+    def text_only(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
         """Return the ids of the whole prompt where there is no video."""
-        self._check(question, *(part for turn in turns for part in turn))
-        return self._encode(self._render(turns, question, video=False))
+        return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
         """Return the whole prompt as text, with ``video`` in the video's place. Raises UserError for a template without one."""
-        return video.join(self._parts(turns, question))
+        return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
         """Return the token ids of :meth:`text`."""
         return self._encode(self.text(turns, question, video))
 
-    def _check(self, *texts: str) -> None:
-        for text in texts:
-            if not isinstance(text, str):
+    def _checked(self, turns: Sequence[Turn], question: str | Dialogue) -> Dialogue:
+        asked = question if isinstance(question, Dialogue) else Dialogue.of(turns, question)
+        self._check(asked)
+        return asked
+
+    def _check(self, asked: Dialogue) -> None:
+        for message in asked.messages:
+            text = message["content"]
+            if not (isinstance(text, str) or (text is None and message.get("tool_calls"))):
                 raise UserError(f"a question is text, not {type(text).__name__}")
+        for text in _strings([*asked.messages, *asked.tools]):
             if found := next((word for word in (self.spec.placeholder, self._mark) if word and word in text), None):
                 raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
 
-    def _render(self, turns: Sequence[Turn], question: str, video: bool) -> str:
-        questions = [*(turn[0] for turn in turns), question]
-        answers = [turn[1] for turn in turns]
+    def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
+        """ends: without a generation prompt."""
         messages: list[dict[str, Any]] = []
-        if self.system is not None:
+        if self.system is not None and asked.messages[0]["role"] != "system":
             messages.append({"role": "system", "content": [_text(self.system)]})
-        for index, text in enumerate(questions):
-            shown = [{"type": self.spec.content_type}] if video and index == 0 else []
-            messages.append({"role": "user", "content": [*shown, _text(text)]})
-            if index < len(answers):
-                messages.append({"role": "assistant", "content": [_text(answers[index])]})
-        return render(self.spec.template, messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
+        for message in asked.messages:
+            shown = [{"type": self.spec.content_type}] if video and message["role"] == "user" else []
+            video = video and not shown
+            text = message["content"] or ""
+            is_plain = message["role"] == "tool" or message.get("tool_calls")  # templates write only a text here
+            messages.append({**message, "content": text if is_plain else [*shown, _text(text)]})
+        tools = {"tools": list(asked.tools)} if asked.tools else {}
+        special, adds = self.spec.special_tokens, not (asked.continues or ends)
+        text = render(self.spec.template, messages=messages, add_generation_prompt=adds, **tools, **special)
+        if asked.continues:
+            last = str(asked.messages[-1]["content"]).strip()
+            if last not in text:
+                raise UserError("the chat template changes the last message, so it cannot be continued; send a question last")
+            text = text[: text.rindex(last) + len(last)]
+        return text + asked.opening
 
-    def _parts(self, turns: Sequence[Turn], question: str) -> tuple[str, str]:
-        before, placeholder, after = self._render(turns, question, video=True).partition(self.spec.placeholder)
+    def _parts(self, asked: Dialogue) -> tuple[str, str]:
+        """The text before and after the video: in the first message where the user begins, else in a message of its own.
+
+        The memory's prefix has no tools and no system message of a request: these follow the video.
+        """
+        if asked.messages[0]["role"] == "user" and not asked.tools:
+            before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
+        else:
+            alone = self._render(Dialogue.of([], ""), video=True, ends=True)
+            before, placeholder, after = alone.partition(self.spec.placeholder)
+            after += self._render(asked, video=False).removeprefix(self.spec.special_tokens.get("bos_token") or "")
         if not placeholder:
             raise UserError(f"the chat template does not write {self.spec.placeholder!r} for the video; use this model's own")
         return before + self.spec.opening, self.spec.ending + after
 
-    def _split(self, turns: Sequence[Turn], question: str) -> tuple[list[int], list[int]]:
-        before, after = self._parts(turns, question)
+    def _split(self, asked: Dialogue) -> tuple[list[int], list[int]]:
+        before, after = self._parts(asked)
         if not self._mark:
             return self._encode(before), encode(self._tokenizer, after)
         ids = self._encode(before + self._mark + after)
@@ -125,33 +206,49 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
+def _strings(value: Any) -> Iterator[str]:
+    """Yield each text inside a value as JSON has them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in (*value, *value.values()) if isinstance(value, Mapping) else value:
+            yield from _strings(each)
+
+
 class Conversations:
     """The turns of each conversation as text: the oldest turn leaves first, and the conversation unused for longest.
 
-    history_tokens: tokens that earlier turns may take in a prompt.
+    history_tokens: tokens that earlier turns may take in a prompt. dropped: turns that had no room in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int) -> None:
         self.turns: dict[str, list[Turn]] = {}
+        self.dropped = 0
         self._chat, self._history_tokens = chat, history_tokens
 
     def prompt(
-        self, conversation: str | None, question: str, history: Sequence[Turn] = (), *, text_only: bool = False
+        self, conversation: str | None, question: str | Dialogue, history: Sequence[Turn] = (), *, text_only: bool = False
     ) -> list[int]:
         """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten.
 
         history: the turns, oldest first, where there is no ``conversation``. text_only: ids of the whole prompt without a
         video instead. Raises UserError for a template that writes none.
         """
-        turns = self.turns.get(conversation, []) if conversation is not None else list(history)
+        known = self.turns.get(conversation, []) if conversation is not None else history
+        asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)
+        most = max(asked.turns - 1, 0)
         written = self._chat.text_only if text_only else self._chat.suffix
-        if not (alone := len(written([], question))):
+        prompts: dict[int, list[int]] = {}
+
+        def prompt(dropped: int) -> list[int]:
+            return prompts.get(dropped) or prompts.setdefault(dropped, written([], asked.without(dropped)))
+
+        if not (alone := len(prompt(most))):
             raise UserError("the chat template leaves the question out; use this model's own template")
-        while True:
-            ids = written(turns, question)
-            if len(ids) - alone <= self._history_tokens or not turns:
-                return ids
-            del turns[0]
+        self.dropped = bisect_left(range(most), True, key=lambda dropped: len(prompt(dropped)) - alone <= self._history_tokens)
+        if conversation is not None and conversation in self.turns:
+            self.turns[conversation] = list(known[self.dropped :])
+        return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
         """Add a turn; with more than MAX_CONVERSATIONS the one unused for longest is forgotten."""

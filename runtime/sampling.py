@@ -58,32 +58,54 @@ class Sampler:
 
 
 class Repetition:
-    """A logits processor against tokens of the prompt and the answer, as transformers' ``generate`` has it.
+    """A logits processor against tokens of the prompt and the answer.
 
-    penalty: divides their logits above 0 and multiplies those below. ngram: the length of runs of tokens that come once; 0
-    for any. prompt: token ids. Raises UserError for a penalty out of range.
+    penalty: divides their logits above 0 and multiplies those below, as transformers' ``generate`` has it. ngram: the length of
+    runs of tokens that come once; 0 for any. presence, frequency: taken from the logits of tokens of the answer, once and
+    for each time they came, as OpenAI has it. prompt: token ids. Raises UserError for a penalty out of range.
     """
 
-    def __init__(self, penalty: float = 1.0, ngram: int = 0) -> None:
+    def __init__(self, penalty: float = 1.0, ngram: int = 0, presence: float = 0.0, frequency: float = 0.0) -> None:
         if not 0 < penalty < float("inf"):
             raise UserError("repetition_penalty must be more than 0 and finite")
-        self.penalty, self.ngram = penalty, ngram
+        if not (-2 <= presence <= 2 and -2 <= frequency <= 2):
+            raise UserError("presence_penalty and frequency_penalty must be in [-2, 2]")
+        self.penalty, self.ngram, self.presence, self.frequency = penalty, ngram, presence, frequency
         self.prompt: list[int] = []
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Change logits ``[vocabulary]`` of the token after ``token_ids``, the answer so far."""
-        if self.penalty == 1 and not self.ngram:
+        if self.penalty == 1 and not (self.ngram or self.presence or self.frequency):
             return logits
         ids, changed = [*self.prompt, *token_ids], logits.copy()
         if self.penalty != 1:
             held = np.unique([token for token in ids if token >= 0])
             scores, penalty = logits[held], np.float32(self.penalty)
             changed[held] = np.where(scores < 0, scores * penalty, scores / penalty)
+        if token_ids and (self.presence or self.frequency):
+            said, count = np.unique(token_ids, return_counts=True)
+            changed[said] -= (self.presence + self.frequency * count).astype(np.float32)
         if self.ngram and len(ids) >= self.ngram:
             last = ids[len(ids) - self.ngram + 1 :]
             runs = (ids[start : start + self.ngram] for start in range(len(ids) - self.ngram + 1))
             changed[[run[-1] for run in runs if run[:-1] == last]] = -np.inf
         return changed
+
+
+class LogProb(NamedTuple):
+    """How probable a drawn token was before penalties and temperature, natural logarithm, and the likeliest tokens then."""
+
+    token: int
+    value: float
+    likeliest: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], token: int, count: int) -> LogProb:
+        """logits: float32 ``[vocabulary]``. count: of the likeliest tokens."""
+        best = float(logits.max())
+        total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
+        order = np.argsort(-logits, kind="stable")[:count]
+        return cls(token, float(logits[token]) - total, [(int(each), float(logits[each]) - total) for each in order])
 
 
 class Classified(NamedTuple):

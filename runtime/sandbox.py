@@ -41,7 +41,7 @@ def render(template: str, **values: Any) -> str:
 def render_here(template: str, values: dict[str, Any]) -> str:
     """Render ``template`` in this process. Raises UserError for whatever it does."""
     try:
-        text = _compiled(template).render(tools=None, documents=None, **values)
+        text = _compiled(template).render({"tools": None, "documents": None} | values)
     except MemoryError:  # it ends the helper
         raise
     except Exception as error:

@@ -22,14 +22,14 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer, Draw, FinishReason, LogitsProcessor
 from edgevlm.runtime.budget import Pressure, TextBudget
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.chat import Chat, Conversations, Turn
+from edgevlm.runtime.chat import Chat, Conversations, Dialogue, Turn
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_int, check_time, open_encoder, open_stream
 from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
-from edgevlm.runtime.sampling import Classified, OneOf, Repetition, Sampler
+from edgevlm.runtime.sampling import Classified, LogProb, OneOf, Repetition, Sampler
 from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.settings import AUTO, SessionSettings
 from edgevlm.runtime.snapshots.forget import forget
@@ -338,13 +338,13 @@ class Session:
             chunk.clear()
             raise
 
-    def check(self, question: str, choices: Sequence[str] = ()) -> None:
+    def check(self, question: str | Dialogue, choices: Sequence[str] = ()) -> None:
         """Raise UserError if ``question`` is longer than its budget, holds the video's placeholder, or is not Unicode.
 
         choices: also for those that :meth:`classify` cannot tell apart.
         """
         if choices:
-            self._classifier(question, choices)
+            self._classifier(str(question), choices)
             return
         asked = self._chat.suffix([], question)
         if len(asked) > self.text_budget.question:
@@ -354,7 +354,7 @@ class Session:
 
     def ask(
         self,
-        question: str,
+        question: str | Dialogue,
         conversation: str | None = None,
         *,
         history: Sequence[Turn] = (),
@@ -365,6 +365,9 @@ class Session:
         top_k: int = 0,
         min_p: float = 0.0,
         repetition_penalty: float | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logprobs: int | None = None,
         choices: Sequence[str] = (),
         logits_processor: LogitsProcessor | None = None,
         pictures: Sequence[NDArray[np.uint8] | Pixels] = (),
@@ -374,12 +377,14 @@ class Session:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
         The memory afterwards is what it was before; docs/guide/asking.md has the one exception, "What a question changes".
+        question: a text, or a conversation of the caller's own, with tools and their results (:class:`Dialogue`).
         conversation: the turns to go on from and to add this one to. history: turns of the caller's own in its place,
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
         likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
         repetition_penalty: of tokens in prompt and answer, 1 for none; the model's own (generation_config.json) unless given.
-        ``choices`` are drawn without it.
+        presence_penalty, frequency_penalty: OpenAI's, over the tokens of the answer. ``choices`` are drawn without any of them.
+        logprobs: note for each token how probable it was before penalties and temperature, and so many of the likeliest.
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
@@ -393,13 +398,14 @@ class Session:
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
-        check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
+        check_int(max_tokens=max_tokens, seed=seed, top_k=top_k, logprobs=logprobs)
         if max_tokens is not None and not 1 <= max_tokens <= budget.answer:
             raise UserError(f"an answer can have 1 to {budget.answer} tokens here, not {max_tokens}")
         sampler, chat = Sampler(temperature, top_p, seed, top_k, min_p), self.model.bundle.chat
         penalty = chat.repetition_penalty if repetition_penalty is None else repetition_penalty
-        repetition = Repetition(penalty, chat.no_repeat_ngram_size)
-        self.check(question)
+        repetition = Repetition(penalty, chat.no_repeat_ngram_size, presence_penalty, frequency_penalty)
+        asked = question if isinstance(question, Dialogue) else Dialogue.of(history, question)
+        self.check(asked.without(max(asked.turns - 1, 0)))
         if len(pictures) > budget.pictures:
             raise UserError(f"a question can show {budget.pictures} pictures here, not {len(pictures)}")
         if choices:
@@ -409,9 +415,15 @@ class Session:
             if max_tokens > budget.answer:
                 raise UserError(f"a choice takes {max_tokens} tokens and an answer {budget.answer}; shorten it")
         one_of = logits_processor if isinstance(logits_processor, OneOf) else None
-        shown, answer = [self._pixels(picture) for picture in pictures], Answer(question, self.time_s)
+        shown, answer = [self._pixels(picture) for picture in pictures], Answer(asked.text, self.time_s)
 
         def draw(logits: NDArray[np.float32]) -> int:
+            token = drawn(logits)
+            if logprobs is not None:
+                answer.logprobs.append(LogProb.of(logits, token, logprobs))
+            return token
+
+        def drawn(logits: NDArray[np.float32]) -> int:
             if one_of is not None:
                 return sampler(one_of(answer.token_ids, logits))
             logits = repetition(answer.token_ids, logits)
@@ -424,7 +436,7 @@ class Session:
 
         with self._asking:
             self._check_open()
-            request = answer, draw, repetition, one_of, max_tokens or budget.answer, conversation, history, shown, window
+            request = answer, asked, draw, repetition, one_of, max_tokens or budget.answer, conversation, shown, window
             answer._follow(self.model.scheduler.submit(self, self._step, self._answer, *request, urgent=True))
             self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
@@ -440,12 +452,12 @@ class Session:
     def _answer(
         self,
         answer: Answer,
+        asked: Dialogue,
         draw: Draw,
         repetition: Repetition,
         choices: OneOf | None,
         max_tokens: int,
         conversation: str | None,
-        history: Sequence[Turn],
         pictures: Sequence[Pixels],
         window: TimeWindow | None,
     ) -> FinishReason:
@@ -455,7 +467,9 @@ class Session:
         answer.time_s, memory.asked = memory.time_s, memory.asked + 1
         self._append_pieces()
         text_only = not (memory.frames or pictures or window)
-        ids = memory.conversations.prompt(conversation, answer.question, history, text_only=text_only)
+        question = asked if conversation is None else answer.question
+        ids = memory.conversations.prompt(conversation, question, text_only=text_only)
+        answer.dropped_turns = memory.conversations.dropped
         seen = [] if text_only else self._chat.prefix + [model.bundle.chat.placeholder_id] * max(1, repetition.ngram)
         seen += ids
         shown = [model.engine.encode(picture.values[None]) for picture in pictures]
@@ -603,6 +617,16 @@ class Session:
     @property
     def _chunk(self) -> Chunk:
         return self._memory.chunk
+
+    @property
+    def max_question_tokens(self) -> int:
+        """Tokens that a question may have, with the turns before it."""
+        return self.text_budget.conversation + self.text_budget.question
+
+    @property
+    def chat(self) -> Chat:
+        """Renders its prompts."""
+        return self._chat
 
     @property
     def cache(self) -> KVCache:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import json
 import re
-import time
-import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from edgevlm.apps.run.clock import Span, nothing_held
 from edgevlm.apps.serve import media
 from edgevlm.apps.serve.config import ServerSettings
-from edgevlm.apps.serve.grammar import Grammar
+from edgevlm.apps.serve.grammar import Grammar, writes_json
 from edgevlm.apps.serve.service import field as wrong
 from edgevlm.apps.serve.stream import CameraStream
+from edgevlm.apps.serve.tools import CLOSING, OPENING, call_schema
 from edgevlm.errors import FieldError, UserError
-from edgevlm.runtime.answer import Answer
-from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
-from edgevlm.runtime.time_window import NothingHeld
 
-MAX_MESSAGES = 256
+MAX_MESSAGES = 1024
+MAX_TOOLS = 256
+DEEPEST = 64  # nesting of a tool's schema
+
+
+def shallow(value: Any) -> Any:
+    """Return ``value``. Raises ValueError for what is nested deeper than DEEPEST."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [each for of in level for each in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())]
+    if level:
+        raise ValueError(f"is nested deeper than {DEEPEST} levels")
+    return value
 
 
 class Strict(BaseModel):
@@ -38,9 +46,19 @@ class Strict(BaseModel):
 
 
 class Lenient(BaseModel):
-    """Unknown fields are ignored: programs written for other servers send theirs."""
+    """Unknown fields are ignored: programs written for other servers send theirs. :func:`unknown` names them."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+def unknown(given: BaseModel, at: str = "") -> Iterator[str]:
+    """Yield the path of each unknown field that holds something, like ``messages.0.name``."""
+    yield from (f"{at}{name}" for name, value in (given.model_extra or {}).items() if value not in (None, [], {}))
+    for name in type(given).model_fields:
+        value = getattr(given, name)
+        for place, each in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(each, BaseModel):
+                yield from unknown(each, f"{at}{name}.{place}." if isinstance(value, list) else f"{at}{name}.")
 
 
 Text = Annotated[str, Field(max_length=65_536)]
@@ -49,7 +67,19 @@ Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None
 TopP = Annotated[float, Field(gt=0, le=1)] | None
 Count = Annotated[int, Field(ge=1, le=1 << 31)] | None
 Tokens = Annotated[Count, BeforeValidator(lambda value: None if value == -1 else value)]  # llama.cpp's -1: any number
+Penalty = Annotated[float, Field(gt=0, le=100)] | None
+Added = Annotated[float, Field(ge=-2, le=2)] | None
+Likeliest = Annotated[int, Field(ge=0, le=20)] | None
+StopText = Annotated[str, Field(max_length=256)]
+Stops = (
+    Annotated[
+        list[StopText], Field(max_length=64), BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    ]
+    | None
+)  # fmt: skip
 ASKED_STREAM = "The stream: its name, or what ends in `/NAME`. A video part may name it instead; unless given, the only one."
+ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 AskedModel = Annotated[str, Field(max_length=512, description=ASKED_STREAM)]
 ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
 
@@ -86,21 +116,80 @@ class Part(Lenient):
         return not self.is_picture and self.url.lower().startswith("edgevlm:")
 
 
+Content = Text | Annotated[list[Part], Field(max_length=1024)] | None
+
+
+class CalledFunction(Lenient):
+    name: ToolName
+    arguments: Text | dict[str, Any] = ""
+
+
+class ToolCall(Lenient):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        arguments: Any = self.function.arguments
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
 class Message(Lenient):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(max_length=64)]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "\n".join(each.text for each in self.content if each.is_text)
+        if isinstance(self.content, list):
+            return "\n".join(each.text for each in self.content if each.is_text)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        roles = {"developer": "system", "function": "tool"}
+        message: dict[str, Any] = {"role": roles.get(self.role, self.role), "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return message | ({"tool_call_id": self.tool_call_id} if self.role == "tool" else {})
+
+
+class Function(Lenient):
+    """strict: it is followed where a call is asked for."""
+
+    name: ToolName
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(shallow)] | None = None
+    strict: bool | None = None
+
+
+class Tool(Lenient):
+    """Tools of other types than ``function`` are ignored."""
+
+    type: str = "function"
+    function: Function | None = None
+
+
+class NamedTool(Lenient):
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class StreamOptions(Lenient):
-    include_usage: bool = False
+    include_usage: bool | None = False
 
 
 class NamedSchema(Lenient):
+    """strict: it is followed either way."""
+
     json_schema: dict[str, Any] | bool = Field(default=True, alias="schema")
+    name: Any = None
+    description: Any = None
+    strict: Any = None
 
 
 class ResponseFormat(Lenient):
@@ -114,32 +203,55 @@ class StructuredOutputs(Strict):
     choice: ChoiceTexts | None = None
 
 
-class ChatRequest(Lenient):
-    """OpenAI's fields that mean something here."""
+def one_answer(number: int | None) -> int | None:
+    if number not in (None, 1):
+        raise ValueError("a request has one answer; send it again, with another seed, for another")
+    return number
+
+
+class Asked(Lenient):
+    """OpenAI's fields of all ways to ask for a text, and vLLM's and llama.cpp's, that mean something here.
+
+    repeat_penalty is llama.cpp's name of repetition_penalty. since, until: look at what was seen then alone.
+    """
 
     model: AskedModel = ""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Tokens = None
-    max_completion_tokens: Tokens = None
     temperature: Temperature = None
     top_p: TopP = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Penalty = Field(None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
+    presence_penalty: Added = None
+    frequency_penalty: Added = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
-    stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
-    n: Literal[1] | None = 1
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    stop: Stops = None
+    n: Annotated[int | None, AfterValidator(one_answer)] = 1
     since: Moment | None = Field(None, description="Look at what was seen from then on: `10m`, `14:03` or RFC 3339.")
     until: Moment | None = Field(None, description="Look at what was seen up to then, written like `since`.")
+
+
+class ChatRequest(Asked):
+    """OpenAI's fields that mean something here."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Tokens = None
+    logprobs: bool | None = False
+    top_logprobs: Likeliest = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = Field(None, description="Of vLLM, as the next.")
+    continue_final_message: bool | None = Field(None, description="Go on with the last message, the assistant's.")
 
     @property
     def is_plain(self) -> bool:
         """Return whether its pictures and the form of its answer take no time to prepare."""
-        return not self._restriction and all(part.is_stream for _, part in self._parts())
+        return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings) -> dict[str, Any]:
         """What :meth:`Session.ask` takes beside the question and its window. Raises FieldError."""
@@ -149,9 +261,12 @@ class ChatRequest(Lenient):
             "top_k": max(self.top_k or 0, 0),
             "min_p": self.min_p or 0.0,
             "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "seed": None if self.seed == -1 else self.seed,
         }
-        if wanted := self.max_completion_tokens or self.max_tokens:
+        if wanted := self.longest:
             given["max_tokens"] = min(wanted, stream.session.text_budget.answer)
         if self._restriction:
             field, kind, form = self._restriction
@@ -159,9 +274,17 @@ class ChatRequest(Lenient):
                 if form is None:
                     raise UserError("give the schema")
                 given["logits_processor"] = kind(stream.model, form)
+        elif self.must_call and writes_json(stream.model):
+            with wrong("tools"):
+                given["logits_processor"] = Grammar(stream.model, call_schema([each.model_dump() for each in self.functions]))
         if pictures := self._pictures(settings, stream.session.prepare):
             given["pictures"] = pictures
         return given
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the answer may have; None for any number."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
@@ -177,7 +300,7 @@ class ChatRequest(Lenient):
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else [each for each in self.stop or [] if each]
+        return [each for each in self.stop or [] if each]
 
     @property
     def _asked(self) -> tuple[str, dict[str, str]]:
@@ -222,21 +345,107 @@ class ChatRequest(Lenient):
             if not part.is_text
         ]
 
-    def question(self) -> tuple[str, list[Turn]]:
-        """The last user message, and the turns before it. A system message precedes the question. Raises FieldError."""
-        question = self.messages[-1].text.strip()
-        if self.messages[-1].role != "user" or not question:
-            raise FieldError("messages", "the last message is the user's, and has a text")
-        turns: list[Turn] = []
-        asked: str | None = None
-        for each in self.messages[:-1]:
-            if each.role == "user":
-                asked = each.text
-            elif each.role == "assistant" and asked is not None:
-                turns.append((asked, each.text))
-                asked = None
-        system = "\n".join(each.text for each in self.messages if each.role in ("system", "developer"))
-        return f"{system}\n{question}".strip(), turns
+    @property
+    def functions(self) -> list[Function]:
+        """Those that may be called. Raises FieldError where the one that must be is missing."""
+        given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            given = [each for each in given if each.name == name]
+            if not given:
+                raise FieldError("tool_choice", f"there is no tool {name!r} among tools")
+        return given
+
+    @property
+    def must_call(self) -> bool:
+        """Return whether the answer has to be a call of a tool."""
+        return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
+
+    def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
+        """The messages as the model's chat template takes them, and the known fields that are ignored. Raises FieldError.
+
+        Where a template has no tools, a system message precedes the last question, a result of a tool is the user's message
+        and a call the assistant's text.
+        """
+        last, is_demo = self.messages[-1], stream.model.is_demo
+        if last.role == "user" and not last.text.strip() and last.content in (None, "", []):
+            raise FieldError("messages", "the last message has neither a text nor a picture")
+        ignored = [*self._without_effect(stream)]
+        if is_demo:  # it was taught single questions
+            asked = next((place for place in range(len(self.messages) - 1, -1, -1) if self.messages[place].role == "user"), 0)
+            ignored += [f"messages.{place}" for place in range(len(self.messages)) if place != asked]
+            return Dialogue.of([], self.messages[asked].text.strip()), ignored
+        continues = bool(self.continue_final_message) and last.role == "assistant" and bool(last.text.strip())
+        messages = [each.for_template() for each in self.messages]
+        has_calls = any(each["role"] == "tool" or "tool_calls" in each for each in messages)
+        given = [] if self.tool_choice == "none" else [each for each in self.tools or () if each.function is not None]
+        tools = [each.model_dump(exclude_none=True) for each in given]
+        if (tools or has_calls) and stream.session.chat.knows_tools:
+            system = "\n".join(each["content"] for each in messages if each["role"] == "system")
+            said = [{"role": "system", "content": system}] if system else []
+            said += [each for each in messages if each["role"] != "system"]
+            opening = f"{OPENING}\n" if self.must_call and writes_json(stream.model) else ""
+            return Dialogue(tuple(said), tuple(tools), continues, opening), ignored
+        return Dialogue(tuple(_plain(messages)), continues=continues), ignored
+
+    def _without_effect(self, stream: CameraStream) -> Iterator[str]:
+        """Yield the known fields that do nothing here."""
+        yield from (f"tools.{place}" for place, each in enumerate(self.tools or ()) if each.function is None)
+        knows, forced = stream.session.chat.knows_tools, self.must_call and writes_json(stream.model)
+        if self.tool_choice != "none" and self.tools and not knows:
+            yield "tools"
+        if self.tool_choice not in (None, "none", "auto") and not forced:
+            yield "tool_choice"
+        if self.parallel_tool_calls is not None and self.tools and (not knows or (forced and self.parallel_tool_calls)):
+            yield "parallel_tool_calls"
+        if self.top_logprobs and not self.logprobs:
+            yield "top_logprobs"
+        if (self.longest or 0) > stream.session.text_budget.answer:
+            yield "max_tokens"
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            yield "continue_final_message"
+
+
+def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of user and assistant in turns, with the system's text before the last question."""
+    said: list[dict[str, Any]] = []
+    for each in messages:
+        calls = [f"{OPENING}{json.dumps(call['function'], ensure_ascii=False)}{CLOSING}" for call in each.get("tool_calls", ())]
+        text, role = "\n".join(filter(None, [each["content"], *calls])), "assistant" if each["role"] == "assistant" else "user"
+        if each["role"] == "system":
+            continue
+        if said and said[-1]["role"] == role:
+            said[-1]["content"] = "\n".join(filter(None, [said[-1]["content"], text]))
+        else:
+            said.append({"role": role, "content": text})
+    system = "\n".join(each["content"] for each in messages if each["role"] == "system")
+    asked = next((each for each in reversed(said) if each["role"] == "user"), None)
+    if asked is None:
+        return [{"role": "user", "content": system.strip()}, *said]
+    asked["content"] = f"{system}\n{asked['content']}".strip()
+    return said
+
+
+def one_prompt(given: Any) -> Any:
+    if isinstance(given, list) and len(given) != 1:
+        raise ValueError("give one text; a request has one answer")
+    return given[0] if isinstance(given, list) else given
+
+
+class TextRequest(Asked):
+    """OpenAI's older interface: the prompt is asked as a message of the user."""
+
+    prompt: Annotated[
+        Text, BeforeValidator(one_prompt),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 1}]}),
+    ]  # fmt: skip
+    logprobs: Likeliest = None
+
+    def as_chat(self) -> ChatRequest:
+        """The same question as a chat completion."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in Asked.model_fields}
+        given |= {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs}
+        return ChatRequest(messages=[Message(role="user", content=self.prompt)], **given)
 
 
 def stream_of(url: str) -> tuple[str, dict[str, str]]:
@@ -246,104 +455,3 @@ def stream_of(url: str) -> tuple[str, dict[str, str]]:
     if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):
         raise FieldError("video_url.url", "give a stream of this server: edgevlm://NAME, or edgevlm://NAME?since=10m&until=5m")
     return match[1], window
-
-
-class Completion:
-    """One answer, in OpenAI's shapes. Raises FieldError for a question that is none."""
-
-    answer: Answer | str = ""
-
-    def __init__(self, request: ChatRequest, stream: CameraStream) -> None:
-        self.request, self.stream, self.began = request, stream, time.perf_counter()
-        self.question, self._turns = request.question()
-        self._offset = stream.observer.offset
-        self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self.finish_reason = "stop"
-        self.evidence: dict[str, Any] = {}
-
-    def ask(self, settings: ServerSettings) -> None:
-        """Ask the stream, once what the question shows is fetched. Raises UserError."""
-        with wrong(self._window_field):
-            window = Span.typed(**self.request.window).seconds(self._offset)
-        sampling = self.request.sampling(self.stream, settings)
-        self.answer = self.stream.ask(self.question, self._turns, **sampling, **window)
-
-    @property
-    def _window_field(self) -> str:
-        return "since" if self.request.window["since"] else "until"
-
-    async def complete(self) -> dict[str, Any]:
-        text = "".join([piece async for piece in self.pieces()])
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
-        return {**self._common("chat.completion"), "choices": [choice], "usage": self.usage(), "edgevlm": self.extension()}
-
-    async def events(self) -> AsyncGenerator[dict[str, str], None]:
-        """The answer as it comes, as server-sent events: JSON of each chunk, then ``[DONE]``."""
-        yield self._chunk({"role": "assistant", "content": ""})
-        async for piece in self.pieces():
-            yield self._chunk({"content": piece})
-        yield self._chunk({}, self.finish_reason, edgevlm=self.extension())
-        if self.request.stream_options is not None and self.request.stream_options.include_usage:
-            yield {"data": json.dumps({**self._common("chat.completion.chunk"), "choices": [], "usage": self.usage()})}
-        yield {"data": "[DONE]"}
-
-    async def pieces(self) -> AsyncGenerator[str, None]:
-        """The answer's text as it comes, up to a stop. The answer is cancelled when nobody reads on."""
-        if isinstance(self.answer, str):
-            yield self.answer
-            return
-        stops, text, given = self.request.stops, "", 0
-        held = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
-        try:
-            async for piece in self.answer:
-                text += piece
-                self.stream.pieces += 1
-                ends = [place for stop in stops if (place := text.find(stop)) >= 0]
-                if ends:
-                    text = text[: min(ends)]
-                    break
-                if len(text) - held > given:
-                    yield text[given : len(text) - held]
-                    given = len(text) - held
-            else:
-                self.finish_reason = "stop" if self.answer.finish_reason == "stop" else "length"
-            if text[given:]:
-                yield text[given:]
-        except NothingHeld as error:
-            raise FieldError(self._window_field, nothing_held(error, self._offset)) from None
-        finally:
-            self.cancel()
-        # a cancelled answer comes to its end, and thumbnails are read, while other requests go on
-        self.evidence = await run_in_threadpool(self.stream.answered, self.question, self.answer)
-
-    def cancel(self) -> None:
-        if not isinstance(self.answer, str) and not self.answer.finished:
-            self.answer.cancel()
-
-    def usage(self) -> dict[str, Any]:
-        """Tokens: the memory's count as prompt tokens that were cached."""
-        held = prompt = said = 0
-        if not isinstance(self.answer, str):
-            held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
-            prompt = held + self.answer.prompt_tokens
-        details = {"prompt_tokens_details": {"cached_tokens": held}}
-        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said, **details}
-
-    def extension(self) -> dict[str, Any]:
-        common: dict[str, Any] = {"stream": self.stream.name, "policy": self.stream.session.policy}
-        if isinstance(self.answer, str):
-            return {**common, "time_s": None, "time": None}
-        answer = self.answer
-        times = {"time_s": answer.time_s, "time": self.stream.wall(answer.time_s)}
-        if answer.probabilities:
-            common["choices"] = {choice: round(probability, 6) for choice, probability in answer.probabilities.items()}
-        waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
-        return {**common, **times, **waits, **self.evidence}
-
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, str]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return {"data": json.dumps({**self._common("chat.completion.chunk"), "choices": [choice], **more})}
-
-    def _common(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model or self.stream.name}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -82,16 +84,25 @@ def _as_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Name the wrong field: of several shapes that were tried, in the one that was meant."""
-    found = max(error.errors(), key=lambda each: len(each["loc"]))
-    where, *path = found["loc"]
-    named = [*path[:1], *(part for part in path[1:] if part not in ("text", "constrained-str") and "[" not in str(part))]
-    if found["type"] == "json_invalid" or (not named and where == "body"):
+    """Name the wrong field, and the rule it broke: of several shapes that were tried, of the one that was meant."""
+    errors = error.errors()
+    found = max(errors, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
+    where, *_ = found["loc"]
+    param = _field(found["loc"])
+    if found["type"] == "json_invalid" or (not param and where == "body"):
         message = f"body: send JSON, with content-type: application/json ({found['msg']})"
         return ApiError(400, message, "invalid_json", "body")
-    param = ".".join(map(str, named))[:200]
     what = "unknown field" if found["type"] == "extra_forbidden" else reason(found["msg"])
+    if found["type"].endswith("_type"):  # of another type than each of the shapes
+        shapes = dict.fromkeys(each["msg"].partition("valid ")[2] for each in errors if _field(each["loc"]) == param)
+        what = f"give a {' or a '.join(filter(None, shapes))}" if all(shapes) else what
     return ApiError(400, f"{param}: {what}"[:500], "invalid_value", param)
+
+
+def _field(place: Sequence[Any]) -> str:
+    """The path of a field, without the names of shapes that pydantic tried."""
+    parts = [str(part) for part in place[1:]]
+    return ".".join(part for part in parts if not re.search(r"^[A-Z]|\[|constrained-", part))[:200]
 
 
 def add_errors(app: FastAPI) -> None:

@@ -17,7 +17,18 @@ from edgevlm.runtime.model import Model
 
 MAX_GRAMMAR = 65_536  # characters of a schema
 _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # take a second to make
+_writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether it can write JSON
 _lock = threading.Lock()
+
+
+def writes_json(model: Model) -> bool:
+    """Return whether the model's tokens can write JSON; those of the demo are words."""
+    if model not in _writers:
+        try:
+            _writers[model] = bool(Grammar(model, {"type": "object"}))
+        except UserError:
+            _writers[model] = False
+    return _writers[model]
 
 
 class Grammar:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from anyio import CapacityLimiter, to_thread
@@ -21,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
@@ -28,7 +30,8 @@ from edgevlm.apps.run.clock import Span, moment
 from edgevlm.apps.run.output import finite, wall_clock
 from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import content, list_of
-from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict
+from edgevlm.apps.serve.chat import ChatRequest, Strict, TextRequest, unknown
+from edgevlm.apps.serve.completion import Completion, TextCompletion
 from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, Name, ServeConfig
 from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
 from edgevlm.apps.serve.metrics import Metrics
@@ -151,11 +154,16 @@ class Server:
         except UserError as error:
             raise ApiError(404, str(error), "not_found", param) from None
 
-    async def ask(self, asked: ChatRequest | ResponsesRequest) -> Response:
+    async def ask(self, asked: ChatRequest | TextRequest | ResponsesRequest) -> Response:
         """Ask; 429 where too many wait."""
         chat = asked if isinstance(asked, ChatRequest) else asked.as_chat()
         settings, stream = self.service.config.server, self.stream(chat.stream_name, "model")
-        completion = ModelResponse(asked, chat, stream) if isinstance(asked, ResponsesRequest) else Completion(chat, stream)
+        if isinstance(asked, ResponsesRequest):
+            completion: Completion = ModelResponse(asked, chat, stream)
+        elif isinstance(asked, TextRequest):
+            completion = TextCompletion(chat, stream, unknown(asked))
+        else:
+            completion = Completion(chat, stream, unknown(chat))
         if not stream.session.stats.frames:
             raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= settings.max_requests:
@@ -237,6 +245,31 @@ COMPLETION: Any = {"response_model": None, "responses": content("application/jso
 PICTURE: Any = {"response_class": Response, "responses": content("image/jpeg")}
 
 
+class Head:
+    """Answers HEAD as GET, without a body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def received() -> Message:
+            return {"type": "http.disconnect"} if begun else await receive()
+
+        async def headed(message: Message) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+
+        await self._app({**scope, "method": "GET"}, received, headed)
+
+
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
     """The ASGI application over a service. load: reads its configuration again."""
     app = FastAPI(
@@ -244,6 +277,7 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
         docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
     )  # fmt: skip
     app.state.server = Server(service, load)
+    app.add_middleware(Head)
     add_errors(app)
     # the guard asks for the key; here it is described
     key = [Security(HTTPBearer(auto_error=False, description="The server's key."))] if service.config.server.key else []
@@ -256,13 +290,21 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
 
 
 def model_entry(stream: CameraStream) -> dict[str, Any]:
-    return {"id": stream.name, "object": "model", "created": 0, "owned_by": stream.describe()["model"]}
+    owner, budget = mask_credentials(stream.settings.model or "demo"), stream.session.text_budget
+    owner = FilePath(owner).name if FilePath(owner).exists() else owner
+    longest = stream.session.max_question_tokens + budget.answer
+    return {"id": stream.name, "object": "model", "created": 0, "owned_by": owner, "max_model_len": longest}
 
 
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
         """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
+        return await server.ask(asked)
+
+    @router.post("/v1/completions", **COMPLETION)
+    async def completions(asked: TextRequest) -> Response:
+        """Ask a stream through OpenAI's older interface: the prompt is a message of the user."""
         return await server.ask(asked)
 
     @router.post("/v1/responses", **COMPLETION)
@@ -461,6 +503,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
 
 def add_health(router: APIRouter, server: Server) -> None:
+    @router.get("/health", responses=content(answers.Health))
     @router.get("/health/live", responses=content(answers.Health))
     async def live() -> dict[str, str]:
         """200 while the process answers."""

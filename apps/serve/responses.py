@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from edgevlm.apps.serve.chat import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     AskedModel,
+    CalledFunction,
     ChatRequest,
-    Completion,
+    Content,
     Count,
+    Function,
     Lenient,
     Message,
     NamedSchema,
+    NamedTool,
+    ResponseFormat,
     Temperature,
     Text,
+    Tool,
+    ToolCall,
+    ToolName,
     TopP,
-)  # fmt: skip
+    unknown,
+)
+from edgevlm.apps.serve.completion import Completion
 from edgevlm.apps.serve.stream import CameraStream
+from edgevlm.apps.serve.tools import Call
 from edgevlm.errors import FieldError
 
 
@@ -33,61 +44,159 @@ class TextSettings(Lenient):
     format: TextFormat | None = None
 
 
+class NamedFunction(Lenient):
+    type: Literal["function"]
+    name: ToolName
+
+
+class FlatTool(Function):
+    """A function; tools of other types are ignored."""
+
+    type: str = "function"
+    name: ToolName = "-"
+
+
+class Item(Lenient):
+    """A message, a call of an earlier answer, or its result; items of other types are ignored."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content = None
+    id: Any = None
+    status: Any = None
+    call_id: Annotated[str, Field(max_length=256)] | None = None
+    name: ToolName | None = None
+    arguments: Text = ""
+    output: Content = None
+
+    def message(self, place: int) -> Message | None:
+        """The same as a message of a chat; None for an item of another type. Raises FieldError."""
+        if self.type == "function_call" and self.name:
+            function = CalledFunction(name=self.name, arguments=self.arguments)
+            return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
+        if self.type == "function_call_output":
+            return Message(role="tool", content=self.output, tool_call_id=self.call_id)
+        if self.type == "message" and self.role is None:
+            raise FieldError(f"input.{place}.role", "a message has a role: user, assistant or system")
+        return Message(role=self.role, content=self.content) if self.type == "message" and self.role else None
+
+
+def nothing_stored(given: str | None) -> str | None:
+    if given is not None:
+        raise ValueError("no answers are stored here; send the conversation as input")
+    return given
+
+
 class ResponsesRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
     model: AskedModel = ""
-    input: Text | Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     stream: bool | None = False
     max_output_tokens: Count = None
     temperature: Temperature = None
     top_p: TopP = None
     text: TextSettings | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: Annotated[str | None, AfterValidator(nothing_stored)] = None
 
     def as_chat(self) -> ChatRequest:
         """The same question as a chat completion. Raises FieldError."""
-        form = self.text.format if self.text is not None else None
-        said: list[Any] = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        said += [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        try:
-            chat = ChatRequest.model_validate({
-                "model": self.model, "messages": said, "max_completion_tokens": self.max_output_tokens,
-                "temperature": self.temperature, "top_p": self.top_p,
-                "response_format": form and {"type": form.type, "json_schema": {"schema": form.json_schema}},
-            })  # fmt: skip
-            chat.question()
-        except (ValidationError, FieldError) as error:
-            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).removeprefix("messages: ")
-            raise FieldError("input", why) from None
-        return chat
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        said = [Message(role="system", content=self.instructions)] if self.instructions else []
+        said += [message for place, item in enumerate(items) if (message := item.message(place))]
+        form, choice = self.text.format if self.text is not None else None, self.tool_choice
+        named = NamedTool(function=CalledFunction(name=choice.name)) if isinstance(choice, NamedFunction) else choice
+        given: dict[str, Any] = {
+            "model": self.model, "messages": said or [Message(role="user")], "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature, "top_p": self.top_p, "parallel_tool_calls": self.parallel_tool_calls,
+            "tools": [Tool(type=each.type, function=each if each.type == "function" else None) for each in self.tools or ()],
+            "tool_choice": named,
+            "response_format": form and ResponseFormat(type=form.type, json_schema=NamedSchema(schema=form.json_schema)),
+        }  # fmt: skip
+        return ChatRequest(**given)
+
+    def ignored(self) -> Iterator[str]:
+        """Yield the fields that are not known, and the items of other types."""
+        yield from unknown(self)
+        items = [] if isinstance(self.input, str) else self.input
+        yield from (f"input.{place}" for place, item in enumerate(items) if item.message(place) is None)
 
 
 class ModelResponse(Completion):
     """One answer in the shapes of this interface."""
 
+    prefix = "resp_"
+
     def __init__(self, request: ResponsesRequest, chat: ChatRequest, stream: CameraStream) -> None:
-        super().__init__(chat, stream)
-        self._request, self._text, self._number = request, "", 0
-        self._message_id = self.id.replace("chatcmpl-", "msg_")
+        super().__init__(chat, stream, request.ignored())
+        self._request, self._number = request, 0
+        self._output: list[dict[str, Any]] = []  # finished items
+        self._text: str | None = None  # of the message at the end, which is not finished
 
     async def complete(self) -> dict[str, Any]:
-        self._text = "".join([piece async for piece in self.pieces()])
+        async for _ in self._told():
+            pass
         return self._response(finished=True)
 
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         yield self._event("created", response=self._response())
-        yield self._event("output_item.added", output_index=0, item=self._message(finished=False))
-        yield self._event("content_part.added", **place, part=self._part())
-        async for piece in self.pieces():
-            self._text += piece
-            yield self._event("output_text.delta", **place, delta=piece, logprobs=[])
-        yield self._event("output_text.done", **place, text=self._text, logprobs=[])
-        yield self._event("content_part.done", **place, part=self._part())
-        yield self._event("output_item.done", output_index=0, item=self._message(finished=True))
+        async for event in self._told():
+            yield event
         response = self._response(finished=True)
         yield self._event(response["status"], response=response)
+
+    async def _told(self) -> AsyncGenerator[dict[str, str], None]:
+        async for part in self.parts():
+            for event in self._call(part) if isinstance(part, Call) else self._say(part):
+                yield event
+        for event in (*(() if self._output else self._say("")), *self._end()):
+            yield event
+
+    def _say(self, piece: str) -> Iterator[dict[str, str]]:
+        if self._text is None:
+            self._text = ""
+            yield self._event("output_item.added", **self._place, item=self._message(finished=False))
+            yield self._event("content_part.added", **self._content, part=self._part())
+        if piece:
+            self._text += piece
+            yield self._event("output_text.delta", **self._content, delta=piece, logprobs=[])
+
+    def _end(self) -> Iterator[dict[str, str]]:
+        if self._text is None:
+            return
+        yield self._event("output_text.done", **self._content, text=self._text, logprobs=[])
+        yield self._event("content_part.done", **self._content, part=self._part())
+        yield from self._finish(self._message(finished=True))
+        self._text = None
+
+    def _call(self, call: Call) -> Iterator[dict[str, str]]:
+        yield from self._end()
+        item = {"id": call.id.replace("call_", "fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
+        yield self._event("output_item.added", **self._place, item={**item, "arguments": "", "status": "in_progress"})
+        of = {"item_id": item["id"], **self._place}
+        yield self._event("function_call_arguments.delta", **of, delta=call.arguments)
+        yield self._event("function_call_arguments.done", **of, name=call.name, arguments=call.arguments)
+        yield from self._finish({**item, "arguments": call.arguments, "status": "completed"})
+
+    def _finish(self, item: dict[str, Any]) -> Iterator[dict[str, str]]:
+        yield self._event("output_item.done", **self._place, item=item)
+        self._output.append(item)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"output_index": len(self._output)}
+
+    @property
+    def _content(self) -> dict[str, Any]:
+        return {"item_id": self._message_id, **self._place, "content_index": 0}
+
+    @property
+    def _message_id(self) -> str:
+        return f"{self.id.replace(self.prefix, 'msg_')}{len(self._output) or ''}"
 
     def _event(self, kind: str, **fields: Any) -> dict[str, str]:
         name, number = f"response.{kind}", self._number
@@ -103,13 +212,14 @@ class ModelResponse(Completion):
 
     def _response(self, *, finished: bool = False) -> dict[str, Any]:
         request, truncated, used = self._request, finished and self.finish_reason == "length", self.usage()
+        echoed = request.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
         return {
-            "id": self.id.replace("chatcmpl-", "resp_"), "object": "response", "created_at": self.created,
+            "id": self.id, "object": "response", "created_at": self.created,
             "status": "incomplete" if truncated else "completed" if finished else "in_progress", "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if truncated else None, "instructions": request.instructions,
             "metadata": {}, "model": request.model or self.stream.name, "temperature": request.temperature,
-            "top_p": request.top_p, "parallel_tool_calls": False, "tool_choice": "none", "tools": [],
-            "output": [self._message(finished=True)] if finished else [],
+            "top_p": request.top_p, "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "tool_choice": "auto", "tools": [], **echoed, "output": self._output,
             "usage": {
                 "input_tokens": used["prompt_tokens"], "input_tokens_details": used["prompt_tokens_details"],
                 "output_tokens": used["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},

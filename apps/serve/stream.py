@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.instant import Instant
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -191,18 +191,18 @@ class CameraStream:
         (since, watched, skipped), (now, watched_now, skipped_now) = counts[0], counts[-1]
         return (watched_now - watched) / (now - since), (skipped_now - skipped) / (now - since)
 
-    def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer | str:
+    def ask(self, asked: Dialogue, **sampling: Any) -> Answer | str:
         """Answer as it is generated; a text where the demo model was never taught the question. Raises UserError."""
-        taught = self.loop.as_taught(question)
+        taught = self.loop.as_taught(asked.text)
         if taught is None and "logits_processor" in sampling:
-            taught = question  # it must be one of the choices
+            taught = asked.text  # it must be one of the choices
         if taught is None:
             return NEVER_TAUGHT
         if not self.session.stats.frames:
             raise UserError("no frame has been watched yet; ask again in a moment")
         if self.journal is not None:
             taught = self.journal.with_notes(taught, sampling)
-        return self.session.ask(taught, history=() if self.model.is_demo else turns, **sampling)
+        return self.session.ask(asked.with_text(taught), **sampling)
 
     def answered(self, question: str, answer: Answer) -> dict[str, Any]:
         """Send the listeners an answer, once it is finished; returns its :meth:`evidence`."""

@@ -170,3 +170,37 @@ def test_frequencies_are_the_distribution(settings, expected):
 def test_bad_settings_are_refused(settings, says):
     with pytest.raises(UserError, match=says):
         Sampler(**settings)
+
+
+def test_penalties_are_openais_and_log_probabilities_are_of_before_them(session):
+    """logits - presence - frequency * count for tokens of the answer so far; transformers' log softmax without either."""
+    torch = pytest.importorskip("torch")
+
+    def logits_of(**settings):
+        seen = []
+
+        def note(token_ids, logits):
+            seen.append(logits.copy())
+            forced = np.full_like(logits, -np.inf)
+            forced[[7, 7, 9, 7][len(token_ids)]] = 0  # an answer of these tokens, whatever is penalised
+            return forced
+
+        answer = session.ask(COLOR, logits_processor=note, max_tokens=4, **settings)
+        assert answer.wait()
+        return np.stack(seen), answer
+
+    plain, _ = logits_of()
+    changed, answer = logits_of(presence_penalty=0.5, frequency_penalty=-0.25, logprobs=3)
+    expected = plain.copy()
+    for place, counts in enumerate([{}, {7: 1}, {7: 2}, {7: 2, 9: 1}]):
+        for token, count in counts.items():
+            expected[place, token] -= 0.5 - 0.25 * count
+    np.testing.assert_allclose(changed, expected, atol=1e-6)
+    wanted = torch.log_softmax(torch.tensor(plain, dtype=torch.float64), -1)
+    for place, noted in enumerate(answer.logprobs):
+        assert noted.value == pytest.approx(wanted[place, noted.token].item(), abs=1e-5)
+        top = wanted[place].topk(3)
+        assert [token for token, _ in noted.likeliest] == top.indices.tolist()
+        assert [value for _, value in noted.likeliest] == pytest.approx(top.values.tolist(), abs=1e-5)
+    with pytest.raises(UserError, match="presence_penalty"):
+        session.ask(COLOR, presence_penalty=3)

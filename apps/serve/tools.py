@@ -1,0 +1,102 @@
+"""Tools of a request: functions that an answer may call, and the calls in its text."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function. arguments: JSON."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+    @classmethod
+    def parse(cls, text: str, names: Sequence[str]) -> Call | None:
+        """Read ``{"name": .., "arguments": {..}}``; None for anything else, and for other names."""
+        try:
+            found = json.loads(text)
+            name, arguments = found["name"], found.get("arguments") or {}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        is_call = name in names and isinstance(arguments, Mapping)
+        return cls(name, json.dumps(arguments, ensure_ascii=False)) if is_call else None
+
+    def described(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the JSON schema of a call of one of these functions, each with ``name`` and the schema ``parameters``."""
+    shared: dict[str, Any] = {}
+    calls = []
+    for number, function in enumerate(functions):
+        parameters = dict(_own_references(function["parameters"] or {"type": "object"}, f"{number}-"))
+        for keyword in ("$defs", "definitions"):
+            shared |= {f"{number}-{name}": each for name, each in parameters.pop(keyword, {}).items()}
+        fields = {"name": {"const": function["name"]}, "arguments": parameters}
+        calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})
+    return {**({"anyOf": calls} if len(calls) > 1 else calls[0]), **({"$defs": shared} if shared else {})}
+
+
+def _own_references(schema: Any, before: str) -> Any:
+    """Return a schema whose references are to ``#/$defs/{before}NAME``."""
+    if isinstance(schema, Mapping):
+        changed = {name: _own_references(each, before) for name, each in schema.items()}
+        if isinstance(place := schema.get("$ref"), str):
+            for keyword in ("#/$defs/", "#/definitions/"):
+                if place.startswith(keyword):
+                    changed["$ref"] = f"#/$defs/{before}{place.removeprefix(keyword)}"
+        return changed
+    return [_own_references(each, before) for each in schema] if isinstance(schema, list) else schema
+
+
+class CallReader:
+    """Splits an answer's text, as it comes, into what it says and its calls: Hermes', Qwen's ``<tool_call>{..}</tool_call>``.
+
+    names: functions that may be called; text that calls others is text. whole: the answer is one call, without these marks.
+    only_one: what follows the first call is left out. called: whether there was one.
+    """
+
+    def __init__(self, names: Sequence[str], *, whole: bool = False, only_one: bool = False) -> None:
+        self._names, self._whole, self._only_one, self._text = names, whole, only_one, ""
+        self.called = False
+
+    def feed(self, piece: str) -> Iterator[str | Call]:
+        """Take a further piece; yields what is known by then. Text that may be the beginning of a call waits."""
+        self._text += piece
+        while self._names and not self._whole:
+            said, mark, rest = self._text.partition(OPENING)
+            if not mark:
+                held = next(size for size in range(len(OPENING), -1, -1) if said.endswith(OPENING[:size]))
+                self._text = said[len(said) - held :]
+                yield from self._kept(said[: len(said) - held])
+                return
+            inside, end, after = rest.partition(CLOSING)
+            yield from self._kept(said)
+            self._text = mark + rest
+            if not end:
+                return
+            yield from self._kept(Call.parse(inside, self._names) or mark + inside + end)
+            self._text = after
+        if not self._names:
+            yield from self.end()
+
+    def end(self) -> Iterator[str | Call]:
+        """Yield what is left: a call that was not closed, or text."""
+        text, self._text = self._text, ""
+        yield from self._kept(Call.parse(text.removeprefix(OPENING), self._names) or text)
+
+    def _kept(self, part: str | Call) -> Iterator[str | Call]:
+        is_call = isinstance(part, Call)
+        if part and not (self.called and (self._only_one or (isinstance(part, str) and not part.strip()))):
+            yield part
+        self.called = self.called or is_call
