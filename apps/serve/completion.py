@@ -16,7 +16,7 @@ from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.serve.grammar import writes_json
 from edgevlm.apps.serve.service import field as wrong
 from edgevlm.apps.serve.stream import CameraStream
-from edgevlm.apps.serve.tools import Call, CallReader
+from edgevlm.apps.serve.tools import CallReader, ToolUse
 from edgevlm.errors import FieldError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.chat import Dialogue
@@ -60,7 +60,7 @@ class Completion:
         parts = [part async for part in self.parts()]
         text, calls = (
             "".join(each for each in parts if isinstance(each, str)),
-            [each for each in parts if isinstance(each, Call)],
+            [each for each in parts if isinstance(each, ToolUse)],
         )
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
@@ -72,7 +72,7 @@ class Completion:
         yield self._chunk({"delta": {"role": "assistant", "content": ""}})
         calls = 0
         async for part in self.parts():
-            if isinstance(part, Call):
+            if isinstance(part, ToolUse):
                 yield self._chunk({"delta": {"tool_calls": [{"index": calls, **part.described()}]}})
                 calls += 1
             else:
@@ -80,7 +80,7 @@ class Completion:
         for chunk in self._last({"delta": {}}):
             yield chunk
 
-    async def parts(self) -> AsyncGenerator[str | Call, None]:
+    async def parts(self) -> AsyncGenerator[str | ToolUse, None]:
         """The answer's text and its calls as they come."""
         forced = self.request.must_call and not isinstance(self.answer, str) and writes_json(self.stream.model)
         names = [each.name for each in self.request.functions] if forced or self._asked.tools else []

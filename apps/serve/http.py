@@ -245,7 +245,7 @@ COMPLETION: Any = {"response_model": None, "responses": content("application/jso
 PICTURE: Any = {"response_class": Response, "responses": content("image/jpeg")}
 
 
-class Head:
+class HeadAsGet:
     """Answers HEAD as GET, without a body."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -277,7 +277,7 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
         docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
     )  # fmt: skip
     app.state.server = Server(service, load)
-    app.add_middleware(Head)
+    app.add_middleware(HeadAsGet)
     add_errors(app)
     # the guard asks for the key; here it is described
     key = [Security(HTTPBearer(auto_error=False, description="The server's key."))] if service.config.server.key else []

@@ -32,7 +32,7 @@ from edgevlm.apps.serve.chat import (
 )
 from edgevlm.apps.serve.completion import Completion
 from edgevlm.apps.serve.stream import CameraStream
-from edgevlm.apps.serve.tools import Call
+from edgevlm.apps.serve.tools import ToolUse
 from edgevlm.errors import FieldError
 
 
@@ -151,7 +151,7 @@ class ModelResponse(Completion):
 
     async def _told(self) -> AsyncGenerator[dict[str, str], None]:
         async for part in self.parts():
-            for event in self._call(part) if isinstance(part, Call) else self._say(part):
+            for event in self._call(part) if isinstance(part, ToolUse) else self._say(part):
                 yield event
         for event in (*(() if self._output else self._say("")), *self._end()):
             yield event
@@ -173,7 +173,7 @@ class ModelResponse(Completion):
         yield from self._finish(self._message(finished=True))
         self._text = None
 
-    def _call(self, call: Call) -> Iterator[dict[str, str]]:
+    def _call(self, call: ToolUse) -> Iterator[dict[str, str]]:
         yield from self._end()
         item = {"id": call.id.replace("call_", "fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
         yield self._event("output_item.added", **self._place, item={**item, "arguments": "", "status": "in_progress"})

@@ -12,7 +12,7 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolUse:
     """A call of a function. arguments: JSON."""
 
     name: str
@@ -20,7 +20,7 @@ class Call:
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
     @classmethod
-    def parse(cls, text: str, names: Sequence[str]) -> Call | None:
+    def parse(cls, text: str, names: Sequence[str]) -> ToolUse | None:
         """Read ``{"name": .., "arguments": {..}}``; None for anything else, and for other names."""
         try:
             found = json.loads(text)
@@ -70,7 +70,7 @@ class CallReader:
         self._names, self._whole, self._only_one, self._text = names, whole, only_one, ""
         self.called = False
 
-    def feed(self, piece: str) -> Iterator[str | Call]:
+    def feed(self, piece: str) -> Iterator[str | ToolUse]:
         """Take a further piece; yields what is known by then. Text that may be the beginning of a call waits."""
         self._text += piece
         while self._names and not self._whole:
@@ -85,18 +85,18 @@ class CallReader:
             self._text = mark + rest
             if not end:
                 return
-            yield from self._kept(Call.parse(inside, self._names) or mark + inside + end)
+            yield from self._kept(ToolUse.parse(inside, self._names) or mark + inside + end)
             self._text = after
         if not self._names:
             yield from self.end()
 
-    def end(self) -> Iterator[str | Call]:
+    def end(self) -> Iterator[str | ToolUse]:
         """Yield what is left: a call that was not closed, or text."""
         text, self._text = self._text, ""
-        yield from self._kept(Call.parse(text.removeprefix(OPENING), self._names) or text)
+        yield from self._kept(ToolUse.parse(text.removeprefix(OPENING), self._names) or text)
 
-    def _kept(self, part: str | Call) -> Iterator[str | Call]:
-        is_call = isinstance(part, Call)
+    def _kept(self, part: str | ToolUse) -> Iterator[str | ToolUse]:
+        is_call = isinstance(part, ToolUse)
         if part and not (self.called and (self._only_one or (isinstance(part, str) and not part.strip()))):
             yield part
         self.called = self.called or is_call
