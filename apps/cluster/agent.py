@@ -225,7 +225,7 @@ class NodeAgent(Hooks):
 
     def work(self) -> None:
         """Close what this node may watch no longer, open what it is to watch, and apply the cluster's watches."""
-        with self._working:
+        with self._working, self._service.watches.held():
             view = self.view
             held = self._lease.held(self._clock())  # no older than the view
             for name, epoch in list(self.epochs.items()):

@@ -57,11 +57,11 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
     serving, done = threading.Event(), threading.Event()
     reporter = threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True)
     reporter.start()
+    host, port = listening.getsockname()[:2]
+    service.page = url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
         with progress("opening the cameras"):
             (service if member is None else member).open()
-        host, port = listening.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):

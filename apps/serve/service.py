@@ -20,6 +20,7 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret, state_key
 from edgevlm.apps.forget import Forgotten, cameras, forget_camera
 from edgevlm.apps.journal import Journal, Line
+from edgevlm.apps.names import program_id, short_hash
 from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
@@ -29,7 +30,7 @@ from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import MOST, EventStore, WatchEvent
-from edgevlm.apps.watches.sinks import Sink, open_sinks
+from edgevlm.apps.watches.sinks import Program, Sink, open_sinks
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
@@ -107,7 +108,7 @@ class Service:
         self._models: dict[str, Model] = {}
         self._reopen_at: dict[str, float] = {}  # when a camera with a torn memory may be opened again
         self.notify, self._lock = notify, threading.RLock()
-        self.power = Power()
+        self.power, self.page = Power(), ""  # page: its address, once there is one
         self._delivery: Delivery | None = None
         self._journal: Journal | None = None
         states = "" if config.state else os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
@@ -122,10 +123,12 @@ class Service:
         try:
             if self.config.sinks or self._sinks:
                 _ = self.delivery
-            for name, settings in self.config.cameras.items():
-                self.add(name, settings)
-            for watch in self.config.watches:
-                self.watches.add(watch)
+            with self.watches.held():
+                for name, settings in self.config.cameras.items():
+                    self.add(name, settings)
+                for watch in self.config.watches:
+                    self.watches.add(watch)
+                self._end_removed()
         except BaseException:
             self.close()
             raise
@@ -228,14 +231,29 @@ class Service:
                 hosts.resolve(parts.hostname or "", parts.port or 0)
         return hosts
 
-    def remove(self, name: str, keep_model: bool = False) -> None:
-        """Stop watching a camera; its snapshots stay. Raises UserError for an unknown stream."""
+    def remove(self, name: str, keep_model: bool = False, again: bool = False) -> None:
+        """Stop watching a camera; its snapshots stay. again: it is opened again, and its open watches stay open.
+
+        Raises UserError for an unknown stream.
+        """
         with self._lock:
             stream = self.stream(name)
+            if not again and name not in self.hooks.cameras_elsewhere():
+                stream.watcher.end()
             self.streams = {key: value for key, value in self.streams.items() if key != name}
+            self.watches.announce()
             stream.close()
             if not keep_model:
                 self._close_unused_models()
+
+    def _end_removed(self) -> None:
+        """Record the end of openings whose watch or camera was removed while this program was away."""
+        if not (self.has_events or (self.state / EventStore.FILE).exists()):
+            return
+        asked = {(camera, watch) for camera, watcher in self._watchers().items() for watch in watcher.states()}
+        for event in self.delivery.store.open_now():
+            if (event.camera, event.watch) not in asked:
+                self.delivery.record(replace(event, state="close", time=time.time(), probability=0.0, evidence=()), (), ())
 
     def _close_unused_models(self) -> None:
         used = {stream.model for stream in self.streams.values()}
@@ -250,7 +268,8 @@ class Service:
         with self._lock:
             before, (config, done) = self.config, as_far_as_running(self.config, config)
             self.key, self.config = server_key(config.server), config
-            done += self.hooks.replace_cameras(self, before, config)
+            with self.watches.held():
+                done += self.hooks.replace_cameras(self, before, config)
             self._close_unused_models()
             if config.sinks != before.sinks:
                 try:
@@ -271,7 +290,7 @@ class Service:
                     continue
             try:
                 if running is not None:
-                    self.remove(name, keep_model=True)
+                    self.remove(name, keep_model=True, again=settings is not None)
                 if settings is not None:
                     self.add(name, settings)
                 done.append(f"{name}: {'removed' if settings is None else 'opened again' if running else 'added'}")
@@ -287,8 +306,15 @@ class Service:
                 if self._delivery is None:
                     sinks, kept = {**open_sinks(self.config.sinks), **self._sinks}, self.config.events
                     store = EventStore(self.state, self.notify, days=kept.days, cap=kept.megabytes << 20)
-                    self._delivery = Delivery(store, sinks, self.notify, self.watches.control)
+                    self._delivery = Delivery(store, sinks, self.notify, self.watches.control, self._program())
         return self._delivery
+
+    def _program(self) -> Program:
+        """Describe this program to sinks; the nodes of a cluster have one id, so that cameras that move keep their entities."""
+        cluster = self.config.cluster
+        if cluster.join is not None:
+            return Program(short_hash(cluster.snapshots or ""), self.page, shared=True)
+        return Program(program_id(self.state), self.page)
 
     @property
     def has_events(self) -> bool:
@@ -362,6 +388,7 @@ class Service:
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""
         with self._lock:
+            self.watches.close()
             streams, self.streams = self.streams, {}
             threads = [threading.Thread(target=each.close, name=name, daemon=True) for name, each in streams.items()]
             for thread in threads:

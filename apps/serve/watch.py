@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import datetime
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.names import program_id, short_hash
 from edgevlm.apps.run.process import is_gone
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.service import Service
@@ -54,10 +57,12 @@ def checked_watch(settings: dict[str, Any]) -> Watch:
 def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: bool) -> None:
     """Watch the only camera of a configuration until a signal, or the end of a recording. Raises UserError."""
     ((name, camera),) = config.cameras.items()
-    with nullcontext() if config.state else TemporaryDirectory(prefix="edgevlm-watch-") as folder:
+    with TemporaryDirectory(prefix="edgevlm-watch-") as folder:
         if config.state is None:
             every = NEVER_S if config.snapshots is None else config.state_every
             config = config.model_copy(update={"state": folder, "state_every": every})
+            about = [platform.node(), camera.source, *(watch.name for watch in config.watches)]
+            program_id(Path(folder), short_hash(json.dumps(about)))  # the same when it is started again
         sinks = {"stdout": Stdout() if as_json else Lines()}
         service = Service(config, to_stderr_if_lost if quiet else to_stderr, options, sinks)
         try:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.watches.events import EventStore, WatchEvent
-from edgevlm.apps.watches.sinks import Sink, WatchStatus
+from edgevlm.apps.watches.sinks import Program, Sink, WatchStatus
 from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
 
@@ -25,7 +25,7 @@ class Delivery:
     """Records events and sends them. What is not sent when it is closed, or killed, is sent by the next one.
 
     An event that was sent just before a kill is sent again, with the same id. sinks: by name. control: called with a camera and
-    a watch that a sink wants to pause (False) or to go on (True).
+    a watch that a sink wants to pause (False) or to go on (True). program: that the sinks send for.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class Delivery:
         sinks: Mapping[str, Sink],
         notify: Notify,
         control: Callable[[str, str, bool], object] = Sink.control,
+        program: Program = Sink.program,
     ) -> None:
-        self.store, self.notify, self._control = store, notify, control
+        self.store, self.notify, self._control, self._program = store, notify, control, program
         self.recorded: Counter[tuple[str, str, str]] = Counter()  # by camera, watch and state
         self.delivered: Counter[str] = Counter()  # by sink
         self.failures: Counter[str] = Counter()
@@ -55,7 +56,7 @@ class Delivery:
                 self.store.drop(name)
         self._senders = {name: Sender(name, sink, self) for name, sink in sinks.items()}
         for sink in sinks.values():
-            sink.control = self._control
+            sink.control, sink.program = self._control, self._program
             sink.start()
         with self._standing:
             self._announce_all(self._watches)

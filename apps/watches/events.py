@@ -210,6 +210,12 @@ class EventStore(TimedDatabase):
         found = [*(_event(*row) for row in rows), *(each for each in held if (each.camera, each.watch) == (camera, watch))]
         return found[-1] if found else None
 
+    def open_now(self) -> list[WatchEvent]:
+        """Return the openings that have not ended."""
+        newest = "SELECT max(number) FROM events GROUP BY camera, watch"
+        statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest})"
+        return [_event(*row) for row in self._rows(statement)]
+
     def openings(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[Opening]:
         """Return when watches were open within a time, by opening. search: words that all occur in a watch's names."""
         newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"

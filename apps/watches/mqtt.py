@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import paho.mqtt.client as paho
@@ -15,20 +16,25 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.names import ID, Id, id_of
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import ANSWER_S, Seconds, Sink, WatchStatus
-from edgevlm.apps.watches.watch import NAME
 from edgevlm.errors import UserError
 
 STATES = {"open": "ON", "close": "OFF"}
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
-ENTITIES = {  # a watch's entities in Home Assistant: platform, name, settings; T stands for the watch's topic
-    "open": ("binary_sensor", "{}", {"state_topic": "T/state", "json_attributes_topic": "T/event"}),
+ENTITIES = {  # a watch's entities in Home Assistant: platform, name, settings; T is the watch's topic
+    "open": ("binary_sensor", "{}", {
+        "state_topic": "T/state", "json_attributes_topic": "T/attributes",
+        "json_attributes_template": "{{ value or '{}' }}",  # it is emptied when the watch is removed
+    }),
     "snapshot": ("image", "{} (picture)", {"image_topic": "T/snapshot", "content_type": "image/jpeg"}),
     "active": ("switch", "{} (ask)", {"state_topic": "T/active", "command_topic": "T/set", "entity_category": "config"}),
-}
-RETAINED = ("state", "snapshot", "active")  # below a watch's topic
+}  # fmt: skip
+COMPONENT = f"{ID[1:-1]}_(open|snapshot|active)"
+RETAINED = ("attributes", "state", "snapshot", "active")  # below a watch's topic
+Key = tuple[str, str]  # a camera and a watch
 
 
 def is_topic(text: str) -> bool:
@@ -37,18 +43,24 @@ def is_topic(text: str) -> bool:
 
 
 class Mqtt(Sink):
-    """Publishes to a broker, QoS 1, below the path of its address, ``edgevlm`` unless given.
+    """Publishes to a broker, QoS 1, below the path of its address, ``edgevlm`` unless given, and the program's id.
 
-    ``edgevlm/available`` is online or offline (the last will). Below ``edgevlm/CAMERA/WATCH/``: ``state`` (ON or OFF),
-    ``event`` (JSON), ``snapshot`` (JPEG), ``active`` (ON or OFF), all retained but the event; ON or OFF sent to ``set`` lets
-    the watch go on, or pauses it.
+    ``edgevlm/ID/available`` is online or offline (the last will). Below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or OFF),
+    ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF), all retained but
+    the event; ON or OFF sent to ``set`` lets the watch go on, or pauses it. Topics of other ids are never changed.
 
-    discovery: the topic that Home Assistant looks for devices below; empty for none. ca: a file of certificates that a broker
-    at ``mqtts://`` is known by, the system's unless given.
+    id: names the program; the one of its state folder unless given. discovery: the topic that Home Assistant looks for devices
+    below; empty for none. ca: a file of certificates that a broker at ``mqtts://`` is known by, the system's unless given.
     """
 
     def __init__(
-        self, url: str, password: str = "", discovery: str = "homeassistant", ca: str = "", timeout: Seconds = ANSWER_S
+        self,
+        url: str,
+        password: str = "",
+        discovery: str = "homeassistant",
+        ca: str = "",
+        timeout: Seconds = ANSWER_S,
+        id: Id | Literal[""] = "",
     ) -> None:
         try:
             parts = urlsplit(url)
@@ -62,11 +74,13 @@ class Mqtt(Sink):
                 raise UserError(f"mqtt: {topic!r} is no topic; leave out + and #")
         if not self._host:
             raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
-        self._discovery, self._timeout = discovery.strip("/"), timeout
+        self._discovery, self._timeout, self._id = discovery.strip("/"), timeout, id
         self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
-        self._watches: Sequence[WatchStatus] | None = None  # until they are announced
-        self._standing: dict[str, str] = {}  # what was published, by topic, since it connected
-        self._devices: dict[str, dict[str, str]] = {}  # that the broker holds: watches and questions, by camera
+        self._watches: dict[Key, WatchStatus] | None = None  # until they are announced
+        self._held: set[Key] = set()  # watches whose topics the broker may hold
+        self._retained: dict[str, str | bytes] = {}  # payloads that it is to hold, by topic, without devices
+        self._devices: dict[str, dict[str, Any]] = {}  # that it holds, by camera
+        self._here = platform.node()
         self._lock, self._connected, self._tried = threading.RLock(), False, threading.Event()
         self._client = client = paho.Client(CallbackAPIVersion.VERSION2)
         if parts.username:
@@ -76,11 +90,15 @@ class Mqtt(Sink):
                 client.tls_set(ca or None)
             except OSError as error:
                 raise UserError(f"mqtt: {ca}: cannot be read ({error.strerror})") from None
-        client.will_set(f"{self._prefix}/available", "offline", 1, retain=True)
         client.on_connect, client.on_disconnect, client.on_message = self._on_connect, self._on_disconnect, self._on_message
         client.on_connect_fail = self._on_connect_fail
 
+    @property
+    def _base(self) -> str:
+        return "/".join(filter(None, (self._prefix, self._id or self.program.id)))
+
     def start(self) -> None:
+        self._client.will_set(f"{self._base}/available", "offline", 1, retain=True)
         self._client.connect_async(self._host, self._port)
         self._client.loop_start()
 
@@ -88,27 +106,34 @@ class Mqtt(Sink):
         self._tried.wait(self._timeout)
         if not self._connected:
             raise UserError(f"{self._shown} cannot be reached ({self._problem})")
-        topic = self._topic(event.camera, event.watch)
-        sent = [self._publish(f"{topic}/event", event.line(), retain=False)]
-        sent += [self._publish(f"{topic}/snapshot", pictures[0])] if pictures else []
-        state = self._state(event)
-        sent.append(self._publish(f"{topic}/state", state))
+        key, topic, line, state = (event.camera, event.watch), self._topic(event.camera, event.watch), event.line(), None
+        with self._lock:
+            sent = [self._publish(f"{topic}/event", line, retain=False)]
+            if self._watches is None or key in self._watches:  # else it was removed
+                state = self._state(event)
+                retained: dict[str, str | bytes] = {f"{topic}/attributes": line}
+                retained |= {f"{topic}/snapshot": pictures[0]} if pictures else {}
+                retained[f"{topic}/state"] = state
+                sent += [self._publish(*each) for each in retained.items()]
+                self._retained |= retained
+                self._held.add(key)
         for message in sent:
             with suppress(ValueError, RuntimeError):  # it was not taken for sending
                 message.wait_for_publish(self._timeout)
             if not message.is_published():
                 raise UserError(f"{self._shown} did not confirm within {self._timeout:g} s")
-        if self._state(event) != state:  # it changed, and a lost connection may have brought the two in another order
-            self._publish(f"{topic}/state", self._state(event))
+        with self._lock:
+            if key in self._held and state != self._state(event):  # a lost connection may have brought them in another order
+                self._publish(f"{topic}/state", self._state(event))
 
     def _state(self, event: WatchEvent) -> str:
         """Return the state of an event's watch now, where that is known; else the event's."""
-        known = {(each.camera, each.watch): each.state for each in self._watches or ()}
-        return STATES[known.get((event.camera, event.watch)) or event.state]
+        known = (self._watches or {}).get((event.camera, event.watch))
+        return STATES[(known and known.state) or event.state]
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
         with self._lock:
-            self._watches = tuple(watches)
+            self._watches = {(each.camera, each.watch): each for each in watches}
             if self._connected:
                 self._announce()
 
@@ -116,13 +141,13 @@ class Mqtt(Sink):
         was_connected = self._connected
         if was_connected:
             with suppress(ValueError, RuntimeError):
-                self._publish(f"{self._prefix}/available", "offline").wait_for_publish(1)
+                self._publish(f"{self._base}/available", "offline").wait_for_publish(1)
         self._client.disconnect()
         if was_connected:  # else its thread may be waiting for an answer; it ends by itself
             self._client.loop_stop()
 
     def _topic(self, camera: str, watch: str) -> str:
-        return f"{self._prefix}/{camera}/{watch}"
+        return f"{self._base}/{camera}/{watch}"
 
     def _publish(self, topic: str, payload: str | bytes, retain: bool = True) -> paho.MQTTMessageInfo:
         return self._client.publish(topic, payload, 1, retain)
@@ -131,15 +156,16 @@ class Mqtt(Sink):
         if reason.is_failure:
             self._failed(str(reason))
             return
-        self._publish(f"{self._prefix}/available", "online")
-        client.subscribe(f"{self._prefix}/+/+/set", 1)
+        client.subscribe(f"{self._base}/+/+/set", 1)
         if self._discovery:
-            client.subscribe([(f"{self._discovery}/status", 1), (f"{self._discovery}/device/+/config", 1)])
+            client.subscribe(f"{self._discovery}/device/+/config", 1)
         with self._lock:
             self._connected = True
-            self._standing.clear()
+            if (link := client.socket()) is not None:  # as the broker's network knows this machine
+                here = link.getsockname()[0]
+                self._here = f"[{here}]" if ":" in here else here
             self._tried.set()
-            self._announce()
+            self._announce(again=True)
 
     def _on_disconnect(self, client: paho.Client, userdata: object, flags: object, reason: Any, properties: object) -> None:
         if self._connected:  # not where it was just refused
@@ -154,71 +180,82 @@ class Mqtt(Sink):
 
     def _on_message(self, client: paho.Client, userdata: object, message: paho.MQTTMessage) -> None:
         with suppress(Exception):  # whatever others send, the connection stays
-            if message.topic == f"{self._discovery}/status":
-                with self._lock:
-                    self._announce(again=message.payload == b"online")
-            elif message.topic.startswith(f"{self._discovery}/device/"):
-                if message.retain:
+            if message.topic.startswith(f"{self._discovery}/device/"):
+                if message.retain and not self.program.shared:
                     self._found(message.topic.split("/")[-2], json.loads(message.payload))
             elif message.payload in (b"ON", b"OFF"):
-                camera, watch, _ = message.topic.removeprefix(f"{self._prefix}/").split("/")
+                camera, watch, _ = message.topic.removeprefix(f"{self._base}/").split("/")
                 self.control(camera, watch, message.payload == b"ON")
 
     def _found(self, device: str, held: Any) -> None:
         """Remove what is gone of a device that the broker holds, where it is one of ours."""
-        if held["availability_topic"] == f"{self._prefix}/available" and held["origin"]["name"] == "edgevlm":
-            watches = {key.removesuffix("_open"): "" for key in held["components"] if re.fullmatch(f"{NAME[1:-1]}_open", key)}
+        if held["availability_topic"] == f"{self._base}/available" and held["origin"]["name"] == "edgevlm":
+            keys = [key for key in held["components"] if re.fullmatch(COMPONENT, key)]
+            components = {key: {"platform": ENTITIES[key.rpartition("_")[2]][0]} for key in keys}
             camera = device.removeprefix(self._device(""))
             with self._lock:
-                self._devices[camera] = {**watches, **self._devices.get(camera, {})}
+                known = self._devices.get(camera, {})
+                self._devices[camera] = {**known, "components": {**components, **known.get("components", {})}}
+                self._held |= {(camera, key.rpartition("_")[0]) for key in components}
                 self._announce()
 
     def _announce(self, again: bool = False) -> None:
-        """Publish the devices that changed, or all of them ``again``, and how their watches stand."""
+        """Publish what changed, or all ``again``: devices, topics of watches, and that they are available."""
         if self._watches is None:
             return
-        wanted: dict[str, dict[str, str]] = {}
-        for each in self._watches:
-            wanted.setdefault(each.camera, {})[each.watch] = each.question
-        for camera in {**self._devices, **wanted} if self._discovery else ():
+        wanted = self._wanted() if self._discovery else {}
+        for camera in {**self._devices, **wanted}:
             before, now = self._devices.pop(camera, {}), wanted.get(camera, {})
-            gone = [watch for watch in before if watch not in now]
-            for topic in (f"{self._topic(camera, watch)}/{each}" for watch in gone for each in RETAINED):
-                self._publish(topic, "")
-            if gone or before != now or again:
-                self._configure(camera, now, gone if now else [])
-            if gone and now:
+            old, new = before.get("components", {}), now.get("components", {})
+            gone = {key: {"platform": each["platform"]} for key, each in old.items() if key not in new}
+            if now and gone:
+                self._configure(camera, {**now, "components": {**new, **gone}})
+            if again or before != now:
                 self._configure(camera, now)
             if now:
                 self._devices[camera] = now
-        for each in self._watches:
-            topic = self._topic(each.camera, each.watch)
-            standing = {f"{topic}/active": "OFF" if each.paused else "ON"}
+        for topic in (f"{self._topic(*key)}/{each}" for key in self._held - self._watches.keys() for each in RETAINED):
+            self._retained.pop(topic, None)
+            self._publish(topic, "")  # now that Home Assistant no longer reads it
+        self._held = set(self._watches)
+        published = {} if again else dict(self._retained)
+        for key, each in self._watches.items():
+            self._retained[f"{self._topic(*key)}/active"] = "OFF" if each.paused else "ON"
             if each.state is not None:
-                standing[f"{topic}/state"] = STATES[each.state]
-            for topic, payload in standing.items():
-                if again or self._standing.get(topic) != payload:
-                    self._publish(topic, payload)
-            self._standing |= standing
+                self._retained[f"{self._topic(*key)}/state"] = STATES[each.state]
+        available = f"{self._base}/available"
+        self._retained[available] = self._retained.pop(available, "online")  # after the states
+        for topic, payload in self._retained.items():
+            if published.get(topic) != payload:
+                self._publish(topic, payload)
 
     def _device(self, camera: str) -> str:
-        return re.sub(r"[^a-zA-Z0-9_-]", "_", f"{self._prefix}_{camera}")
+        return f"{id_of(self._base)}_{camera}"
 
-    def _configure(self, camera: str, watches: Mapping[str, str], gone: Sequence[str] = ()) -> None:
-        """Publish what Home Assistant is to show of a camera, nothing where it has no watches; gone: watches to remove."""
-        device, components = self._device(camera), dict[str, dict[str, Any]]()
-        for kind, (platform, name, settings) in ENTITIES.items():
-            components |= {f"{watch}_{kind}": {"platform": platform} for watch in gone}
-            for watch, question in watches.items():
-                topic = self._topic(camera, watch)
-                components[f"{watch}_{kind}"] = {
-                    "unique_id": f"{device}_{watch}_{kind}", "qos": 1, "platform": platform, "name": name.format(question),
-                    **{key: value.replace("T/", f"{topic}/") for key, value in settings.items()},
+    def _configure(self, camera: str, device: Mapping[str, Any]) -> None:
+        topic = f"{self._discovery}/device/{self._device(camera)}/config"
+        self._publish(topic, json.dumps(device) if device else "")
+
+    def _wanted(self) -> dict[str, dict[str, Any]]:
+        """Return what Home Assistant is to show, by camera."""
+        devices: dict[str, dict[str, Any]] = {}
+        for each in (self._watches or {}).values():
+            device = self._device(each.camera)
+            about = {"identifiers": [device], "name": each.camera, "manufacturer": "edgevlm", "sw_version": __version__}
+            if self.program.page:
+                about["configuration_url"] = re.sub(r"//(0\.0\.0\.0|\[::\])(?=:)", f"//{self._here}", self.program.page)
+            components = devices.setdefault(each.camera, {
+                "device": about,
+                "origin": {"name": "edgevlm", "sw_version": __version__, "support_url": SUPPORT_URL},
+                "availability_topic": f"{self._base}/available",
+                "components": {},
+            })["components"]  # fmt: skip
+            for kind, (domain, name, settings) in ENTITIES.items():
+                components[f"{each.watch}_{kind}"] = component = {
+                    "unique_id": f"{device}.{each.watch}.{kind}", "qos": 1, "platform": domain,
+                    "name": name.format(each.question),
+                    **{key: value.replace("T/", f"{self._topic(each.camera, each.watch)}/") for key, value in settings.items()},
                 }  # fmt: skip
-        about = {
-            "device": {"identifiers": [device], "name": camera, "manufacturer": "edgevlm", "sw_version": __version__},
-            "origin": {"name": "edgevlm", "sw_version": __version__, "support_url": SUPPORT_URL},
-            "availability_topic": f"{self._prefix}/available",
-            "components": components,
-        }
-        self._publish(f"{self._discovery}/device/{device}/config", json.dumps(about) if components else "")
+                if kind == "open" and each.device_class:
+                    component["device_class"] = each.device_class
+        return devices

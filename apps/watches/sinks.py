@@ -38,13 +38,26 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """How a watch stands on a camera. state: None before it is known."""
+    """How a watch stands on a camera. state: None before it is known. device_class: Home Assistant's."""
 
     camera: str
     watch: str
     question: str
     state: Literal["open", "close"] | None = None
     paused: bool = False
+    device_class: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The program that sends. id: the same after a restart, unlike that of any other program. page: its server's address.
+
+    shared: the nodes of a cluster have one id.
+    """
+
+    id: str = ""
+    page: str = ""
+    shared: bool = False
 
 
 class Sink:
@@ -56,6 +69,8 @@ class Sink:
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
     """Call it to pause a watch on a camera, or to let it go on."""
+    program = Program()
+    """Set before :meth:`start`."""
 
     def start(self) -> None:
         """Connect, where that is to be done before the first event."""

@@ -9,15 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from edgevlm.apps.names import Id
+
 GAP_S = 30.0  # without a probability, beyond `every`, after which a hold begins anew
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 MAX_SECONDS = 7 * 86_400
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-WatchName = Annotated[str, StringConstraints(pattern=NAME)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+DeviceClass = Literal[
+    "battery", "battery_charging", "carbon_monoxide", "cold", "connectivity", "door", "garage_door", "gas", "heat", "light",
+    "lock", "moisture", "motion", "moving", "occupancy", "opening", "plug", "power", "presence", "problem", "running", "safety",
+    "smoke", "sound", "tamper", "update", "vibration", "window",
+]  # fmt: skip
 
 
 class WatchSettings(BaseModel):
@@ -29,7 +34,7 @@ class WatchSettings(BaseModel):
     open_above, close_below: probabilities of the answer; what lies between is "not sure", and changes nothing. open_after,
     close_after: seconds that it must stay beyond them; with more than 0, for two answers at least. cooldown: seconds after it
     closed in which it does not open. schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always
-    unless given. on: events to send; sinks: to these, to all unless given.
+    unless given. on: events to send; sinks: to these, to all unless given. device_class: of Home Assistant's binary sensor.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -49,7 +54,8 @@ class WatchSettings(BaseModel):
     cooldown: Seconds = 0.0
     schedule: Annotated[list[str], Field(max_length=64)] = []
     on: Literal["open", "close", "both"] = "both"
-    sinks: Annotated[list[WatchName], Field(max_length=64)] = []
+    device_class: DeviceClass | None = None
+    sinks: Annotated[list[Id], Field(max_length=64)] = []
 
     @field_validator("choices", "answer", "close_below", "schedule")
     @classmethod
@@ -72,8 +78,8 @@ class Watch(WatchSettings):
     name: the question's words unless given. cameras: names of streams; all of them unless given.
     """
 
-    name: WatchName = ""
-    cameras: Annotated[list[WatchName], Field(max_length=256)] = []
+    name: Id = ""
+    cameras: Annotated[list[Id], Field(max_length=256)] = []
 
     @model_validator(mode="before")
     @classmethod

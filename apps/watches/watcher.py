@@ -118,6 +118,12 @@ class Watcher:
             self._end(tracked)
         self._report_changes([tracked])
 
+    def end(self) -> None:
+        """Close what is open: the camera is removed."""
+        with self._lock:
+            for tracked in self._tracked.values():
+                self._end(tracked)
+
     def pause(self, name: str, paused: bool) -> None:
         """Ask it no more until it goes on; one that is open closes."""
         with self._lock:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from edgevlm.apps.watches.delivery import Delivery
@@ -40,7 +41,8 @@ class Watches:
         self.watches: dict[str, Watch] = {}
         self._watchers, self._delivery, self._notify, self._hooks = watchers, delivery, notify, hooks
         self._lock = threading.RLock()
-        self._announced: list[WatchStatus] = []
+        self._announced: list[WatchStatus] | None = None
+        self._holds, self._closed = 0, False
 
     def add(self, watch: Watch) -> None:
         """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
@@ -98,17 +100,18 @@ class Watches:
     def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
         """Go from one configuration's watches to another's; return what was done, a line each."""
         old, new, done = list(before), list(after), []
-        for watch in old:
-            if watch.name in self.watches and watch not in new:
-                self.remove(watch.name)
-                done.append(f"watch {watch.name}: removed")
-        for watch in new:
-            if watch not in old or watch.name not in self.watches:
-                try:
-                    self.add(watch)
-                    done.append(f"watch {watch.name}: added")
-                except UserError as error:
-                    done.append(f"watch {watch.name}: {error}")
+        with self.held():
+            for watch in old:
+                if watch.name in self.watches and watch not in new:
+                    self.remove(watch.name)
+                    done.append(f"watch {watch.name}: removed")
+            for watch in new:
+                if watch not in old or watch.name not in self.watches:
+                    try:
+                        self.add(watch)
+                        done.append(f"watch {watch.name}: added")
+                    except UserError as error:
+                        done.append(f"watch {watch.name}: {error}")
         return done
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -129,17 +132,36 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self) -> None:
-        """Tell the sinks how all watches stand."""
+        """Tell the sinks how all watches are, unless that is :meth:`held`."""
+        if self._holds or self._closed:
+            return
         standing = [
-            WatchStatus(camera, name, known.question, "open" if each["state"] == "open" else "close", each["paused"])
+            WatchStatus(
+                camera, name, known.question, "open" if each["state"] == "open" else "close", each["paused"], known.device_class
+            )
             for camera, watcher in self._watchers().items()
             for name, each in watcher.states().items()
             if (known := self.watches.get(name)) is not None
-        ]
-        closing = self.watches and not standing  # cameras go away all at once
-        if standing != self._announced and not closing:
+        ]  # fmt: skip
+        if standing != self._announced:
             self._announced = standing
             self._delivery().announce(standing)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Announce nothing meanwhile, and all at the end: what is opened again is not removed first."""
+        with self._lock:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+            self.announce()
+
+    def close(self) -> None:
+        """Announce nothing any more: cameras are closed and do not go away."""
+        self._closed = True
 
     def _chosen(self, watch: Watch) -> list[Watcher]:
         return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]

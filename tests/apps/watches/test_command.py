@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from typed import edgevlm
 
 pytest.importorskip("pydantic")
 from edgevlm.apps.sources.demo import DemoSource
+from edgevlm.apps.watches.events import EventStore
 
 COMMAND = [sys.executable, "-m", "edgevlm", "watch"]
 SEED = 12  # of a world that is empty now and then
@@ -60,6 +62,22 @@ def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
     _, errors = second.communicate(timeout=120)
     assert second.returncode == 0
     assert "Traceback" not in errors
+
+
+def test_the_opening_of_a_watch_that_was_removed_has_ended(watching, tmp_path):
+    """It was open when its program was killed; the next one asks something else, and then it again."""
+    first = watching(*SHOWN, "--state", tmp_path)
+    opened = json.loads(first.stdout.readline())
+    first.kill()
+    first.wait()
+    second = watching("is there a red square?", "--json", "--state", tmp_path, "--seed", 10)
+    while json.loads(second.stdout.readline())["watch"] != "is-there-a-red-square":
+        pass
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=120)
+    with closing(EventStore(tmp_path)) as store:
+        last = store.last("demo", opened["watch"])
+        assert (last.state, last.id != opened["id"]) == ("close", True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Ids of cameras and watches, made of names in any script, and of programs."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import unicodedata
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+from pydantic import StringConstraints
+
+from edgevlm.runtime.files import atomic_write, private_folder
+
+ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+HASHED = 55  # characters before a hash
+
+Id = Annotated[str, StringConstraints(pattern=ID)]
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^\P{C}+$")]
+
+
+def id_of(name: str) -> str:
+    """Make an id of a name: one that is an id stays; else its ASCII letters, and a hash that tells it from similar names."""
+    name = unicodedata.normalize("NFC", name.strip())
+    if re.fullmatch(ID, name):
+        return name
+    return f"{slug(unicodedata.normalize('NFKD', name))[:HASHED].rstrip('-')}-{short_hash(name)}".lstrip("-")
+
+
+def short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def slug(text: str) -> str:
+    """Join the ASCII words of a text: ``is-there-a-red-square``."""
+    text = "".join(each for each in text if not unicodedata.combining(each))
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def program_id(folder: Path, new: str = "") -> str:
+    """Return the id of the program whose state is in a folder; a ``new`` or random one where it has none yet."""
+    path = folder / "id"
+    with suppress(OSError, ValueError):
+        if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):
+            return found
+    made = new or uuid4().hex[:8]
+    try:
+        private_folder(folder)
+        with atomic_write(path, private=True) as stream:
+            stream.write(made.encode())
+    except OSError:  # the same after a restart, as long as the folder stays where it is
+        return new or short_hash(f"{platform.node()} {folder.resolve()}")
+    return made
