@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -312,11 +312,19 @@ class Store:
             self._head = self._cleared = head if START <= head <= limit else START
             found = _whole_records(same, head, state) if same is not None else {}
             for number in state["numbers"].tolist():
-                if number in found:
-                    self._table.add(number)
-                    self._table.place(number, found[number])
-                else:
+                extents = found.get(number, [])
+                parts = [read_record(same.read(each), each.stamp) for each in extents] if same and len(extents) > 1 else []
+                if not extents or None in parts:
                     self._lost.append(number)
+                    continue
+                record = BlockRecord.of(joined([part for part in parts if part])) if parts else None
+                if record is not None:
+                    self._make_room(record.buffer.nbytes)
+                self._table.add(number)
+                if record is None:
+                    self._table.place(number, extents[0])
+                else:
+                    self._hold(number, record)
             self._next = int(state["next"])
             if self._lost:
                 self.stats.lost += len(self._lost)
@@ -552,18 +560,17 @@ class Store:
             self._changed.notify_all()
 
 
-def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, Extent]:
-    """Blocks of a state whose records are still in the file, by number.
+def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
+    """Blocks of a state whose records are still in the file, by number; several of one that versions up to 2026-11-23 wrote.
 
     Records are overwritten from the head to the file's end, then from its start to the head: in either part the first that
-    still has its stamp ends the search. A block of several records, which earlier versions wrote, is none of them.
+    still has its stamp ends the search.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
-    numbers, count = np.unique(state["number"], return_counts=True)
-    several, end = set(numbers[count > 1].tolist()), min(file.limit, file.nbytes)
+    count, end = Counter(state["number"].tolist()), min(file.limit, file.nbytes)
     records = [(number, Extent(*place)) for number, *place in zip(*fields, strict=True)]
-    found = {}
+    found = dict[int, list[Extent]]()
     for after_head in (True, False):
         whole = False
         for number, extent in records:
@@ -571,6 +578,6 @@ def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> 
                 if not whole:
                     header = header_of(file.read(Extent(extent.offset, HEADER.size, 0)))
                     whole = header is not None and header.stamp == extent.stamp
-                if whole and number not in several:
-                    found[number] = extent
-    return found
+                if whole:
+                    found.setdefault(number, []).append(extent)
+    return {number: extents for number, extents in found.items() if len(extents) == count[number]}

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from stored import block, same, until
 
+from edgevlm.runtime.store import joined
+
 MB = 1 << 20
 
 
@@ -40,6 +42,24 @@ def test_all_is_there_and_numbers_go_on(opened, said):
     again.sync()
     assert there(again, [3, 5, 33]) == [3, 5, 33]
     assert again.stats.lost == 0
+    assert said == []
+
+
+def test_blocks_of_several_records_are_joined(opened, said):
+    """Versions up to 2026-11-23 wrote what was appended to a block as a record of its own."""
+    store, parts = opened(), [block(0), block(1), block(99, 10)]
+    for part in parts:
+        store.put(part)
+    state = {name: array.copy() for name, array in store.state().items()}
+    store.close()
+    state["number"][state["number"] == 2], state["numbers"] = 0, state["numbers"][:2]
+    for _ in range(2):  # as they were, and as they are written now
+        again = opened()
+        again.restore(state)
+        assert all(map(same, again.get(range(2)), [joined([parts[0], parts[2]]), parts[1]]))
+        state = {name: array.copy() for name, array in again.state().items()}
+        again.close()
+    assert len(state["number"]) == 2
     assert said == []
 
 
