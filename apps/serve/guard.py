@@ -25,18 +25,19 @@ from edgevlm.apps.serve.service import Service
 BURST_S = 10.0  # of requests at the highest rate that an address may send at once
 MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
+LINGER_S = 2.0  # that the body of a refused request is read on
 SMALL = 64 << 10  # bytes of a body that is read however many others are
 OPEN_PATHS = ("/static/", "/health/")  # need no key: they show nothing of what is watched
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'self'"
 )
 HEADERS = {
     "content-security-policy": POLICY, "cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }  # fmt: skip
-PREFIXES = ("x-ingress-path", "x-forwarded-prefix")  # headers in which proxies name it
+ASKING = re.compile("^(?:/v1)*(?=/(?:chat/completions|completions|responses|models)(?:/|$))")  # base addresses vary by /v1
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="edgevlm", Bearer'}
 
 
@@ -58,12 +59,10 @@ class Guard:
                 place = quote(prefix.rpartition("/")[2])
                 await Response(status_code=308, headers={"location": f"./{place}/"})(scope, receive, send)
                 return
-            scope = {**scope, "root_path": "", "path": re.sub("/+", "/", scope["path"].removeprefix(prefix)).rstrip("/") or "/"}
+            scope = {**scope, "root_path": "", "path": plain_path(scope["path"].removeprefix(prefix))}
             self._check(Request(scope))
         except ApiError as error:
-            response = respond(error)
-            response.headers["connection"] = "close"
-            await response(scope, receive, send)
+            await self._refuse(error, scope, receive, send)
             return
         limit, taken = self._service.config.server.max_body, 0
         deadline: float | None = time.monotonic() + BODY_S  # None once the body is there
@@ -95,11 +94,29 @@ class Guard:
         finally:
             self._held -= taken
 
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an error, then discard the body for a while: a proxy whose upload is cut off reports 502 instead."""
+        response, headers = respond(error), Headers(scope=scope)
+        response.headers["connection"] = "close"
+        if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
+            await response(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+
+        async def discard() -> None:
+            left = self._service.config.server.max_body
+            while (message := await receive()).get("more_body") and left > 0:
+                left -= len(message["body"])
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(discard(), LINGER_S)
+        await send({"type": "http.response.body"})
+
     def _prefix(self, headers: Headers, path: str) -> str:
         """Return the prefix under which a proxy serves this server, where the proxy has left it on the path; else nothing."""
-        given = [*map(headers.get, PREFIXES), self._service.config.server.root_path]
-        prefixes = [each.rstrip("/") for each in given if each]
-        return next((each for each in prefixes if path == each or path.startswith(f"{each}/")), "")
+        prefixes = [named_prefix(headers), self._service.config.server.root_path.rstrip("/")]
+        return next((each for each in filter(None, prefixes) if path == each or path.startswith(f"{each}/")), "")
 
     def _check(self, request: Request) -> None:
         headers, path, server = request.headers, request.url.path, self._service.config.server
@@ -111,8 +128,8 @@ class Guard:
         self._rested[address] = rested
         if len(self._rested) > MANY:
             self._rested = {each: at for each, at in self._rested.items() if at > now}
-        host = headers.get("host", "")
-        if not is_ours(host, server):
+        host = headers.get("host")  # health checks of load balancers send none; browsers always do
+        if host is not None and not is_ours(host, server):
             raise ApiError(421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host")
         if not is_own_page(headers, server):
             why = "requests from pages of other sites are refused; if a proxy serves this page, add its host to server.hosts"
@@ -126,6 +143,16 @@ class Guard:
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > server.max_body:
             raise too_large(server.max_body)
+
+
+def named_prefix(headers: Headers) -> str:
+    """Return the prefix under which a proxy serves this server, as the proxy names it; else nothing."""
+    return (headers.get("x-ingress-path") or headers.get("x-forwarded-prefix") or "").rstrip("/")
+
+
+def plain_path(path: str) -> str:
+    """Return a path without empty parts, and with one ``/v1`` where clients leave it out or double it."""
+    return ASKING.sub("/v1", re.sub("/+", "/", path).rstrip("/") or "/")
 
 
 def too_large(limit: int) -> ApiError:
@@ -147,7 +174,7 @@ def is_own_page(headers: Headers, server: ServerSettings) -> bool:
     if origin is None or headers.get("sec-fetch-site") in ("same-origin", "none"):
         return True
     place = origin.lower().partition("://")[2]
-    return place == headers["host"].lower() or host_name(place) in server.hosts
+    return place == headers.get("host", "").lower() or host_name(place) in server.hosts
 
 
 def host_name(place: str) -> str:

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from html import escape
 from importlib.resources import files
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -34,6 +35,7 @@ from edgevlm.apps.serve.chat import ChatRequest, Strict, TextRequest, unknown
 from edgevlm.apps.serve.completion import Completion, TextCompletion
 from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, Name, ServeConfig
 from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
+from edgevlm.apps.serve.guard import named_prefix
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
 from edgevlm.apps.serve.service import Service
@@ -526,8 +528,10 @@ def add_rest(router: APIRouter, server: Server) -> None:
         return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(str(PAGE.joinpath("index.html")))
+    async def page(request: Request) -> HTMLResponse:
+        text, prefix = PAGE.joinpath("index.html").read_text("utf-8"), named_prefix(request.headers)
+        base = f'<base href="{escape(prefix)}/">' if prefix else ""  # also where its address does not end in /
+        return HTMLResponse(text.replace("<head>", f"<head>{base}", 1))
 
     @router.get("/static/{name}", include_in_schema=False)
     async def static(name: Literal["app.js", "style.css"]) -> FileResponse:

@@ -86,14 +86,26 @@ def test_a_prefix_is_taken_off_the_path_and_opens_nothing(server, how):
     prefix = "/own" if how is None else "/static"
     given = {} if how is None else {how: prefix}
     page = server.request("GET", f"{prefix}/", headers=given)[2].decode()
+    assert (f'<base href="{prefix}/">' in page) == bool(given)
     for name in re.findall(r'(?:src|href)="(static/.*?)"', page):
         assert server.request("GET", f"{prefix}/{name}", headers=given)[0] == 200
     status, headers, _ = server.request("GET", prefix, headers=given)
     assert (status, headers["location"]) == (308, f".{prefix}/")
-    for path in ("/v1/models", f"{prefix}/v1/models", f"{prefix}{prefix}/v1/models", "//v1//models/"):
+    for path in ("/v1/models", f"{prefix}/v1/models", f"{prefix}{prefix}/v1/models"):
         assert server.request("GET", path, headers=given)[0] in (401, 404), path
         found = server.request("GET", path, headers={**given, "x-api-key": KEY})[0]
         assert found == (404 if path.startswith(2 * prefix) else 200), path
+
+
+@pytest.mark.parametrize("path", ["/v1//chat/completions", "/chat/completions/", "/v1/v1/chat/completions"])
+def test_a_base_address_may_end_in_a_slash_and_lack_or_double_v1(server, path):
+    assert server.request("POST", path, CHAT, {"x-api-key": KEY})[0] == 200
+
+
+def test_a_request_without_a_host_is_no_browsers(server):
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as link:
+        link.sendall(b"GET /health/ready HTTP/1.0\r\n\r\n")
+        assert link.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def free_port():
