@@ -22,6 +22,7 @@ from edgevlm.runtime.evidence import Evidence, QuestionAttention
 from edgevlm.runtime.sampling import LogProb, OneOf
 from edgevlm.runtime.stream import Stream
 
+PIECE = 512  # rows of a prompt that are appended at once
 Float32 = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
 LogitsProcessor = Callable[[Sequence[int], Float32], Float32]
@@ -190,9 +191,24 @@ class Answer:
             self._finished, self._future = True, None
         self._wake_readers()
 
-    def _generate(self, stream: Stream, embeds: Float32, draw: Draw, choices: OneOf | None, max_tokens: int) -> FinishReason:
-        """Called by the model's thread: append the prompt's rows and draw tokens."""
+    def _generate(
+        self,
+        stream: Stream,
+        embeds: Float32,
+        draw: Draw,
+        choices: OneOf | None,
+        max_tokens: int,
+        give_way: Callable[[], None],
+    ) -> FinishReason:
+        """Called by the model's thread: append the prompt's rows, PIECE at once, and draw tokens.
+
+        give_way: called between two pieces.
+        """
         model, append = stream.model, stream.append_question
+        while len(embeds) > PIECE and not self.cancelled:
+            stream.score_text(embeds[:PIECE], ())
+            embeds = embeds[PIECE:]
+            give_way()
         detokenise, stops = DecodeStream(skip_special_tokens=True), model.bundle.chat.stop_ids
         while True:
             if self.cancelled:

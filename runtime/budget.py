@@ -29,13 +29,15 @@ INTERVAL = 1.0  # seconds from one look at the free memory to the next
 class TextBudget:
     """Tokens set aside at start for each part of a question's turn: the rows a question may take beside the memory.
 
-    pictures: how many a question may show.
+    pictures: how many have room from the start. most: tokens of a question with its conversation and further pictures, as far
+    as the model's positions leave room; memory for more than is set aside is taken when they come and given back. 0: no more.
     """
 
     conversation: int
     question: int
     answer: int
     pictures: int = 0
+    most: int = 0
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
@@ -47,6 +49,11 @@ class TextBudget:
         """Rows set aside in each layer: conversation, question, the model's closing rows, answer, and pictures."""
         pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
+
+
+def longest_question(text: TextBudget, spare: int) -> int:
+    """Return the most tokens of a question. spare: positions of the model that nothing else may take."""
+    return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
 def present_rows(model: Model) -> int:

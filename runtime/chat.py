@@ -218,21 +218,28 @@ def _strings(value: Any) -> Iterator[str]:
 class Conversations:
     """The turns of each conversation as text: the oldest turn leaves first, and the conversation unused for longest.
 
-    history_tokens: tokens that earlier turns may take in a prompt. dropped: turns that had no room in the newest prompt.
+    history_tokens: tokens that earlier turns may take in a prompt; most: they and the question together, instead, unless 0.
+    dropped: turns that had no room in the newest prompt.
     """
 
-    def __init__(self, chat: Chat, history_tokens: int) -> None:
+    def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:
         self.turns: dict[str, list[Turn]] = {}
         self.dropped = 0
-        self._chat, self._history_tokens = chat, history_tokens
+        self._chat, self._history_tokens, self._most = chat, history_tokens, most
 
     def prompt(
-        self, conversation: str | None, question: str | Dialogue, history: Sequence[Turn] = (), *, text_only: bool = False
+        self,
+        conversation: str | None,
+        question: str | Dialogue,
+        history: Sequence[Turn] = (),
+        *,
+        text_only: bool = False,
+        taken: int = 0,
     ) -> list[int]:
         """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten.
 
         history: the turns, oldest first, where there is no ``conversation``. text_only: ids of the whole prompt without a
-        video instead. Raises UserError for a template that writes none.
+        video instead. taken: tokens that something else takes of the most. Raises UserError for a template that writes none.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)
@@ -245,7 +252,8 @@ class Conversations:
 
         if not (alone := len(prompt(most))):
             raise UserError("the chat template leaves the question out; use this model's own template")
-        self.dropped = bisect_left(range(most), True, key=lambda dropped: len(prompt(dropped)) - alone <= self._history_tokens)
+        room = self._most - taken if self._most else alone + self._history_tokens
+        self.dropped = bisect_left(range(most), True, key=lambda dropped: len(prompt(dropped)) <= room)
         if conversation is not None and conversation in self.turns:
             self.turns[conversation] = list(known[self.dropped :])
         return prompt(self.dropped)

@@ -85,6 +85,11 @@ class Chunk:
             self.encoder.restore(strip_prefix("encoder", arrays))
 
     @property
+    def has_place(self) -> bool:
+        """Return whether another frame can be added and the chunk is not full then."""
+        return self.taken + 1 < self.limit
+
+    @property
     def waiting(self) -> int:
         """Frames that are not in the memory yet."""
         return self.taken - self._encoded + self.group * len(self._features)

@@ -169,6 +169,20 @@ class Scheduler:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def give_way(self, session: object, takes: Callable[[Task], bool]) -> None:
+        """Called by a task, on the model's thread, between two of its parts: each session that waits has one turn.
+
+        takes: whether a task of ``session``, whose part this is, may run now.
+        """
+        with self._changed:
+            waiting = sorted(self._queues, key=lambda each: self._queues[each][0].due)
+        for each in waiting:
+            with self._changed:
+                if each not in self._queues or (each == id(session) and not takes(self._queues[each][0])):
+                    continue
+                task = self._take(each)
+            task.run()
+
     def _start(self) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="edgevlm-model", daemon=True)
@@ -230,6 +244,10 @@ class Scheduler:
         if watch:
             return self._watches.popleft()
         assert session is not None
+        return self._take(session)
+
+    def _take(self, session: int) -> Task:
+        """Take the next task of a session out of its queue."""
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer, Draw, FinishReason, LogitsProcessor
-from edgevlm.runtime.budget import Pressure, TextBudget
+from edgevlm.runtime.budget import Pressure, TextBudget, longest_question
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations, Dialogue, Turn
 from edgevlm.runtime.chunk import Chunk
@@ -125,7 +125,7 @@ class Session:
         self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
         self._asking = threading.Lock()  # over the two that follow
         self._answers: list[Answer] = []  # those not finished are among them
-        self._closed = False
+        self._closed = self._reading = False
         self._ttft_ms = self._tpot_ms = 0.0
         self._owned: Model | None = None  # closed with the session
         self._known: dict[tuple[str, tuple[str, ...]], tuple[list[int], OneOf]] = {}
@@ -152,7 +152,9 @@ class Session:
         if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
         chunk = Chunk(model.engine, model.bundle, stream.chunk, encoder)
-        return SessionMemory(stream, chunk, Conversations(self._chat, self.text_budget.conversation), why)
+        text = self.text_budget
+        most = longest_question(text, stream.spare_positions) if text.most else 0
+        return SessionMemory(stream, chunk, Conversations(self._chat, text.conversation, most), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
         """Continue from ``snapshot``; raises SnapshotError for one that does not fit, and is empty again."""
@@ -197,6 +199,8 @@ class Session:
             encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
                          last encoded; every K frames the whole frame. ``auto``: as calibrated
             store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
+            max_question_tokens  of a question with its conversation, 8192; room is taken when it comes, as far as the model's
+                         positions reach beside the budget; not with a ``text_budget``
 
         state: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
         bgr: frames are BGR, as OpenCV reads them, not RGB.
@@ -219,7 +223,8 @@ class Session:
             used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
             if writer is not None and writer.holds(used.in_fp32().bundle):
                 used = used.in_fp32()
-            text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, used.tokenizer, system)
+            text = text_budget or replace(TextBudget.fitting(used.bundle.limit), most=settings.max_question_tokens)
+            chat = Chat(used.bundle.chat, used.tokenizer, system)
             opening = used.scheduler.submit(None, cls, used, settings, chat, text, writer, bgr, urgent=True)
             session = opening.result()
             if writer is not None:
@@ -308,7 +313,7 @@ class Session:
 
     def _add_frame(self, pixels: Pixels, timestamp: float | None) -> None:
         chunk, memory = self._chunk, self._memory
-        if not chunk.taken:
+        if not (chunk.taken or self._reading):
             chunk.limit = self._pressure.look()
             self.model.engine.release_memory(self._pressure.short)
         memory.started = memory.started or time.perf_counter()
@@ -346,11 +351,21 @@ class Session:
         if choices:
             self._classifier(str(question), choices)
             return
-        asked = self._chat.suffix([], question)
-        if len(asked) > self.text_budget.question:
-            raise UserError(
-                f"this question takes {len(asked)} tokens and {self.text_budget.question} are set aside for one; shorten it"
-            )
+        self._check_length(question, self.max_question_tokens)
+
+    def _check_length(self, question: str | Dialogue, most: int) -> int:
+        if (tokens := len(self._chat.suffix([], question))) > most:
+            raise UserError(f"this question takes {tokens} tokens and {most} have room; shorten it")
+        return tokens
+
+    def most_pictures(self, question: str | Dialogue) -> int:
+        """Return how many pictures have room beside a question. Raises UserError as :meth:`check` does."""
+        tokens, text, frame = (
+            self._check_length(question, self.max_question_tokens),
+            self.text_budget,
+            self.model.rows_per_frame,
+        )
+        return text.pictures + (max(self.max_question_tokens - tokens, 0) // frame if text.most else 0)
 
     def ask(
         self,
@@ -388,7 +403,7 @@ class Session:
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
-        pictures: frames that this question alone shows, after what was watched; ``text_budget.pictures`` of them at most.
+        pictures: frames that this question alone shows, after what was watched; at most :meth:`most_pictures`.
         since, until: attend to what was seen then alone, seconds of the stream. Where nothing of it is held, reading the answer
         raises NothingHeld.
 
@@ -405,9 +420,8 @@ class Session:
         penalty = chat.repetition_penalty if repetition_penalty is None else repetition_penalty
         repetition = Repetition(penalty, chat.no_repeat_ngram_size, presence_penalty, frequency_penalty)
         asked = question if isinstance(question, Dialogue) else Dialogue.of(history, question)
-        self.check(asked.without(max(asked.turns - 1, 0)))
-        if len(pictures) > budget.pictures:
-            raise UserError(f"a question can show {budget.pictures} pictures here, not {len(pictures)}")
+        if len(pictures) > (most := self.most_pictures(asked.without(max(asked.turns - 1, 0)))):
+            raise UserError(f"{most} pictures have room beside this question, not {len(pictures)}; leave some out")
         if choices:
             logits_processor = OneOf(self.model, choices)
         if isinstance(logits_processor, OneOf):
@@ -468,7 +482,8 @@ class Session:
         self._append_pieces()
         text_only = not (memory.frames or pictures or window)
         question = asked if conversation is None else answer.question
-        ids = memory.conversations.prompt(conversation, question, text_only=text_only)
+        further = max(len(pictures) - self.text_budget.pictures, 0) * model.rows_per_frame
+        ids = memory.conversations.prompt(conversation, question, text_only=text_only, taken=further)
         answer.dropped_turns = memory.conversations.dropped
         seen = [] if text_only else self._chat.prefix + [model.bundle.chat.placeholder_id] * max(1, repetition.ngram)
         seen += ids
@@ -482,15 +497,24 @@ class Session:
                 before, ids = [], ids[prefix:]
             answer.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
             embeds = np.concatenate([*before, model.engine.embed(np.asarray(ids, np.int64))])
-            stack.enter_context(memory.stream.question(memory.chunk.encode(), shown, answer.time_s, window))
+            rows = len(embeds) + max_tokens
+            stack.enter_context(memory.stream.question(memory.chunk.encode(), shown, answer.time_s, window, rows))
             repetition.prompt = [*memory.stream.text_ids, *seen]
-            reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens)
+            reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens, self._give_way)
         if pictures:
             answer.looked = None  # it may be read from the pictures alone
         self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
         if reason != "cancelled" and conversation is not None:
             memory.conversations.add(conversation, (answer.question, answer.so_far))
         return reason
+
+    def _give_way(self) -> None:
+        """Between two pieces of a long question: let frames of others be watched, and take in this session's up to a chunk."""
+        self._reading = True
+        try:
+            self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
+        finally:
+            self._reading = False
 
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
         """How probable each choice is as the answer to each question about everything watched so far: (question, choices).
@@ -509,7 +533,7 @@ class Session:
     def _classifier(self, question: str, choices: Sequence[str]) -> tuple[list[int], OneOf]:
         key = question, tuple(choices)
         if key not in self._known:
-            self.check(question)
+            self._check_length(question, self.text_budget.question)
             one_of = OneOf(self.model, choices)
             one_of.check_first_tokens()
             if len(self._known) >= KNOWN_QUESTIONS:
@@ -620,8 +644,8 @@ class Session:
 
     @property
     def max_question_tokens(self) -> int:
-        """Tokens that a question may have, with the turns before it."""
-        return self.text_budget.conversation + self.text_budget.question
+        """Tokens that a question may have, with the turns before it where it has ``text_budget.most``."""
+        return longest_question(self.text_budget, self._stream.spare_positions)
 
     @property
     def chat(self) -> Chat:

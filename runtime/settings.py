@@ -173,6 +173,9 @@ class SessionSettings(BaseModel):
     host_bytes: Annotated[Bytes | None, Metavar("256M")] = Field(
         None, description="Maximum host RAM for offloaded KV blocks (256M)."
     )
+    max_question_tokens: Annotated[Frames, Metavar("N")] = Field(
+        8192, description="Take questions of up to this many tokens, conversation included."
+    )
 
     @classmethod
     def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:

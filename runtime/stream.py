@@ -88,6 +88,9 @@ class Stream:
         text_rows += present_rows(model) if append is not None else 0
         self.chunk = -(-chunk // vision.group) * vision.group
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
+        self._set_aside = text_rows
+        longest = len(prefix) + int(policy.layer_budgets.max()) + policy.working_rows + text_rows
+        self.spare_positions = 0 if isinstance(policy, Retrieval) else model.bundle.limit - longest  # for longer questions
         wanted = [len(prefix) + policy.working_rows + text_rows + int(rows) for rows in policy.layer_budgets]
         held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
@@ -104,6 +107,7 @@ class Stream:
             self.store = store or Store()
             self._retrieval.open(self.cache, self.store)
         self._sparse = needs.variant == "st-spattn"
+        self._probes = probes
         self.decoder: Decoder = engine.bind(buffers, probes, self._sparse)
         self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
         rule: Reindexing = reindexing if policy.bounded else "never"
@@ -423,9 +427,12 @@ class Stream:
         pictures: Sequence[Float32] = (),
         now: float = 0.0,
         window: TimeWindow | None = None,
+        rows: int = 0,
     ) -> Iterator[None]:
         """Take out whatever is appended inside, position counter included, on exit.
 
+        rows: of text that are appended inside, at most; where they and the pictures are more than was set aside, the memory is
+        copied to where there is room for them. Raises UserError where that does not fit in the free memory.
         waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece, now and not
         then, so that the memory is the same afterwards.
         Where there is a present, the newest of it and these is seen whole, and of the others what changed.
@@ -442,7 +449,8 @@ class Stream:
         elif references is None and queue:
             with self.changing():
                 self.make_room(self.rows_per_frame * (self._piece(len(queue) + coming) if self.policy.bounded else len(queue)))
-        with self.taken_out():
+        rows += len(pictures) * self.rows_per_frame + (present_rows(self.model) if references is not None else 0)
+        with self._room(rows, len(queue) * self.rows_per_frame), self.taken_out():
             older = 0
             if references is not None and queue:
                 older = len(queue) - 1
@@ -456,6 +464,32 @@ class Stream:
             if window is not None:
                 self._narrowed = self._narrow(window, now)
             yield
+
+    @contextmanager
+    def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
+        """Work on a copy of the memory with room for ``rows`` of text, if that is more than was set aside.
+
+        frame_rows: of frames, which have their room already. Where positions do not suffice, they are made dense in the copy.
+        """
+        if rows <= self._set_aside:
+            yield
+            return
+        memory, decoder, position, model = self.cache, self.decoder, self.positions.mark(), self.model
+        capacities = [model.engine.capacity(int(held) + rows - self._set_aside) for held in memory.capacities]
+        try:
+            self.cache = allocate(model.bundle, capacities, 0, device=model.engine.kv_device)
+        except UserError:
+            raise UserError(f"a question of {rows} tokens does not fit in the free memory now; shorten it") from None
+        try:
+            for layer in range(memory.layers):
+                self.cache.load(layer, memory.held(layer))
+            self.decoder = model.engine.bind(self.cache.buffers(), self._probes, self._sparse)
+            if self.positions.next + frame_rows + rows > self.positions.limit:
+                self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
+            yield
+        finally:
+            self.cache, self.decoder = memory, decoder
+            self.positions.restore(position)
 
     @contextmanager
     def truncated_prefix(self, rows: int) -> Iterator[None]:

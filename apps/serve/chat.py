@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from edgevlm.apps.serve import media
@@ -26,6 +24,7 @@ from edgevlm.runtime.sampling import MAX_CHOICES, OneOf
 
 MAX_MESSAGES = 1024
 MAX_TOOLS = 256
+VIDEO_FRAMES = 8  # of a file, at most
 DEEPEST = 64  # nesting of a tool's schema
 
 
@@ -253,8 +252,8 @@ class ChatRequest(Asked):
         """Return whether its pictures and the form of its answer take no time to prepare."""
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
-    def sampling(self, stream: CameraStream, settings: ServerSettings) -> dict[str, Any]:
-        """What :meth:`Session.ask` takes beside the question and its window. Raises FieldError."""
+    def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
+        """What :meth:`Session.ask` takes beside the question and its window, and fields that are ignored. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -277,9 +276,8 @@ class ChatRequest(Asked):
         elif self.must_call and writes_json(stream.model):
             with wrong("tools"):
                 given["logits_processor"] = Grammar(stream.model, call_schema([each.model_dump() for each in self.functions]))
-        if pictures := self._pictures(settings, stream.session.prepare):
-            given["pictures"] = pictures
-        return given
+        pictures, ignored = self._pictures(stream, settings, asked)
+        return given | ({"pictures": pictures} if pictures else {}), ignored
 
     @property
     def longest(self) -> int | None:
@@ -318,24 +316,31 @@ class ChatRequest(Asked):
         """``since`` and ``until`` as they were given, in fields or in the stream's URL, which wins. Raises FieldError."""
         return {"since": self.since or "", "until": self.until or "", **self._asked[1]}
 
-    def _pictures(self, settings: ServerSettings, prepare: Callable[[NDArray[np.uint8]], Pixels]) -> list[Pixels]:
-        """Prepare the newest pictures, up to the limit. Raises FieldError for what is not allowed, no image, or too many."""
-        last, remaining, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[Pixels]()
-        for field, part in reversed(self._parts()):
-            if part.is_stream:
+    def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
+        """Prepare the newest pictures, up to the limit; returns the older ones' fields too.
+
+        Raises FieldError for what is not allowed, is no image, or has no room in the last message.
+        """
+        last, shown, left = f"messages.{len(self.messages) - 1}.", list[Pixels](), list[str]()
+        parts = [(field, part) for field, part in reversed(self._parts()) if not part.is_stream]
+        if not parts:
+            return shown, left
+        beside = Dialogue.of([], "") if stream.model.is_demo else asked.without(max(asked.turns - 1, 0))
+        most = min(settings.max_pictures, stream.session.most_pictures(beside))
+        for field, part in parts:
+            if len(shown) == most and not field.startswith(last):
+                left.append(field)
                 continue
             with wrong(field):
-                if remaining == 0 and field.startswith(last):
-                    raise UserError(f"a question shows {settings.max_pictures} pictures at most (server.max_pictures)")
-                if remaining == 0:
-                    break
+                if len(shown) == most:
+                    why = "server.max_pictures" if most == settings.max_pictures else "no more have room beside its text"
+                    raise UserError(f"a question shows {most} pictures at most ({why})")
                 if part.is_picture:
                     images = [media.read_picture(part.url, settings)]
                 else:
-                    images = media.read_video(part.url, settings, remaining)
-            shown = [*(prepare(image) for image in images), *shown]
-            remaining -= len(images)
-        return shown
+                    images = media.read_video(part.url, settings, min(most - len(shown), VIDEO_FRAMES))
+            shown = [*(stream.session.prepare(image) for image in images), *shown]
+        return shown, left
 
     def _parts(self) -> list[tuple[str, Part]]:
         return [

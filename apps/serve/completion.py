@@ -46,10 +46,10 @@ class Completion:
     def ask(self, settings: ServerSettings) -> None:
         """Ask the stream, once what the question shows is fetched. Raises UserError."""
         self._asked, ignored = self.request.dialogue(self.stream)
-        self._ignored = [*dict.fromkeys([*self._ignored, *ignored])]
         with wrong(self._window_field):
             window = Span.typed(**self.request.window).seconds(self._offset)
-        sampling = self.request.sampling(self.stream, settings)
+        sampling, also = self.request.sampling(self.stream, settings, self._asked)
+        self._ignored = [*dict.fromkeys([*self._ignored, *ignored, *also])]
         self.answer = self.stream.ask(self._asked, **sampling, **window)
 
     @property

@@ -30,6 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+PICTURES = 4  # that have room from the start
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # while a server runs
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
@@ -70,7 +71,9 @@ class ServerSettings(Section):
 
     max_requests: questions that run or wait at once; the next is answered 429. max_rate: requests a second of one address, over
     some seconds; the next is answered 429. max_body: bytes of a request, and of a picture that is fetched for one.
-    max_pictures: that a question may show, frames of a video among them; cameras opened later have room for them.
+    max_question_tokens: of a question with what was said before and its tools, of cameras opened later; room is taken when it
+    comes, as far as the model's positions reach beside the budget. max_pictures: that a question may show, frames of a video
+    among them; those beyond PICTURES count as tokens of the question.
 
     media_hosts: ``HOST`` or ``HOST:PORT`` that pictures may be fetched from, media_private: also where such a name leads to a
     private address. media_folders: whose videos may be shown.
@@ -87,7 +90,8 @@ class ServerSettings(Section):
     max_rate: Annotated[float, Field(gt=0, le=1e6)] = 200.0
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
-    max_pictures: Annotated[int, Field(ge=0, le=16)] = 4
+    max_question_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 8192
+    max_pictures: Annotated[int, Field(ge=0, le=1024)] = 64
     media_hosts: list[str] = []
     media_private: bool = False
     media_folders: list[str] = []

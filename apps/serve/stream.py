@@ -24,7 +24,7 @@ from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.process import Notifier
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
-from edgevlm.apps.serve.config import CameraSettings, JournalSettings, ServeConfig
+from edgevlm.apps.serve.config import PICTURES, CameraSettings, JournalSettings, ServeConfig
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
@@ -145,7 +145,10 @@ class CameraStream:
             self.session = Session.open(
                 model, policy=settings.policy or "auto", budget=None if settings.policy == "full" else settings.budget,
                 append=settings.append or "auto", encode=settings.encode or "auto", state=self._writer,
-                text_budget=replace(TextBudget.fitting(model.bundle.limit), pictures=config.server.max_pictures),
+                text_budget=replace(
+                    TextBudget.fitting(model.bundle.limit), pictures=min(PICTURES, config.server.max_pictures),
+                    most=config.server.max_question_tokens,
+                ),
             )  # fmt: skip
             thumbnails = Thumbnails(folder, self.notice, every=every, cap=kept.megabytes << 20, days=kept.days)
         except BaseException:
