@@ -170,6 +170,7 @@ class Plan(Record):
     compression_ms: float = field("Compression's time per frame, in milliseconds.")
     cameras: int = field("Cameras on the model; above 1 the sizes and prefill_fps are of all of them.")
     camera_mb: float = field("What one more camera takes of edgevlm serve, in 10^6 bytes.")
+    question_mb: float = field("The most that a long question takes while it is answered, in 10^6 bytes.")
     camera_fps: float = field("prefill_fps for each camera.")
     largest_cameras: int = field("Most cameras of edgevlm serve that fit and keep up, 256 at most.")
 

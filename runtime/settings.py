@@ -17,6 +17,7 @@ AUTO, ALL, CHANGED = "auto", "all", "changed"
 TAU = 0.97
 INTERVAL = 64
 THRESHOLD = 6.0
+LONGEST_QUESTION = 8192
 
 
 class Metavar(NamedTuple):
@@ -174,7 +175,7 @@ class SessionSettings(BaseModel):
         None, description="Maximum host RAM for offloaded KV blocks (256M)."
     )
     max_question_tokens: Annotated[Frames, Metavar("N")] = Field(
-        8192, description="Take questions of up to this many tokens, conversation included."
+        LONGEST_QUESTION, description="Take questions of up to this many tokens, conversation included."
     )
 
     @classmethod

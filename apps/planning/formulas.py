@@ -15,6 +15,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.kv import DTYPES
+from edgevlm.runtime.settings import LONGEST_QUESTION
 
 FLOAT = 4
 THUMBNAILS = 2000 << 10  # bytes of their file that SQLite keeps in memory
@@ -185,6 +186,13 @@ def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
     """One more camera on a server: cache, policy, chunk and snapshot; no weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
+
+
+def question_bytes(model: PlannedModel, budget: int, kv: str) -> int:
+    """The most that a long question takes while it is answered: a copy of the cache with room for it; 0 without positions."""
+    set_aside, spare = model.text_rows - model.closing, model.most_budget - budget
+    longer = min(LONGEST_QUESTION, set_aside + spare) - set_aside
+    return arena_bytes(model, budget + longer, kv) if longer > 0 else 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
 
-from edgevlm.apps.planning.formulas import PlannedMemory, Roofline, Speed, camera_bytes
+from edgevlm.apps.planning.formulas import PlannedMemory, Roofline, Speed, camera_bytes, question_bytes
 from edgevlm.apps.planning.model import PlannedModel, model_of, planned, published_facts
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
@@ -101,6 +101,7 @@ class DevicePlan:
             "compression_ms": round(speed.compression_ms, 3),
             "cameras": max(1, roofline.served),
             "camera_mb": round(camera_bytes(model, self.budget, self.chunk, roofline.kv) / 1e6, 1),
+            "question_mb": round(question_bytes(model, self.budget, roofline.kv) / 1e6, 1),
             "camera_fps": round(self.camera_fps, 3),
             "largest_cameras": roofline.most_cameras(self.budget, self.chunk, self.fps),
         }

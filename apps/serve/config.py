@@ -22,7 +22,7 @@ from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest, reason
 from edgevlm.runtime.engine import DEFAULT_ENGINE
-from edgevlm.runtime.settings import AUTO, Append, Encode, Tokens
+from edgevlm.runtime.settings import AUTO, LONGEST_QUESTION, Append, Encode, Tokens
 from edgevlm.runtime.snapshots.directory import is_address
 
 if sys.version_info >= (3, 11):
@@ -90,7 +90,7 @@ class ServerSettings(Section):
     max_rate: Annotated[float, Field(gt=0, le=1e6)] = 200.0
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
-    max_question_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 8192
+    max_question_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = LONGEST_QUESTION
     max_pictures: Annotated[int, Field(ge=0, le=1024)] = 64
     media_hosts: list[str] = []
     media_private: bool = False
