@@ -15,6 +15,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def server(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("requests") / "served") as started:
         started.watched("demo", 2)
+        started.request("PATCH", "/v1/streams/demo", {"state": "paused"})  # the same question has the same answer then
         yield started
 
 
