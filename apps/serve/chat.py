@@ -84,7 +84,7 @@ ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)
 
 
 class Url(Lenient):
-    url: str
+    url: str = Field(validation_alias=AliasChoices("url", "data"))  # llama.cpp's input_video has data
 
 
 class Part(Lenient):

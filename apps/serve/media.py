@@ -4,50 +4,77 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import av
 import httpx
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.sources import picture
+from edgevlm.apps.sources.base import Image
 from edgevlm.apps.sources.hosts import AllowedHosts, is_network
+from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
 MAX_PIXELS = 1 << 24  # of a picture or of a video's frame
-MAX_SIDE = 1 << 14
 FETCH_S = 10.0  # that a picture may take to come
 DECODE_S = 10.0  # that a video's frames may take
-PICTURES = ("JPEG", "PNG", "WEBP", "GIF")
-VIDEOS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"  # no playlists, which name other files
+VIDEO = "give a stream, edgevlm://NAME, data:video/...;base64,... or file:///.. of a video in one of server.media_folders"
+BASE64 = re.compile(r"[\w+/=\s-]{64,}")  # without an address before it, as llama.cpp takes videos
 _ONE_AT_A_TIME = threading.Lock()  # over decoding: a picture may take 50 MB before it is made small
 
 
-def read_picture(url: str, settings: ServerSettings) -> NDArray[np.uint8]:
+def read_picture(url: str, settings: ServerSettings) -> Image:
     """The picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError for what is not allowed."""
     if url.lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
-    head, _, data = url.partition(",")
-    if not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
-        raise UserError("give a picture as data:image/...;base64,... or at an http address")
-    try:
-        return decode_picture(base64.b64decode(data, validate=True))
-    except ValueError:
-        raise UserError("the picture's base64 is broken") from None
+    return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))
 
 
-def read_video(url: str, settings: ServerSettings, count: int) -> list[NDArray[np.uint8]]:
-    """Return up to ``count`` frames, evenly spaced, RGB ``[H, W, 3]``, of a ``file:`` in an allowed folder. Raises UserError.
+def decode_picture(data: bytes) -> Image:
+    """Decode a picture, RGB ``[H, W, 3]``. Raises UserError."""
+    with _ONE_AT_A_TIME:
+        return picture.decode_picture(data, MAX_PIXELS)
 
-    Links are resolved first; a missing file is refused like a forbidden one.
+
+def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
+    """Return up to ``count`` frames, evenly spaced, RGB ``[H, W, 3]``, of a ``data:`` or a ``file:`` in an allowed folder.
+
+    Links are resolved first; a missing file is refused like a forbidden one. Raises UserError, also for a video without frames.
     """
-    refused = UserError("give a stream, edgevlm://NAME, or file:///.. of a video in one of server.media_folders")
+    opened: Callable[[], Video]
+    if "://" in url[:16]:
+        opened = partial(open_video, _allowed_file(url, settings), most_pixels=MAX_PIXELS, threads="NONE")
+    else:
+        data = _inline(url, VIDEO)
+        opened = lambda: Video(io.BytesIO(data), MAX_PIXELS, "NONE")  # noqa: E731
+    with _ONE_AT_A_TIME:
+        try:
+            return spread(opened, count, DECODE_S)
+        except load_av().error.FFmpegError:
+            raise UserError("this is no video that can be read") from None
+
+
+def _inline(url: str, wanted: str) -> bytes:
+    """Decode ``data:TYPE;base64,..`` or base64 alone: either alphabet, any white space, padded or not. Raises UserError."""
+    head, text = url.split(",", 1) if "," in url[:256] else ("data:;base64" if BASE64.fullmatch(url[:256]) else "", url)
+    if not re.fullmatch(r"(?is)\s*data:[^,]*;\s*base64\s*", head):
+        raise UserError(wanted)
+    text = "".join(unquote(text).split()).rstrip("=").translate(str.maketrans("-_", "+/"))
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        raise UserError("the base64 after the comma is broken; encode the file's bytes again") from None
+
+
+def _allowed_file(url: str, settings: ServerSettings) -> Path:
+    refused = UserError(VIDEO)
     try:
         parts = urlsplit(url)
         path = Path(unquote(parts.path, errors="strict"))
@@ -58,32 +85,7 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[NDArray[n
             raise refused
     except (OSError, ValueError, RuntimeError):
         raise refused from None
-    with _ONE_AT_A_TIME:
-        try:
-            return _decode_video(real, count)
-        except (av.error.FFmpegError, ValueError, IndexError, ZeroDivisionError, OSError):
-            raise UserError("this is no video that can be read") from None
-
-
-def decode_picture(data: bytes) -> NDArray[np.uint8]:
-    """A JPEG, PNG, WebP or GIF as RGB ``[H, W, 3]``; its size is looked at before it is decoded. Raises UserError."""
-    with _ONE_AT_A_TIME:
-        try:
-            with Image.open(io.BytesIO(data), formats=PICTURES) as image:
-                _check_size(image.width, image.height)
-                image.draft("RGB", (1024, 1024))
-                return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-        except UserError:
-            raise
-        except Image.DecompressionBombError:
-            raise UserError(f"a picture has {MAX_PIXELS:,} pixels at most") from None
-        except Exception:  # Pillow's decoders raise whatever comes to them
-            raise UserError("this is no picture that can be read; give JPEG, PNG, WebP or GIF") from None
-
-
-def _check_size(width: int, height: int) -> None:
-    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
-        raise UserError(f"{width} x {height} pixels are too many; {MAX_PIXELS:,} are allowed, and {MAX_SIDE:,} a side")
+    return real
 
 
 def _fetch(url: str, settings: ServerSettings) -> bytes:
@@ -119,28 +121,3 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
     except (OSError, SourceError, httpx.HTTPError, httpx.InvalidURL):
         raise late from None
     return bytes(data)
-
-
-def _decode_video(path: Path, count: int) -> list[NDArray[np.uint8]]:
-    until, frames = time.monotonic() + DECODE_S, list[NDArray[np.uint8]]()
-    with av.open(str(path), options={"format_whitelist": VIDEOS, "protocol_whitelist": "file"}) as container:
-        video = container.streams.video[0]
-        _check_size(video.codec_context.width, video.codec_context.height)
-        video.thread_type = "NONE"
-        length = float(video.duration * video.time_base) if video.duration else (container.duration or 0) / av.time_base
-        if length <= 0:
-            raise UserError("this video does not give its duration")
-        start = float((video.start_time or 0) * video.time_base)
-        for index in range(count):
-            wanted, last = start + (index + 0.5) * length / count, None
-            container.seek(int(wanted / video.time_base), stream=video)
-            for frame in container.decode(video):
-                if time.monotonic() > until:
-                    raise UserError(f"this video takes more than {DECODE_S:g} s to decode")
-                _check_size(frame.width, frame.height)
-                last = frame
-                if frame.time is None or frame.time >= wanted:
-                    break
-            if last is not None:
-                frames.append(last.to_ndarray(format="rgb24").astype(np.uint8, copy=False))
-    return frames

@@ -34,17 +34,14 @@ class AllowedHosts:
 
     def resolve(self, host: str, port: int) -> str:
         """Resolve the host, once. Raises SourceRefused where an address is not allowed, SourceError where there is none."""
-        try:
-            found = [entry[4] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        except (OSError, UnicodeError) as error:
-            raise SourceError(f"its host cannot be resolved ({getattr(error, 'strerror', None) or 'no name'})") from None
+        found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
-            for address, *_ in found:
-                if not self._allows(str(address)):
+            for address in found:
+                if not self._allows(address):
                     raise SourceRefused(
                         f"the host {host[:253]} is not allowed; the operator can list it in server.source_hosts"
                     )
-        return str(found[0][0])
+        return found[0]
 
     def connect(self, address: tuple[str, int], *arguments: object) -> socket.socket:
         """Connect like :func:`socket.create_connection`, to an allowed host."""
@@ -58,6 +55,20 @@ class AllowedHosts:
         if self._names is None:
             return (self._private or address.is_global) and not any(address in network for network in REFUSED)
         return any(address in network for network in self._networks)
+
+
+def addresses(host: str, port: int) -> list[str]:
+    """Return what a host's name stands for. Raises SourceError."""
+    try:
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError) as error:
+        raise SourceError(unresolved(host, error)) from None
+
+
+def unresolved(host: str, error: Exception) -> str:
+    if getattr(error, "errno", None) == socket.EAI_AGAIN:
+        return f"no name server answers for {host[:253]}; check this machine's network, or give an IP address"
+    return f"there is no host of that name, {host[:253]}; check the address, or give an IP address"
 
 
 def is_network(text: str) -> bool:

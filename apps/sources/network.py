@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import errno
+import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib import request as http
@@ -15,15 +16,25 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from edgevlm.apps.proxies import proxies_for, proxy_variables
 from edgevlm.apps.sources.base import Connection, Grabbed, Image, SourceOptions
-from edgevlm.apps.sources.hosts import AllowedHosts
+from edgevlm.apps.sources.hosts import AllowedHosts, addresses, unresolved
 from edgevlm.apps.sources.live import KEYFRAME_WAIT_S
-from edgevlm.apps.sources.opencv import CONTAINERS, decode_picture, load_cv2
+from edgevlm.apps.sources.picture import JPEG, PNG, split_pictures, try_decoding
+from edgevlm.apps.sources.video import CONTAINERS, Feed, RecordedClock, Video, load_av
 from edgevlm.errors import SourceError, SourceRefused, UserError
-from edgevlm.packages import needed
-from edgevlm.runtime.preprocess import MOST_PIXELS
 
+PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "http": 80, "https": 443}
+REASONS = {  # by errno
+    errno.ECONNREFUSED: "nothing listens at {} (connection refused); check the port, and that the camera is on",
+    errno.EHOSTUNREACH: "{} cannot be reached from this machine; check the address, and that the camera is on",
+    errno.ENETUNREACH: "{} cannot be reached from this machine; check its network",
+    errno.ETIMEDOUT: "{} does not answer; check the address, and that the camera is on",
+    errno.ECONNRESET: "{} closed the connection",
+    errno.EPIPE: "{} closed the connection",
+    errno.EIO: "the connection to {} broke off before there was video; check its port and path",
+    errno.EINVAL: "what {} answers is not understood; check the address's path",
+}
 UNMENDABLE = {
-    401: "wrong or no user and password (401); they stand in the address, before the host and an at sign",
+    401: "wrong or no user and password (401); give username and password, or put them in the address before the host and an @",
     403: "not allowed (403); check user, password and path of the address",
     404: "no such stream there (404); check the path of the address",
 }
@@ -36,7 +47,6 @@ LOW_LATENCY = {  # docs/guide/cameras.md has what they save
     "analyzeduration": "0",
     "probesize": "32",
 }
-PICTURES = (b"\xff\xd8", b"\x89PNG")  # as they begin
 LARGEST, MORE = 16 << 20, 1 << 20  # bytes of a first picture; and beside four times the one before: more is not a picture
 
 
@@ -50,9 +60,7 @@ def connect(url: str, options: SourceOptions) -> Connection:
     if parts.scheme.lower() in ("http", "https"):
         response = _request(url, parts, hosts, options)
         try:
-            if response.headers.get_content_type() == "multipart/x-mixed-replace":
-                return MultipartConnection(response, options.read_timeout_s)
-            return FfmpegConnection(url, options, response)
+            return _connected(url, parts, options, response)
         except BaseException:
             response.close()
             raise
@@ -61,7 +69,19 @@ def connect(url: str, options: SourceOptions) -> Connection:
         address = hosts.resolve(parts.hostname or "", parts.port or 0)
         host = f"[{address}]" if ":" in address else address
         url = parts._replace(netloc=f"{login}{at}{host}" + f":{parts.port}" * (parts.port is not None)).geturl()
+    elif parts.hostname:
+        addresses(parts.hostname, parts.port or 0)  # FFmpeg would call an unknown name an input/output error
     return FfmpegConnection(url, options)
+
+
+def _connected(url: str, parts: SplitResult, options: SourceOptions, response: HTTPResponse) -> Connection:
+    kind = response.headers.get_content_type()
+    begins = b"" if kind.startswith("multipart/") else response.peek(len(PNG)).lstrip()
+    if kind.startswith(("multipart/", "image/")) or begins.startswith((JPEG, PNG)):
+        return PictureConnection(response, lambda headers: _request(url, parts, options.hosts, options, headers), options)
+    if kind == "text/html" or begins[:5].lower() in (b"<html", b"<!doc"):
+        raise SourceRefused("the address answers with a web page, not video (401 or a login?); check its path and password")
+    return FfmpegConnection(url, options, response)
 
 
 def split_address(url: str) -> SplitResult:
@@ -70,12 +90,15 @@ def split_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise SourceRefused("that is no address; give SCHEME://HOST:PORT/PATH") from None
+        encode = "percent-encode / # ? in the password, or give username and password" if "@" in url else None
+        raise SourceRefused(f"that is no address; {encode or 'give SCHEME://HOST:PORT/PATH'}") from None
     return parts
 
 
-def _request(url: str, camera: SplitResult, hosts: AllowedHosts | None, options: SourceOptions) -> HTTPResponse:
-    """Ask for an address, with Basic or Digest credentials where the camera's has some."""
+def _request(
+    url: str, camera: SplitResult, hosts: AllowedHosts | None, options: SourceOptions, headers: dict[str, str] | None = None
+) -> HTTPResponse:
+    """Ask for an address, with the camera's credentials (Basic or Digest). Raises SourceError; Unchanged for status 304."""
     parts, known = urlsplit(url), http.HTTPPasswordMgrWithDefaultRealm()
     if camera.username is not None:
         own = camera._replace(netloc=camera.netloc.rpartition("@")[2], path="/", query="", fragment="").geturl()
@@ -88,10 +111,13 @@ def _request(url: str, camera: SplitResult, hosts: AllowedHosts | None, options:
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # of one call; the watchdog tells the two apart
     try:
-        response: HTTPResponse = opener.open(http.Request(address, headers={"User-Agent": "edgevlm"}), timeout=timeout_s)
+        asked = http.Request(address, headers={"User-Agent": "edgevlm", **(headers or {})})
+        response: HTTPResponse = opener.open(asked, timeout=timeout_s)
         return response
     except HTTPError as error:
         error.close()
+        if error.code == 304:
+            raise Unchanged("its picture has not changed") from None
         words = UNMENDABLE.get(error.code)
         raise SourceRefused(words) if words else SourceError(f"the camera says {error.code}") from None
     except (OSError, HTTPException, ValueError) as error:
@@ -101,9 +127,13 @@ def _request(url: str, camera: SplitResult, hosts: AllowedHosts | None, options:
             raise SourceError(why) from None
         if isinstance(reason, TimeoutError):
             raise SourceError("no answer in time (--open-timeout)") from None
-        text = reason.strerror if isinstance(reason, OSError) else None
+        text = explain(reason, parts) if isinstance(reason, OSError) else None
         by = f", through the proxy in {proxy_variables(parts.scheme)}" if hosts is None and parts.scheme in proxies else ""
         raise SourceError((text or f"no answer that can be understood ({type(reason).__name__})") + by) from None
+
+
+class Unchanged(SourceError):
+    """A picture is the same as when it was last asked for (304)."""
 
 
 class BoundHandler(http.AbstractHTTPHandler):
@@ -126,94 +156,65 @@ class BoundHandler(http.AbstractHTTPHandler):
     https_open = http_open
 
 
-def load_av() -> Any:
-    """Import PyAV, silent. Raises UserError where it is not installed."""
-    av, logging = (needed(name, "reading network streams and pipes", "cpu") for name in ("av", "av.logging"))
-    logging.set_level(None)  # what FFmpeg prints on its own would name the address
-    return av
+Ask = Callable[[dict[str, str]], HTTPResponse]
 
 
-@dataclass
-class Feed:
-    """Bytes as PyAV reads a file: those that have come, until a deadline and up to ``largest`` after :meth:`renew`.
+class PictureConnection(Connection):
+    """Pictures over HTTP: an endless answer of them (Motion JPEG), or one an answer, asked for again ``fps`` times a second.
 
-    It ends there, and where reading fails; ``problem`` says why. Exceptions would be printed by PyAV.
+    Each is decoded by itself, so its size and kind may change; there are no times. ``ask`` sends the request again, with
+    headers; a picture that has not changed is none.
     """
 
-    take: Callable[[int], bytes]
-    largest: float = math.inf
-    timeout_s: float = math.inf
-    end: Callable[[], None] = lambda: None
-    problem: str | None = None
-    closed: bool = False
+    def __init__(
+        self, response: HTTPResponse, ask: Callable[[dict[str, str]], HTTPResponse | None], options: SourceOptions
+    ) -> None:
+        self._ask, self._options, self._data, self._seen = ask, options, b"", False
+        self._read(response)
 
-    def __post_init__(self) -> None:
-        self.renew()
+    def _read(self, response: HTTPResponse) -> None:
+        self._response, self._kind, self._began = response, response.headers.get_content_type(), time.monotonic()
+        self._feed = Feed(response.read1, LARGEST, self._options.read_timeout_s)
+        self._pictures = split_pictures(self._feed.read, self._look_between)
 
-    def renew(self) -> None:
-        """Begin a picture: the deadline holds for all of it, however slowly its bytes arrive."""
-        self._deadline, self._left = time.monotonic() + self.timeout_s, self.largest
-
-    def read(self, count: int) -> bytes:
-        late, block = time.monotonic() > self._deadline, b""
-        try:
-            block = b"" if late or self._left <= 0 else self.take(count)
-        except TimeoutError:
-            late = True
-        except (HTTPException, OSError, ValueError) as error:
-            self.problem = getattr(error, "strerror", None) or type(error).__name__
-        if late:
-            self.problem = f"no picture for {self.timeout_s:g} s"
-        elif self._left <= 0:
-            self.problem = f"no picture within {self.largest / 2**20:g} MB"
-        self._left -= len(block)
-        return block
-
-    def close(self) -> None:
-        self.closed = True
-        self.end()
-
-
-def open_feed(feed: Feed, kind: str) -> Any:
-    """Open pictures of one of FFmpeg's formats, which opens nothing else and reads no more than it needs."""
-    options = {"protocol_whitelist": "none", "probesize": "32", "analyzeduration": "0"}
-    return load_av().open(
-        feed, format=kind, options=options, stream_options=[{"max_pixels": str(MOST_PIXELS)}], buffer_size=4096
-    )
-
-
-class MultipartConnection(Connection):
-    """Motion JPEG over HTTP. Each picture is decoded by itself, so its size and kind may change; there are no times."""
-
-    def __init__(self, response: HTTPResponse, timeout_s: float) -> None:
-        load_cv2(), load_av()  # raises now if one is not installed
-        self._response = response
-        self._feed = Feed(response.read1, LARGEST, timeout_s)
-        self._packets = self._demux()
-        self._data = b""
-
-    def _demux(self) -> Iterator[Any]:
-        with open_feed(self._feed, "mpjpeg") as container:
-            yield from container.demux(video=0)
+    def _look_between(self, data: bytes) -> None:
+        if found := re.findall(rb"(?i)content-type:\s*([\w./+-]+)", data[-4096:]):
+            self._kind = found[-1].decode()
 
     def grab(self) -> Grabbed | None:
         self._feed.renew()
-        try:
-            packet = next(self._packets, None)
-        except load_av().error.FFmpegError:
-            packet, self.problem = None, "the stream is no Motion JPEG"
-        if packet is None or not packet.size or self._feed.problem:
-            self.problem = self._feed.problem or self.problem
+        data = next(self._pictures, None)
+        if self._feed.problem:
+            self.problem = f"{self._feed.problem}; it sends {self._kind}"
             return None
-        self._data = bytes(packet)
-        self._feed.largest = min(LARGEST, MORE + 4 * packet.size)
-        return Grabbed(corrupt=packet.is_corrupt or not self._data.startswith(PICTURES))
+        if data is None:
+            return self._again()
+        changed, self._data = data != self._data, data
+        self._seen, self._feed.largest = True, min(LARGEST, MORE + 4 * len(data))
+        still = self._response.length is not None
+        return Grabbed(corrupt=not data, decoded=changed or not still)
+
+    def _again(self) -> Grabbed | None:
+        """Wait for a still picture's next turn and ask for it; None where the stream of pictures is over."""
+        headers = self._response.headers
+        if not self._seen or headers.get_content_maintype() == "multipart":
+            self.problem = None if self._seen else f"no JPEG or PNG picture in the answer; it sends {self._kind}"
+            return None
+        if (early := self._began + 1 / self._options.fps - time.monotonic()) > 0:
+            time.sleep(min(early, 1.0))
+            return Grabbed(decoded=False)
+        tags = {"If-None-Match": headers["ETag"], "If-Modified-Since": headers["Last-Modified"]}
+        self._response.close()
+        try:
+            self._read(self._ask({name: value for name, value in tags.items() if value}))
+        except Unchanged:
+            self._began = time.monotonic()
+        return Grabbed(decoded=False)
 
     def retrieve(self) -> Image | None:
-        return decode_picture(self._data)
+        return try_decoding(self._data)
 
     def close(self) -> None:
-        self._packets.close()  # type: ignore[attr-defined]
         self._response.close()
 
 
@@ -226,57 +227,55 @@ class FfmpegConnection(Connection):
     """
 
     def __init__(self, url: str, options: SourceOptions, response: HTTPResponse | None = None) -> None:
-        self._av, self._options, self._camera, self._response = load_av(), options, split_address(url), response
+        self._options, self._camera, self._response = options, split_address(url), response
         self._feeds: list[Feed] = []
-        self._container: Any = None
+        self._video: Video | None = None
         scheme = self._camera.scheme.lower()
         if response is None and scheme not in SCHEMES:
             raise SourceRefused(f"{scheme}:// is no stream that is read; give http, {', '.join(SCHEMES)}, or a file")
         try:
-            self._container = self._open(url, scheme)
-            if not self._container.streams.video:
-                raise SourceRefused("there is no video in it")
-            stream = self._container.streams.video[0]
-            stream.codec_context.flags |= self._av.codec.context.Flags.low_delay
+            self._video = self._open(url, scheme)
         except BaseException:
             self._release()
             raise
-        self._recorded = not scheme.startswith("rtsp") and self._container.duration is not None
-        self._origin: float | None = None  # of a recording's times
+        context = self._video.stream.codec_context
+        context.flags |= load_av().codec.context.Flags.low_delay
+        self._recorded = not scheme.startswith("rtsp") and self._video.container.duration is not None
+        self._clock, self._origin = RecordedClock(self._video.period_s), 0.0  # of a recording's times
         self._frame: Any = None
-        self._pictures = self._decode(stream)
+        self._pictures = self._decode(self._video)
 
     def grab(self) -> Grabbed | None:
         for feed in self._feeds:
             feed.renew()
         try:
             grabbed = next(self._pictures)
-        except (StopIteration, self._av.error.FFmpegError, UserError) as error:
-            failed = None if isinstance(error, StopIteration) else getattr(error, "strerror", None) or str(error)
+        except (StopIteration, load_av().error.FFmpegError, UserError) as error:
+            failed = None if isinstance(error, StopIteration) else explain(error, self._camera)
             self.problem = next((feed.problem for feed in self._feeds if feed.problem), failed)
             self.finished = self._recorded and self.problem is None
             return None
-        if self._recorded and grabbed.stamp_s is not None:  # wait until it is due
-            now = time.monotonic()
-            self._origin = now - grabbed.stamp_s if self._origin is None else self._origin
-            time.sleep(min(max(0.0, self._origin + grabbed.stamp_s - now), 1.0))
+        if self._recorded and grabbed.decoded and not grabbed.corrupt:  # wait until it is due
+            first, time_s, now = self._clock.time_s is None, self._clock(grabbed.stamp_s), time.monotonic()
+            self._origin = now if first else self._origin
+            time.sleep(min(max(0.0, self._origin + time_s - now), 1.0))
         return grabbed
 
     def retrieve(self) -> Image | None:
-        image: Image = self._frame.to_ndarray(format="rgb24")
-        return image
+        assert self._video is not None
+        return self._video.rgb(self._frame)
 
     def close(self) -> None:
         self._pictures.close()  # type: ignore[attr-defined]
         self._release()
 
     def _release(self) -> None:
-        for each in (self._container, self._response, *self._feeds):
+        for each in (self._video, self._response, *self._feeds):
             if each is not None:
                 each.close()
 
-    def _open(self, url: str, scheme: str) -> Any:
-        error, options, began = self._av.error, self._options, time.monotonic()
+    def _open(self, url: str, scheme: str) -> Video:
+        options, began = self._options, time.monotonic()
         if self._response is None:
             allowed = {"protocol_whitelist": PROTOCOLS, "format_whitelist": f"{CONTAINERS},rtsp,rtp"}
             more: dict[str, Any] = {"options": allowed | (LOW_LATENCY if scheme.startswith("rtsp") else {})}
@@ -286,14 +285,15 @@ class FfmpegConnection(Connection):
             allowed = {"protocol_whitelist": "http,https,tls,tcp", "format_whitelist": f"{CONTAINERS},hls"}
             more = {"options": allowed | listed, "io_open": self._feed}
         try:
-            return self._av.open(url, timeout=(options.open_timeout_s, options.read_timeout_s), **more)
-        except error.FFmpegError as failed:
+            return Video(url, threads="SLICE", timeout=(options.open_timeout_s, options.read_timeout_s), **more)
+        except load_av().error.FFmpegError as failed:
+            error = load_av().error
             codes = {error.HTTPUnauthorizedError: 401, error.HTTPForbiddenError: 403, error.HTTPNotFoundError: 404}
             if (code := codes.get(type(failed))) is not None:
                 raise SourceRefused(UNMENDABLE[code]) from None
             if time.monotonic() - began >= options.open_timeout_s:
                 raise SourceError(f"no answer within {options.open_timeout_s:g} s (--open-timeout)") from None
-            raise SourceError(str(failed.strerror)) from None
+            raise SourceError(explain(failed, self._camera)) from None
 
     def _feed(self, url: str, *_: object) -> Feed:
         """Open what FFmpeg reads: first the answer, then each address that it names. Raises SourceError."""
@@ -310,22 +310,37 @@ class FfmpegConnection(Connection):
         self._feeds.append(Feed(response.read1, timeout_s=options.read_timeout_s, end=response.close))
         return self._feeds[-1]
 
-    def _decode(self, stream: Any) -> Iterator[Grabbed]:
+    def _decode(self, video: Video) -> Iterator[Grabbed]:
         """Yield pictures as they are decoded; one that cannot be is passed on as corrupt.
 
         Decoders give nothing before the first keyframe, which may be many seconds away: those packets are passed on too.
         """
         started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
-        for packet in self._container.demux(stream):
+        for packet in video.container.demux(video.stream):
             started = started or packet.is_keyframe or time.monotonic() > patience
             if not started:
                 yield Grabbed(decoded=False)
                 continue
-            try:
-                frames = packet.decode()
-            except self._av.error.InvalidDataError:
-                if packet.size:  # the last packet, which says that the stream is over, has none
+            for frame in video.decode(packet) if packet.size else video.drain():
+                if frame is None:
                     yield Grabbed(corrupt=True)
-                continue
-            for self._frame in frames:
-                yield Grabbed(self._frame.time, self._frame.key_frame or self._frame.pict_type == 1, self._frame.is_corrupt)
+                else:
+                    self._frame = frame
+                    yield Grabbed(frame.time, frame.key_frame or frame.pict_type == 1, frame.is_corrupt or packet.is_corrupt)
+
+
+def explain(error: Exception, camera: SplitResult) -> str:
+    """Say what an error of the system or of FFmpeg means, in words that a camera's owner understands."""
+    host, scheme = camera.hostname or "", camera.scheme.lower()
+    if isinstance(error, socket.gaierror):
+        return unresolved(host, error)
+    if isinstance(error, UserError):
+        return str(error)
+    place = f"{host}:{camera.port or PORTS.get(scheme, '')}".rstrip(":")
+    words = REASONS.get(getattr(error, "errno", None) or 0)
+    if type(error).__name__ == "InvalidDataError":
+        words = "nothing at {} speaks RTSP" if scheme.startswith("rtsp") else "what {} sends is no video that can be read"
+        words += "; check host, port and path"
+    elif type(error).__name__ == "EOFError":
+        words = "{} closed the connection without sending video; check the address's path"
+    return (words or f"the stream of {{}} cannot be read ({getattr(error, 'strerror', None) or error})").format(place)

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.sources.base import Frame, FrameSampler, Image, Source, StageTimer, State
-from edgevlm.apps.sources.opencv import Capture, decode_picture, load_cv2
+from edgevlm.apps.sources.picture import JPEG, split_pictures, try_decoding
+from edgevlm.apps.sources.video import FALLBACK_FPS, Feed, RecordedClock, Video, load_av, open_video
 from edgevlm.errors import SourceError
-from edgevlm.runtime.files import is_utf8, look
+from edgevlm.runtime.files import look
 from edgevlm.runtime.preprocess import MOST_PIXELS
 
-LEAST_S = 1e-3  # between two mended times
-JUMP_S = 60.0  # between two pictures of a recording: more is not believed, either way
-FALLBACK_FPS = 25.0  # of what declares no rate, as ffmpeg takes it
-SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-Y4M, JPEG, END, SCAN = b"YUV4MPEG2", b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+Y4M = b"YUV4MPEG2"
 LOOK = 4096  # bytes in which the first picture of Motion JPEG begins
 POLL_S = 0.2  # how long a read waits before it looks whether the source was closed
 
@@ -72,63 +70,29 @@ class VideoSource(Recording):
         self.path = Path(path)
         super().__init__(self.path.name, fps)
         check_readable(self.path)
-        cv2 = load_cv2()
-        with_ffmpeg = cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG)  # others would take what it refuses: lists of other files
-        with self.path.open("rb") as file:  # which OpenCV opens again, by a name in UTF-8
-            name = str(self.path) if is_utf8(self.path) else f"/proc/self/fd/{file.fileno()}"
-            self._capture = Capture(name, cv2.CAP_FFMPEG if with_ffmpeg else cv2.CAP_ANY)
-        if not self._capture.is_open:
-            raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)")
-        rate = self._capture.property("FPS")
-        self._period = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
-        self._clock = RecordedClock(self._period)
+        self._video = open_video(self.path)
+        self._frames, self._clock = self._video.frames(), RecordedClock(self._video.period_s)
+        self._frame: Any = None
 
     def _advance(self) -> float | None:
-        grabbed = self._capture.grab()
-        return None if grabbed is None else self._clock(grabbed.stamp_s)
+        for frame in self._frames:
+            if frame is not None:
+                self._frame = frame
+                return self._clock(frame.time)
+            self.drops["corrupt"] += 1
+        return None
 
     def _picture(self) -> Image | None:
-        return self._capture.retrieve()
+        return None if self._frame.is_corrupt else self._video.rgb(self._frame)
 
     @property
     def end_s(self) -> float:
         """Where the pictures decoded so far end, seconds; after the last :meth:`read`, the recording's length."""
-        return 0.0 if self._clock.time_s is None else self._clock.time_s + self._period
+        return 0.0 if self._clock.time_s is None else self._clock.time_s + self._video.period_s
 
     def close(self) -> None:
         super().close()
-        self._capture.close()
-
-
-class RecordedClock:
-    """Makes the stamps of a recording strictly increasing; there is no arrival to hold them against.
-
-    With stamps ``s``, an origin ``o`` (0 at first) and the declared time of one picture ``p``::
-
-        m[n] = max(s[n] + o, m[n-1] + LEAST_S)    a repeat, or pictures in the wrong order: the later stamps are right again
-        o    = m[n-1] + p - s[n]                  first, where |s[n] + o - m[n-1]| > JUMP_S: the clock was set
-
-    A picture without a stamp is ``p`` after the one before.
-    """
-
-    def __init__(self, period_s: float) -> None:
-        self._period = period_s
-        self._origin = 0.0
-        self.time_s: float | None = None  # of the newest picture
-
-    def __call__(self, stamp_s: float | None) -> float:
-        """Return the mended time of the next picture, seconds."""
-        before = self.time_s
-        if before is None:
-            self.time_s = max(0.0, stamp_s or 0.0)
-            self._origin = self.time_s - (stamp_s or 0.0)
-        elif stamp_s is None or abs(stamp_s + self._origin - before) > JUMP_S:
-            self.time_s = before + self._period
-            if stamp_s is not None:
-                self._origin = self.time_s - stamp_s
-        else:
-            self.time_s = max(stamp_s + self._origin, before + LEAST_S)
-        return self.time_s
+        self._video.close()
 
 
 class FolderSource(Recording):
@@ -161,7 +125,7 @@ class FolderSource(Recording):
 
     def _picture(self) -> Image | None:
         try:
-            return decode_picture(self._paths[self._next - 1].read_bytes())
+            return try_decoding(self._paths[self._next - 1].read_bytes())
         except OSError:
             return None
 
@@ -179,29 +143,30 @@ class StdinSource(Recording):
     """
 
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:
-        from edgevlm.apps.sources.network import Feed, load_av, open_feed
-
         super().__init__("stdin", fps)
-        self._descriptor, self._closed, self._av = _stdin() if descriptor is None else descriptor, False, load_av()
+        self._descriptor, self._closed, self._count = _stdin() if descriptor is None else descriptor, False, 0
         self._ahead = head = b""
         while len(head) < LOOK and JPEG not in head and not head.startswith(Y4M) and (block := self._take(1 << 16)):
             head += block
-        self._jpeg = not head.startswith(Y4M)
-        if self._jpeg and JPEG not in head[: LOOK + len(JPEG)]:
+        if not head.startswith(Y4M) and JPEG not in head[: LOOK + len(JPEG)]:
             found = "neither YUV4MPEG2 nor Motion JPEG" if head else "is empty"
             raise SourceError(f"stdin: {found}; write it: ffmpeg -i SOURCE -f yuv4mpegpipe - | edgevlm run --camera -")
-        self._ahead = head[head.index(JPEG if self._jpeg else Y4M) :]
-        self._feed, kind = Feed(self._take, 4 * MOST_PIXELS), "mjpeg" if self._jpeg else "yuv4mpegpipe"
-        self._packet: Any = None
-        try:
-            self._container = open_feed(self._feed, kind)
-        except (self._av.error.FFmpegError, ValueError, OSError):
-            raise SourceError(f"stdin: this {kind} is damaged, or of a kind that is not read (try -pix_fmt yuv420p)") from None
-        stream = self._container.streams.video[0]
-        if not self._jpeg and stream.width * stream.height > MOST_PIXELS:
-            raise SourceError(f"stdin: pictures of {stream.width}x{stream.height} are not read")
-        self._rate = (rate or FALLBACK_FPS) if self._jpeg else float(stream.average_rate or FALLBACK_FPS)
-        self._packets, self._count = self._container.demux(video=0), 0
+        self._ahead, self._feed = head, Feed(self._take, 4 * MOST_PIXELS)
+        self._video: Video | None = None
+        if head.startswith(Y4M):
+            options = {"protocol_whitelist": "none", "probesize": "32", "analyzeduration": "0"}
+            try:
+                self._video = Video(self._feed, format="yuv4mpegpipe", options=options, buffer_size=4096)
+            except SourceError as error:
+                raise SourceError(f"stdin: {error}") from None
+            except (load_av().error.FFmpegError, ValueError, OSError):
+                raise SourceError(
+                    "stdin: this YUV4MPEG2 is damaged, or of a kind that is not read (try -pix_fmt yuv420p)"
+                ) from None
+            self._rate, self._items = 1 / self._video.period_s, self._video.container.demux(self._video.stream)
+        else:
+            self._rate, self._items = rate or FALLBACK_FPS, split_pictures(self._feed.read)
+        self._item: Any = None
 
     def _take(self, count: int) -> bytes:
         """Return up to ``count`` bytes; none at the end, or soon after the source was closed."""
@@ -216,25 +181,20 @@ class StdinSource(Recording):
     def _advance(self) -> float | None:
         self._feed.renew()
         try:
-            packet = next(self._packets, None)
-        except (self._av.error.FFmpegError, ValueError):
+            self._item = next(self._items, None)
+        except (load_av().error.FFmpegError, ValueError):
             raise SourceError("stdin: a frame does not begin where it should; the stream is damaged") from None
-        if packet is None or not packet.size or self._closed:
+        if self._item is None or self._closed or (self._video is not None and not self._item.size):
             return None
-        self._packet = packet
         self._count += 1
         return (self._count - 1) / self._rate
 
     def _picture(self) -> Image | None:
-        """Decode the packet; None where it is damaged or was cut short."""
-        if self._jpeg:
-            data = bytes(self._packet)
-            return decode_picture(data) if 0 <= data.rfind(SCAN) < data.rfind(END) else None
-        try:
-            image: Image = self._packet.decode()[0].to_ndarray(format="rgb24")
-        except (self._av.error.FFmpegError, IndexError):
-            return None
-        return image
+        """Decode the picture; None where it is damaged or was cut short."""
+        if self._video is None:
+            return try_decoding(self._item)
+        frames = self._video.decode(self._item)
+        return self._video.rgb(frames[0]) if frames and frames[0] is not None else None
 
     def skip(self, time_s: float) -> bool:
         return False  # whoever writes to the pipe decides where it begins

@@ -52,7 +52,7 @@ def test_a_recording_is_played_at_its_own_speed_and_ends(address, name):
 
 
 def test_a_page_is_no_stream(address):
-    with pytest.raises(SourceError, match=r"Invalid data found.*"):
+    with pytest.raises(SourceError, match=r"web page, not video \(401 or a login\?\)"):
         open_source(f"{address}/page.html", None)
     with pytest.raises(SourceError, match="404"):
         open_source(f"{address}/none", None)

@@ -1,0 +1,108 @@
+"""Decode a picture: the only way, for folders, cameras and requests alike."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from edgevlm.apps.sources.base import Image
+from edgevlm.errors import SourceError
+from edgevlm.packages import needs
+from edgevlm.runtime.preprocess import MOST_EDGE, MOST_PIXELS
+
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # as they begin
+BEGIN = re.compile(JPEG + b"|" + PNG)
+END = b"\xff\xd9"
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
+
+
+def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
+    """Decode to uint8 RGB ``[H, W, 3]``: turned as EXIF says, transparency over white, 16 bits scaled to 8.
+
+    Raises SourceError for what is not an image, is damaged, or has more pixels; its size is checked before it is decoded.
+    """
+    with needs("reading pictures", "cpu"):
+        from PIL import Image as pillow
+        from PIL import ImageOps
+    try:
+        with pillow.open(io.BytesIO(data), formats=FORMATS) as opened:
+            check_size(opened.width, opened.height, most_pixels)
+            picture = ImageOps.exif_transpose(opened)
+    except SourceError:
+        raise
+    except pillow.DecompressionBombError:
+        raise SourceError(f"a picture has {most_pixels:,} pixels at most") from None
+    except Exception:  # Pillow's decoders raise whatever comes to them
+        raise SourceError("this is no picture that can be read; give JPEG, PNG, WebP or GIF") from None
+    if picture.mode.startswith("I"):  # 16 bits: a thermal or depth camera's
+        grey = np.clip(np.asarray(picture).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, axis=2)
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        picture = pillow.alpha_composite(pillow.new("RGBA", picture.size, "white"), picture)
+    return np.asarray(picture.convert("RGB"))
+
+
+def try_decoding(data: bytes) -> Image | None:
+    """Decode a camera's picture; None for one that is damaged or too large."""
+    try:
+        return decode_picture(data)
+    except SourceError:
+        return None
+
+
+def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
+    """Raise SourceError for more pixels than are decoded."""
+    if not (0 < width <= MOST_EDGE and 0 < height <= MOST_EDGE and width * height <= most_pixels):
+        raise SourceError(f"{width} x {height} pixels are too many; {most_pixels:,} are allowed, and {MOST_EDGE:,} a side")
+
+
+def split_pictures(read: Callable[[int], bytes], between: Callable[[bytes], None] = lambda _: None) -> Iterator[bytes]:
+    """Yield each JPEG or PNG in a stream of bytes as soon as it is whole; empty bytes for one that was cut short.
+
+    Anything may be between them, like multipart headers, whatever their line ends, lengths and boundaries are; ``between``
+    is called with the latest of it. ``read`` returns no bytes at the end.
+    """
+    data, size = bytearray(), 1 << 16
+    while block := read(size):
+        data += block
+        while begun := BEGIN.search(data):
+            find_end, at, whole = (_jpeg_end, 2, False) if begun[0] == JPEG else (_png_end, len(PNG), False)
+            between(bytes(data[: begun.start()]))
+            del data[: begun.start()]
+            while not whole:
+                at, whole = find_end(data, at)
+                if whole or at < 0:
+                    break
+                if not (block := read(size)):
+                    yield b""
+                    return
+                data += block
+            yield bytes(data[:at]) if whole else b""
+            del data[: at if whole else -at]
+        if len(data) > size:
+            between(bytes(data))
+            del data[: -len(PNG)]
+
+
+def _jpeg_end(data: bytearray, at: int) -> tuple[int, bool]:
+    """Return where a JPEG ends, and True; else from where to look again, or minus the place where another one begins."""
+    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
+        at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    if at + 4 > len(data):
+        return at, False
+    end, other = data.find(END, at), data.find(JPEG, at)  # in the scan, neither can be pixels
+    if other >= 0 and not 0 <= end < other:
+        return -other, False
+    return (end + 2, True) if end >= 0 else (at, False)
+
+
+def _png_end(data: bytearray, at: int) -> tuple[int, bool]:
+    while at + 8 <= len(data):
+        name, at = data[at + 4 : at + 8], at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if name == b"IEND":
+            return (at, True) if at <= len(data) else (at - 12, False)
+    return at, False
