@@ -70,7 +70,9 @@ def _open(kind: str, target: str, options: SourceOptions) -> Source:
         from edgevlm.apps.sources.demo import DemoSource
 
         return DemoSource(options.fps, options.seed)
-    opened: dict[str, Callable[[str, SourceOptions], Connection]] = {"usb": devices.UsbConnection, "network": network.connect}
+    opened: dict[str, Callable[[str, SourceOptions], Connection]] = {"network": network.connect}
+    if kind == "usb":
+        opened["usb"] = partial(devices.UsbConnection, links=devices.lasting_links(target))
     what = gstreamer.csi_pipeline(target, options) if kind == "csi" else target
     return live.LiveSource(mask_credentials(target), partial(opened.get(kind, gstreamer.GstPipeline), what, options), options)
 

@@ -198,7 +198,8 @@ class FrameSampler:
 class Grabbed:
     """A picture before it is converted, by the source's own time in seconds.
 
-    intra: it does not depend on earlier pictures. decoded: False for data before the first keyframe: the link is alive.
+    intra: it does not depend on earlier pictures. decoded: False for data without a new picture, before the first keyframe for
+    one: the link is alive.
     """
 
     stamp_s: float | None = None
@@ -216,6 +217,7 @@ class Connection(ABC):
     finished: bool = False  # it was a recording, which has been read to its end
     problem: str | None = None  # why it broke, in a few words, if known
     mode: str = ""  # the mode that a camera was opened in
+    repeats: bool = False  # the last picture is given again and again where the camera is gone
 
     @abstractmethod
     def grab(self) -> Grabbed | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,11 +76,14 @@ class UsbConnection(Capture):
     """A device open through OpenCV's V4L2 backend, with one buffer, so that what is read is new.
 
     ``target``: an index, /dev/videoN, or a name that stays, /dev/v4l/by-id/... Size, rate and pixel format are requests; the
-    driver takes the nearest, which :attr:`mode` names.
+    driver takes the nearest, which :attr:`mode` names. ``links``: names of the camera that come before the target.
     """
 
-    def __init__(self, target: str, options: SourceOptions, root: Path = ROOT) -> None:
-        path, cv2 = device_path(target, root), load_cv2()
+    repeats = True
+
+    def __init__(self, target: str, options: SourceOptions, root: Path = ROOT, links: Sequence[Path] = ()) -> None:
+        path, cv2 = next((link for link in links if look(link) != "nothing"), None) or device_path(target, root), load_cv2()
+        self._node = path.resolve()
         asked = []  # the pixel format first: which sizes and rates there are depends on it
         if options.pixel_format:
             asked += [cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*options.pixel_format.ljust(4))]
@@ -97,10 +101,18 @@ class UsbConnection(Capture):
         self.mode = f"{width}x{height} at {self.property('FPS'):g} fps, {name}"
 
     def grab(self) -> Grabbed | None:
-        grabbed = super().grab()
+        grabbed = super().grab() if self._node.exists() else None  # some drivers go on with the last picture
         if grabbed is None:
             self.problem = "gives no more pictures; is it still plugged in?"
         return grabbed
+
+
+def lasting_links(target: str, root: Path = ROOT) -> list[Path]:
+    """Return names that stay the camera's when it is plugged in again, in its port, and gets another number."""
+    node = (root / "dev" / f"video{target}" if target.isdigit() else Path(target)).resolve()
+    return [
+        link for device in devices(root) if device.path.resolve() == node for link in device.links if "by-path" in link.parts
+    ]
 
 
 def device_path(target: str, root: Path = ROOT) -> Path:

@@ -9,11 +9,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
+import numpy as np
+
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.sources.base import Connection, Frame, FrameSampler, Grabbed, Rule, Source, SourceOptions, StageTimer, State
+from edgevlm.apps.sources.base import (
+    Connection,
+    Frame,
+    FrameSampler,
+    Grabbed,
+    Image,
+    Rule,
+    Source,
+    SourceOptions,
+    StageTimer,
+    State,
+)
 from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
-KEYFRAME_WAIT_S = 10.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
+KEYFRAME_WAIT_S = 30.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
 LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, goes on from there and does not catch up
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
@@ -163,9 +176,12 @@ class Link:
         self.finished = False  # a recording was read to its end
         self.refused = False  # the camera answered, and will answer the same again
         self.problem: str | None = None
-        self.keyed = False  # a keyframe has come
+        self.keyed = False  # a keyframe has come, and no damaged picture since
+        self.newest: Image | None = None  # picture, of a connection that repeats the last one when its camera is gone
+        self.frozen = False  # the newest picture was that of before, bit by bit
         self.holding = False  # its thread waits for the frame's reader, not for the camera
-        self.moved_s = self.opened_s = time.monotonic()  # when it began, opened, or brought a whole picture; when it opened
+        self.moved_s = time.monotonic()  # when it began, opened, or brought a whole picture
+        self.unkeyed_s = self.moved_s  # since when it waits for a keyframe
         self.thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
         self.thread.start()
 
@@ -190,10 +206,10 @@ class Link:
         try:
             with self._changed:
                 self.opened = True
-                self.opened_s = self.moved_s = time.monotonic()
+                self.unkeyed_s = self.moved_s = time.monotonic()
                 self._changed.notify_all()
             while not self.abandoned and (grabbed := connection.grab()) is not None:
-                if not grabbed.corrupt:
+                if not grabbed.corrupt and not self.frozen:
                     self.moved_s = time.monotonic()
                 self._deliver(self, connection, grabbed)
             self.finished, self.problem = connection.finished, connection.problem
@@ -206,8 +222,8 @@ class LiveSource(ThreadedSource):
 
     Frames are captured whether :meth:`read` is called or not. Times are seconds since the first ``read``, by the monotonic
     clock, so they continue through reconnects. ``drops`` by cause: ``replaced`` (a newer frame came before it was read),
-    ``corrupt`` (cannot be decoded), ``keyframe`` (came before a connection's first keyframe), ``late`` (came from an abandoned
-    connection).
+    ``corrupt`` (cannot be decoded), ``keyframe`` (came before a connection's first keyframe, or the first after a corrupt one),
+    ``repeated`` (bit by bit the one before, from a USB camera), ``late`` (came from an abandoned connection).
     """
 
     live = True
@@ -293,7 +309,8 @@ class LiveSource(ThreadedSource):
                     return
                 stalls = link.opened and options.stall_timeout_s < limit
                 if stalls and quiet >= options.stall_timeout_s and self.state is State.RUNNING:
-                    self.state, self.problem = State.STALLED, f"no frame for {options.stall_timeout_s:g} s"
+                    seen = "the same picture" if link.frozen else "no frame"
+                    self.state, self.problem = State.STALLED, f"{seen} for {options.stall_timeout_s:g} s"
                 due = options.stall_timeout_s if stalls and quiet < options.stall_timeout_s else limit
                 self._changed.wait(min(due - quiet, options.stall_timeout_s))
 
@@ -312,7 +329,7 @@ class LiveSource(ThreadedSource):
         """Sample and convert a picture, in the link's thread."""
         if not self._admits(link, connection, grabbed) or self._origin is None:
             return
-        time_s = link.moved_s - self._origin
+        time_s = time.monotonic() - self._origin
         if not self._sampler.wants(time_s):
             return
         timer = StageTimer()
@@ -321,6 +338,11 @@ class LiveSource(ThreadedSource):
         if image is None:
             self.drops["corrupt"] += 1
             return
+        if connection.repeats:
+            link.frozen, link.newest = link.newest is not None and np.array_equal(image, link.newest), image
+            if link.frozen:
+                self.drops["repeated"] += 1
+                return
         link.holding = True
         self._put(Frame(image, time_s, timer=timer))
         link.moved_s, link.holding = time.monotonic(), False
@@ -333,14 +355,17 @@ class LiveSource(ThreadedSource):
                 return False
             if grabbed.corrupt:
                 self.drops["corrupt"] += 1
+                link.keyed, link.unkeyed_s = False, time.monotonic()  # what follows is smeared
                 return False
             if not link.keyed:
-                waited = link.moved_s - link.opened_s > KEYFRAME_WAIT_S
+                waited = link.moved_s - link.unkeyed_s > KEYFRAME_WAIT_S
                 link.keyed = grabbed.decoded and (grabbed.intra or waited)
                 if not link.keyed:
                     self.drops["keyframe"] += 1
                     return False
                 self._pauses = pauses(*self._options.backoff_s, self._random)
                 self.reconnects += self.state is State.RECONNECTING
+            if link.frozen:
+                return True
             self.state, self.problem, self.mode = State.RUNNING, None, connection.mode
-            return True
+            return grabbed.decoded
