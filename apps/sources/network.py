@@ -166,9 +166,7 @@ class PictureConnection(Connection):
     headers; a picture that has not changed is none.
     """
 
-    def __init__(
-        self, response: HTTPResponse, ask: Callable[[dict[str, str]], HTTPResponse | None], options: SourceOptions
-    ) -> None:
+    def __init__(self, response: HTTPResponse, ask: Ask, options: SourceOptions) -> None:
         self._ask, self._options, self._data, self._seen = ask, options, b"", False
         self._read(response)
 
@@ -326,7 +324,7 @@ class FfmpegConnection(Connection):
                     yield Grabbed(corrupt=True)
                 else:
                     self._frame = frame
-                    yield Grabbed(frame.time, frame.key_frame or frame.pict_type == 1, frame.is_corrupt or packet.is_corrupt)
+                    yield Grabbed(frame.time, frame.key_frame or frame.pict_type == 1, video.is_corrupt(frame))
 
 
 def explain(error: Exception, camera: SplitResult) -> str:

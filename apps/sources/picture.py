@@ -73,13 +73,15 @@ def split_pictures(read: Callable[[int], bytes], between: Callable[[bytes], None
             find_end, at, whole = (_jpeg_end, 2, False) if begun[0] == JPEG else (_png_end, len(PNG), False)
             between(bytes(data[: begun.start()]))
             del data[: begun.start()]
+            seen = 0
             while not whole:
-                at, whole = find_end(data, at)
+                at, whole = find_end(data, at, seen)
                 if whole or at < 0:
                     break
                 if not (block := read(size)):
                     yield b""
                     return
+                seen = len(data)
                 data += block
             yield bytes(data[:at]) if whole else b""
             del data[: at if whole else -at]
@@ -88,19 +90,23 @@ def split_pictures(read: Callable[[int], bytes], between: Callable[[bytes], None
             del data[: -len(PNG)]
 
 
-def _jpeg_end(data: bytearray, at: int) -> tuple[int, bool]:
-    """Return where a JPEG ends, and True; else from where to look again, or minus the place where another one begins."""
+def _jpeg_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
+    """Return where a JPEG ends, and True; else from where to look again, or minus the place where another one begins.
+
+    ``at``: of a segment, or of the scan; ``seen``: bytes of it that were searched before.
+    """
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0xD8, 0xD9, 0xDA):
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     if at + 4 > len(data):
         return at, False
-    end, other = data.find(END, at), data.find(JPEG, at)  # in the scan, neither can be pixels
+    look = max(at, seen - len(JPEG))
+    end, other = data.find(END, look), data.find(JPEG, look)  # in the scan, neither can be pixels
     if other >= 0 and not 0 <= end < other:
         return -other, False
     return (end + 2, True) if end >= 0 else (at, False)
 
 
-def _png_end(data: bytearray, at: int) -> tuple[int, bool]:
+def _png_end(data: bytearray, at: int, seen: int) -> tuple[int, bool]:
     while at + 8 <= len(data):
         name, at = data[at + 4 : at + 8], at + 12 + int.from_bytes(data[at : at + 4], "big")
         if name == b"IEND":

@@ -70,7 +70,10 @@ class VideoSource(Recording):
         self.path = Path(path)
         super().__init__(self.path.name, fps)
         check_readable(self.path)
-        self._video = open_video(self.path)
+        try:
+            self._video = open_video(self.path)
+        except SourceError as error:
+            raise SourceError(f"{path}: {error}") from None
         self._frames, self._clock = self._video.frames(), RecordedClock(self._video.period_s)
         self._frame: Any = None
 
@@ -83,7 +86,7 @@ class VideoSource(Recording):
         return None
 
     def _picture(self) -> Image | None:
-        return None if self._frame.is_corrupt else self._video.rgb(self._frame)
+        return None if self._video.is_corrupt(self._frame) else self._video.rgb(self._frame)
 
     @property
     def end_s(self) -> float:

@@ -62,6 +62,7 @@ class Video:
         rate = float(self.stream.average_rate or 0)
         self.period_s = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
         self._filter: Deinterlacer | None = None
+        self._lost, self._spoiled = False, set[int | None]()  # the stamps of pictures after a lost packet, up to a keyframe
 
     def _best(self) -> Any:
         hidden = load_av().stream.Disposition.attached_pic | load_av().stream.Disposition.timed_thumbnails
@@ -83,6 +84,11 @@ class Video:
 
     def decode(self, packet: Any) -> list[Any]:
         """Decode a packet, with None for a picture that cannot be decoded."""
+        self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
+        if self._lost:
+            self._spoiled.add(packet.pts)
+        elif len(self._spoiled) > 256:  # nobody asked for them
+            self._spoiled.clear()
         try:
             frames = self.stream.codec_context.decode(packet)
         except self._errors.InvalidDataError:
@@ -90,6 +96,12 @@ class Video:
         if self._filter is None and any(frame.interlaced_frame for frame in frames):
             self._filter = Deinterlacer(self.stream.time_base)
         return frames if self._filter is None else self._filter(frames)
+
+    def is_corrupt(self, frame: Any) -> bool:
+        """Return whether a part of it was lost, or of a picture before it since the last keyframe."""
+        known = frame.pts in self._spoiled
+        self._spoiled.discard(frame.pts)
+        return known or bool(frame.is_corrupt)
 
     def drain(self) -> list[Any]:
         """Return the pictures that the decoder still holds; the next packet begins anew."""
@@ -129,15 +141,13 @@ def oriented(image: Image, matrix: Any) -> Image:
 
 
 def open_video(path: Path, **options: Any) -> Video:
-    """Open a file. Raises SourceError, one line that names it."""
+    """Open a file. Raises SourceError, one line."""
     with ExitStack() as opened:  # FFmpeg reads this file and, unlike by a name, no other
         file = opened.enter_context(path.open("rb"))
         try:
             video = Video(file, **options)
-        except SourceError as error:
-            raise SourceError(f"{path}: {error}") from None
         except (load_av().error.FFmpegError, OSError, ValueError):  # the last two of reading the file
-            raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)") from None
+            raise SourceError("not a video that can be read (damaged, cut short, or another kind of file)") from None
         video.closing = opened.pop_all()
     return video
 

@@ -12,11 +12,12 @@ from faults import cameras
 ENDLESS = """
 import threading, psutil
 from http.client import HTTPMessage
-from edgevlm.apps.sources.network import MultipartConnection
+from edgevlm.apps.sources.base import SourceOptions
+from edgevlm.apps.sources.network import PictureConnection
 
 class Response:
     def __init__(self):
-        self.headers, self.left = HTTPMessage(), 8000
+        self.headers, self.left, self.length = HTTPMessage(), 8000, None
         self.headers["content-type"] = "multipart/x-mixed-replace; boundary=frame"
     def read1(self, size):
         self.left -= 1
@@ -24,7 +25,7 @@ class Response:
     def close(self): ...
 
 def read(barrier):
-    connection = MultipartConnection(Response(), 600)
+    connection = PictureConnection(Response(), None, SourceOptions(read_timeout_s=600))
     barrier.wait()
     while connection.grab() is not None: ...
     connection.close()
@@ -40,10 +41,11 @@ grown(1)
 print(grown(8))
 """
 GIGANTIC = """
-import resource, sys, cv2
-from edgevlm.apps.sources.opencv import decode_picture
+import resource, sys
+from PIL import Image
+from edgevlm.apps.sources.picture import try_decoding
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert decode_picture(bytes.fromhex(sys.argv[1])) is None
+assert try_decoding(bytes.fromhex(sys.argv[1])) is None
 print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
 

@@ -20,6 +20,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
+from http.client import HTTPMessage
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,22 +155,24 @@ def stdin(data: bytes) -> None:
 
 
 class Response:
-    """What MultipartConnection needs of an answer."""
+    """What PictureConnection needs of an answer."""
 
     def __init__(self, data: bytes) -> None:
+        self.headers, self.length = HTTPMessage(), None
+        self.headers["content-type"] = "multipart/x-mixed-replace"
         self.read1, self.close = io.BytesIO(data).read, lambda: None
 
 
 def multipart(data: bytes) -> None:
-    connection = of("apps.sources.network", "MultipartConnection")(Response(data), 30.0)
+    connection = of("apps.sources.network", "PictureConnection")(Response(data), None, of("apps.sources", "SourceOptions")())
     while connection.grab() is not None:
         connection.retrieve()
     connection.close()
 
 
 def picture(data: bytes) -> None:
-    allow(of("apps.serve.media", "decode_picture"), data)  # of fewer kinds
-    if of("apps.sources.opencv", "decode_picture")(data) is None:
+    allow(of("apps.serve.media", "decode_picture"), data)  # of fewer pixels
+    if of("apps.sources.picture", "try_decoding")(data) is None:
         raise Refused
 
 

@@ -62,6 +62,10 @@ def videos(tmp_path_factory):
         for _ in range(20):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(large, format="rgb24")))
         container.mux(stream.encode())
+    with av.open(str(folder / "empty.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", 10)
+        stream.width = stream.height = 16
+        container.start_encoding()
     (folder / "link.mp4").symlink_to("/etc/passwd")
     (folder / "out").symlink_to("/etc")
     (folder / "text.mp4").write_text("no video")
@@ -152,6 +156,32 @@ def test_a_picture_of_an_allowed_host_and_a_video_of_an_allowed_folder(server, h
         assert answer.choices[0].message.content.strip() == videos[1]
 
 
+def folded(data, every=76, end="\r\n"):
+    text = base64.b64encode(data).decode()
+    return end.join(text[at : at + every] for at in range(0, len(text), every))
+
+
+def test_base64_is_taken_as_clients_write_it(server):
+    image, truth = seen(1)
+    data = encoded(image)
+    head, text = "data:image/png;base64,", base64.b64encode(data).decode()
+    safe = text.replace("+", "-").replace("/", "_")
+    assert safe != text
+    for url in (
+        head + folded(data), head + folded(data, end="\n"), f"{head} {text}\n", head + safe.rstrip("="),
+        head + text.replace("+", "%2B").replace("/", "%2F"), head.replace(";", "; ").upper() + text, text,
+    ):  # fmt: skip
+        assert ask(server, shows(url)).choices[0].message.content.strip() == truth
+
+
+def test_a_video_is_sent_in_the_question(server, videos):
+    data = (videos[0] / "seen.mp4").read_bytes()
+    text = base64.b64encode(data).decode()
+    url, given = f"data:video/mp4;base64,{text}", {"data": text, "format": "mp4"}
+    for part in (shows(url, "video_url"), shows(url, "input_video"), {"type": "input_video", "input_video": given}):
+        assert ask(server, part).choices[0].message.content.strip() == videos[1]
+
+
 @pytest.mark.parametrize(
     ("part", "says"),
     [
@@ -174,7 +204,11 @@ def test_a_picture_of_an_allowed_host_and_a_video_of_an_allowed_folder(server, h
         (shows("file://FOLDER/fifo.mp4", "video_url"), "media_folders"),
         (shows("file://FOLDER/%00", "video_url"), "media_folders"),
         (shows("file://example.org/seen.mp4", "video_url"), "media_folders"),
-        (shows("file://FOLDER/text.mp4", "video_url"), "no video"), (shows("file://FOLDER/list.m3u8", "video_url"), "no video"),
+        (shows("file://FOLDER/text.mp4", "video_url"), "not a video"),
+        (shows("file://FOLDER/list.m3u8", "video_url"), "not a video"),
+        (shows("data:video/mp4;base64,AAAA", "video_url"), "no video"),
+        (shows("data:video/mp4,AAAA", "input_video"), "data:video"),
+        (shows("file://FOLDER/empty.mp4", "video_url"), "no video"),
     ],
 )  # fmt: skip
 def test_what_may_not_be_shown_is_a_400_that_names_it(server, host, videos, part, says):

@@ -95,3 +95,19 @@ def test_damaged_and_gigantic_pictures_are_counted_and_passed_over_and_others_tu
     assert [(frame.time_s, frame.image.shape) for frame in source] == [(0, (12, 10, 3)), (2.5, (10, 12, 3))]
     assert source.drops == {"corrupt": 4}
     assert source.state is State.ENDED
+
+
+def test_sixteen_bits_are_scaled_and_transparency_is_white(tmp_path):
+    """A thermal camera's picture, half as bright as can be, in each file that holds it; and a logo."""
+    grey = np.full((8, 10), 0x8000, np.uint16)
+    for kind in ("png", "tiff"):
+        Image.fromarray(grey).save(tmp_path / f"grey.{kind}")
+    (tmp_path / "grey.pgm").write_bytes(b"P5 10 8 65535\n" + grey.astype(">u2").tobytes())
+    for name, color in (("LA", (0, 128)), ("RGBA", (0, 0, 0, 128))):
+        Image.new(name, (10, 8), color).save(tmp_path / f"half{name}.png")
+    palette = Image.new("P", (10, 8), 3)
+    palette.save(tmp_path / "clear.gif", transparency=3)
+    frames = list(FolderSource(tmp_path, fps=1))
+    assert [(frame.image.shape, int(frame.image.mean())) for frame in frames] == [
+        ((8, 10, 3), 255), *[((8, 10, 3), 128)] * 3, *[((8, 10, 3), 127)] * 2
+    ]  # fmt: skip
