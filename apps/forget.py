@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from edgevlm.apps.journal import Journal
+from edgevlm.apps.names import id_of
 from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
@@ -34,7 +35,7 @@ def forget_folder(state: str, span: Span, stream: str | None = None, key: Snapsh
     """
     if is_address(state):
         return {state.rstrip("/").rpartition("/")[2]: forget_camera(state, span, key)}
-    folder = Path(state)
+    folder, stream = Path(state), stream and id_of(stream)
     found = {path: name for path, name in cameras(folder) if stream in (None, name)}
     stores = [kind for kind in (EventStore, Journal) if (folder / kind.FILE).exists()]
     if not (found or stores):

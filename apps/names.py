@@ -8,18 +8,34 @@ import re
 import unicodedata
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
 
 from edgevlm.runtime.files import atomic_write, private_folder
 
 ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 HASHED = 55  # characters before a hash
+MAX_NAME = 100  # characters
 
+
+def printable(name: str) -> str:
+    """Strip a name. Raises ValueError for one that cannot be shown."""
+    if not (name := name.strip()) or len(name) > MAX_NAME or not name.isprintable():
+        raise ValueError(f"{name!r}: give a name of 1 to {MAX_NAME} printable characters")
+    return name
+
+
+def named_id(name: Any) -> Any:
+    """Make an id of a name, for pydantic."""
+    return id_of(printable(name)) if isinstance(name, str) else name
+
+
+TEXT = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_NAME})
 Id = Annotated[str, StringConstraints(pattern=ID)]
-Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^\P{C}+$")]
+Name = Annotated[str, AfterValidator(printable), TEXT]  # in any script
+NamedId = Annotated[Id, BeforeValidator(named_id), TEXT]  # given by a name or by itself
 
 
 def id_of(name: str) -> str:

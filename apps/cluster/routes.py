@@ -23,6 +23,7 @@ from edgevlm.apps.cluster.head import HeadAway
 from edgevlm.apps.cluster.notes import add_counts
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
+from edgevlm.apps.names import id_of
 from edgevlm.apps.serve.chat import ChatRequest, Strict
 from edgevlm.apps.serve.config import CameraSettings
 from edgevlm.apps.serve.errors import ApiError, respond
@@ -149,7 +150,8 @@ class ClusterRoutes:
         where, late_s = known["node"], heard.get(known["node"], 0.0)
         late = f"its node {where} was last heard of {late_s:.0f} s ago" if late_s > LATE_S else "it is being opened"
         return {
-            "id": name, "object": "stream", "source": mask_credentials(known["settings"]["source"]),
+            "id": name, "object": "stream", "name": known["settings"].get("name") or name,
+            "source": mask_credentials(known["settings"]["source"]),
             "model": mask_credentials(known["model"]), "fps": known["fps"],
             "state": "failed" if known["problem"] or here else "starting",
             "problem": known["problem"] or here or (late if heard else "the head does not answer"),
@@ -203,7 +205,7 @@ class ClusterRoutes:
         is_chat = request.url.path == "/v1/chat/completions"
         try:
             asked = ChatRequest.model_validate_json(body) if is_chat else ResponsesRequest.model_validate_json(body).as_chat()
-            return asked.stream_name or (cameras[0] if len(cameras) == 1 else None)
+            return id_of(asked.stream_name) if asked.stream_name else (cameras[0] if len(cameras) == 1 else None)
         except (ValidationError, UserError):
             return None
 

@@ -29,6 +29,7 @@ class Model(Named):
 
 
 class Stream(Named):
+    name: str = field("Its name, in any script.")
     source: str = field("What is watched, without credentials.")
     model: str = field("The model that watches.")
     policy: str = maybe("The policy in use. In a cluster this and other fields are missing while the camera is not open.")
@@ -81,6 +82,7 @@ class WatchOnCamera(Record):
 
 
 class WatchState(WatchSettings, Named):
+    name: str = field("Its name, in any script.")
     cameras: list[WatchOnCamera] = field("How it stands on each camera.")
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -459,4 +459,4 @@ def stream_of(url: str) -> tuple[str, dict[str, str]]:
     window = dict(parse_qsl(match[2] or "", keep_blank_values=True)) if match else {}
     if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):
         raise FieldError("video_url.url", "give a stream of this server: edgevlm://NAME, or edgevlm://NAME?since=10m&until=5m")
-    return match[1], window
+    return unquote(match[1]), window

@@ -11,10 +11,20 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)  # fmt: skip
 
 from edgevlm.apps.credentials import secret
 from edgevlm.apps.journal import Journal
+from edgevlm.apps.names import Id, Name, id_of, printable
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.watches.events import EventStore
@@ -36,7 +46,6 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIXED = ("engine", "threads", "state", "snapshots", "state_key", "events", "thumbnails", "journal", "cluster")
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 SecretPlace = Annotated[str, StringConstraints(pattern="^(env|file):")]
 Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Budget = Annotated[Tokens, Field(ge=1, le=1 << 31)] | None
@@ -51,9 +60,13 @@ class Section(BaseModel):
 
 
 class CameraSettings(Section):
-    """One camera. What is left out is as at the top of the file. source: as ``edgevlm run --camera`` takes it, or a secret."""
+    """One camera. Omitted settings are as at the top of the file. source: as ``edgevlm run --camera`` takes it, or a secret.
+
+    name: for people, in any script; its table's unless given.
+    """
 
     source: str = "demo"
+    name: Name | None = None
     model: str | None = None
     policy: str | None = None
     budget: Budget = None
@@ -136,9 +149,24 @@ class ClusterSettings(Section):
 
     join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
     snapshots: str | None = None
-    node: Name | None = None
+    node: Id | None = None
     address: Annotated[str, AfterValidator(lambda value: str(ip_address(value)))] | None = None
     memory: Megabytes | None = None
+
+
+def by_id(cameras: Any) -> Any:
+    """Cameras by id; one whose table has a name that is no id is shown by that name."""
+    if not isinstance(cameras, dict):
+        return cameras
+    found: dict[str, Any] = {}
+    for key, settings in cameras.items():
+        name, called = id_of(printable(key)), settings
+        if name != key and isinstance(settings, dict):
+            called = {"name": key, **settings}
+        if name in found:
+            raise ValueError(f"two have the id {name}; give one of them another name")
+        found[name] = called
+    return found
 
 
 class ServeConfig(Section):
@@ -166,7 +194,7 @@ class ServeConfig(Section):
     thumbnails: ThumbnailSettings = ThumbnailSettings()
     journal: JournalSettings = JournalSettings()
     sinks: Annotated[list[SinkSettings], Field(max_length=64)] = []
-    cameras: dict[Name, CameraSettings] = {}
+    cameras: Annotated[dict[Id, CameraSettings], BeforeValidator(by_id)] = {}
     watches: Annotated[list[Watch], Field(max_length=256)] = []
 
     @model_validator(mode="after")
@@ -188,7 +216,7 @@ class ServeConfig(Section):
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
         """A camera's settings, with what it leaves out filled in."""
-        shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name != "source"}
+        shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name not in ("source", "name")}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 
 
@@ -228,7 +256,7 @@ def settings_of(
     _put(values, given or {})
     named: dict[str, Any] = {}
     for source in cameras or ():
-        match = re.fullmatch(r"([a-z0-9][a-z0-9_-]{0,63})=(.+)", source)
+        match = re.fullmatch(r"([^\W_][\w-]{0,63})=(.+)", source)
         name, source = (match[1], match[2]) if match else ("demo" if source == "demo" else "camera", source)
         same = sum(re.fullmatch(rf"{name}(-\d+)?", each) is not None for each in named)
         named[f"{name}-{same + 1}" if same else name] = {"source": source}

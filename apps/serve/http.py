@@ -20,20 +20,21 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Streamin
 from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.names import MAX_NAME, Name, NamedId, id_of
 from edgevlm.apps.run.clock import Span, moment
 from edgevlm.apps.run.output import finite, wall_clock
 from edgevlm.apps.serve import answers
 from edgevlm.apps.serve.answers import content, list_of
 from edgevlm.apps.serve.chat import ChatRequest, Strict, TextRequest, unknown
 from edgevlm.apps.serve.completion import Completion, TextCompletion
-from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, Name, ServeConfig
+from edgevlm.apps.serve.config import Budget, CameraSettings, Fps, ServeConfig
 from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
 from edgevlm.apps.serve.guard import named_prefix
 from edgevlm.apps.serve.metrics import Metrics
@@ -62,22 +63,29 @@ def wall_time(given: Any) -> float:
         raise ValueError(str(error)) from None
 
 
-ShortName = Annotated[str, Field(max_length=64)]
 Words = Annotated[str, Field(max_length=256)]
 Limit = Annotated[int, Field(ge=1, le=MAX_EVENTS)]
 SourceText = Annotated[str, Field(min_length=1, max_length=4096)]
-PathName = Annotated[str, Path(max_length=64)]
+PathName = Annotated[str, Path(max_length=MAX_NAME)]
 Time = Annotated[float, BeforeValidator(wall_time), WithJsonSchema({"type": "string", "maxLength": 40})]
 
 
 class NewStream(Strict):
-    """A camera to watch."""
+    """A camera to watch. id: or a name in any script that one is made of. name: for people."""
 
-    id: Name
+    id: NamedId
+    name: Name | None = None
     source: SourceText
     policy: Words | None = None
     budget: Budget = None
     fps: Fps | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(name := values.get("id"), str) and id_of(name) != name:
+            return {"name": name, **values}
+        return values
 
 
 class StreamChange(Strict):
@@ -103,7 +111,7 @@ class Window(BaseModel):
 class Forget(Window, Strict):
     """The time to delete, of one stream or of all. `all`: everything; `confirm`: must be true."""
 
-    stream: ShortName | None = None
+    stream: NamedId | None = None
     all: bool = False
     confirm: Literal[True]
 
@@ -115,11 +123,11 @@ class Forget(Window, Strict):
 
 class WatchChange(Strict):
     state: Literal["running", "paused"]
-    camera: ShortName | None = None
+    camera: NamedId | None = None
 
 
 class WindowQuery(Window):
-    camera: ShortName | None = None
+    camera: NamedId | None = None
     limit: Limit = 100
 
 
@@ -133,7 +141,7 @@ class DigestQuery(JournalQuery):
 
 
 class EventQuery(WindowQuery):
-    watch: ShortName | None = None
+    watch: NamedId | None = None
     text: Words | None = Field(None, description="Part of the question, or of the name of watch or camera.")
 
 

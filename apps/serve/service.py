@@ -20,7 +20,7 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret, state_key
 from edgevlm.apps.forget import Forgotten, cameras, forget_camera
 from edgevlm.apps.journal import Journal, Line
-from edgevlm.apps.names import program_id, short_hash
+from edgevlm.apps.names import id_of, program_id, short_hash
 from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
@@ -129,6 +129,8 @@ class Service:
                 for watch in self.config.watches:
                     self.watches.add(watch)
                 self._end_removed()
+            if self.has_events:
+                self.watches.announce(anyway=True)  # also that there are none any more
         except BaseException:
             self.close()
             raise
@@ -355,9 +357,9 @@ class Service:
             if len(self.streams) == 1:
                 return next(iter(self.streams.values()))
             raise UserError(f"which stream? there are: {', '.join(self.streams) or 'none'}")
-        if name not in self.streams:
+        if (found := self.streams.get(id_of(name))) is None:
             raise UserError(f"there is no stream {name!r}; {nearest(name, self.streams)}")
-        return self.streams[name]
+        return found
 
     def signs_of_life(self) -> dict[str, tuple[int, int]]:
         """Return two counters by stream name, of its own loop and of its model; one rises while the stream is alive."""

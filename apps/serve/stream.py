@@ -166,6 +166,7 @@ class CameraStream:
         self.watcher = Watcher(
             name, self.session, thumbnails, taught=lambda question: self.loop.as_taught(question), record=watches.record,
             last=watches.last, changed=self._watch_changed, notify=self.notice, replays=self._address == "demo" or self._ends,
+            label=settings.name,
         )  # fmt: skip
         self.loop = self._make_loop()
         self.journal = None if service.journal is None else JournalWriter(self, service.journal, config.journal)
@@ -243,7 +244,8 @@ class CameraStream:
     def describe(self) -> dict[str, Any]:
         watched, skipped = self.rates()
         return {
-            "id": self.name, "object": "stream", "source": mask_credentials(self.settings.source),
+            "id": self.name, "object": "stream", "name": self.settings.name or self.name,
+            "source": mask_credentials(self.settings.source),
             "model": mask_credentials(self.settings.model or "demo"), "policy": self.session.policy,
             "budget": self.session.budget, "fps": self.settings.fps, "frames_watched": self.session.stats.frames,
             "watched_fps": round(watched, 3), "skipped_fps": round(skipped, 3), "state": self.state,

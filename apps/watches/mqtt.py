@@ -241,7 +241,12 @@ class Mqtt(Sink):
         devices: dict[str, dict[str, Any]] = {}
         for each in (self._watches or {}).values():
             device = self._device(each.camera)
-            about = {"identifiers": [device], "name": each.camera, "manufacturer": "edgevlm", "sw_version": __version__}
+            about = {
+                "identifiers": [device],
+                "name": each.camera_name or each.camera,
+                "manufacturer": "edgevlm",
+                "sw_version": __version__,
+            }
             if self.program.page:
                 about["configuration_url"] = re.sub(r"//(0\.0\.0\.0|\[::\])(?=:)", f"//{self._here}", self.program.page)
             components = devices.setdefault(each.camera, {
@@ -253,7 +258,7 @@ class Mqtt(Sink):
             for kind, (domain, name, settings) in ENTITIES.items():
                 components[f"{each.watch}_{kind}"] = component = {
                     "unique_id": f"{device}.{each.watch}.{kind}", "qos": 1, "platform": domain,
-                    "name": name.format(each.question),
+                    "name": name.format(each.watch_name or each.question),
                     **{key: value.replace("T/", f"{self._topic(each.camera, each.watch)}/") for key, value in settings.items()},
                 }  # fmt: skip
                 if kind == "open" and each.device_class:

@@ -22,6 +22,7 @@ import standardwebhooks
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.names import Id
 from edgevlm.apps.proxies import environment_problem, proxies_for
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError, nearest
@@ -38,7 +39,10 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """How a watch stands on a camera. state: None before it is known. device_class: Home Assistant's."""
+    """How a watch stands on a camera. state: None before it is known. device_class: Home Assistant's.
+
+    camera, watch: ids; camera_name, watch_name: for people, where they have names.
+    """
 
     camera: str
     watch: str
@@ -46,6 +50,8 @@ class WatchStatus:
     state: Literal["open", "close"] | None = None
     paused: bool = False
     device_class: str | None = None
+    camera_name: str | None = None
+    watch_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,7 @@ class Apprise(Sink):
     """Sends a message in words, with a picture, to any service that apprise knows: https://appriseit.com."""
 
     def __init__(self, url: str) -> None:
+        self._names: dict[str, str | None] = {}  # of cameras, by id
         with needs("sink apprise", "apprise"):
             import apprise
         logging.getLogger("apprise").disabled = True  # it logs addresses
@@ -187,17 +194,22 @@ class Apprise(Sink):
         from apprise.attachment.memory import AttachMemory
 
         attached = AttachMemory(pictures[0], name=f"{event.id}.jpg", mimetype="image/jpeg") if pictures else None
-        title, body = in_words(event)
+        title, body = in_words(event, self._names.get(event.camera))
         if not self._apprise.notify(body, title, attach=attached):
             raise UserError("the service did not take the message")
 
+    def announce(self, watches: Sequence[WatchStatus]) -> None:
+        self._names = {each.camera: each.camera_name for each in watches}
 
-def in_words(event: WatchEvent) -> tuple[str, str]:
-    """A title and a line for people."""
+
+def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
+    """A title and a line for people. camera: its name."""
     what = f"Opened at {{}}, with probability {event.probability:.2f}."
     if event.state == "close":
         what = f"Closed at {{}}, after {ago(max(0.0, event.time - event.opened))}."
-    return f"{event.camera}: {event.question or event.watch}", what.format(f"{datetime.fromtimestamp(event.time):%H:%M:%S}")
+    return f"{camera or event.camera}: {event.question or event.watch}", what.format(
+        f"{datetime.fromtimestamp(event.time):%H:%M:%S}"
+    )
 
 
 class SinkSettings(BaseModel):
@@ -210,7 +222,7 @@ class SinkSettings(BaseModel):
     __pydantic_extra__: dict[str, str | int | float | bool]
 
     kind: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] | None = None
+    name: Id | None = None
 
 
 def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:

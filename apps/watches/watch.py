@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from edgevlm.apps.names import Id
+from edgevlm.apps.names import Id, Name, NamedId, id_of, slug
 
 GAP_S = 30.0  # without a probability, beyond `every`, after which a hold begins anew
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -75,17 +75,25 @@ class WatchSettings(BaseModel):
 class Watch(WatchSettings):
     """A question, asked again and again. It is open while the answer is yes.
 
-    name: the question's words unless given. cameras: names of streams; all of them unless given.
+    name: its id, or a name in any script that one is made of; the question's words unless given. label: that name, for people.
+    cameras: names of streams; all of them unless given.
     """
 
-    name: Id = ""
-    cameras: Annotated[list[Id], Field(max_length=256)] = []
+    name: NamedId = ""
+    label: Name | None = None
+    cameras: Annotated[list[NamedId], Field(max_length=256)] = []
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "name" not in values and isinstance(values.get("question"), str):
-            return {**values, "name": slug(values["question"])}
+        if not isinstance(values, dict):
+            return values
+        name, question = values.get("name"), values.get("question")
+        if name is None and isinstance(question, str):
+            words = slug(question)[:64].rstrip("-") or "watch"
+            return {**values, "name": words if question.isascii() else id_of(question)}
+        if isinstance(name, str) and id_of(name) != name:
+            return {"label": name, **values}
         return values
 
     @property
@@ -101,11 +109,6 @@ class Watch(WatchSettings):
     def asks(self, now: datetime) -> bool:
         """Return whether its schedule covers this local time."""
         return not self.schedule or any(covers(each, now) for each in self.schedule)
-
-
-def slug(text: str) -> str:
-    """A name made of a text's words: ``is-there-a-red-square``."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:64].rstrip("-") or "watch"
 
 
 def covers(hours: str, now: datetime) -> bool:

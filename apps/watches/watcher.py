@@ -70,7 +70,9 @@ class Watcher:
         changed: Callable[[dict[str, Any]], object] = lambda fields: None,
         notify: Notify = lambda line: None,
         replays: bool = False,
+        label: str | None = None,
     ) -> None:
+        self.label = label  # of the camera, for people
         self.camera, self._session, self._thumbnails, self._replays = camera, session, thumbnails, replays
         self._taught, self._record, self._last, self._changed, self._notify = taught, record, last, changed, notify
         self._tracked: dict[str, Tracked] = {}

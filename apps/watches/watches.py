@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from edgevlm.apps.names import id_of
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import WatchStatus
@@ -41,7 +42,7 @@ class Watches:
         self.watches: dict[str, Watch] = {}
         self._watchers, self._delivery, self._notify, self._hooks = watchers, delivery, notify, hooks
         self._lock = threading.RLock()
-        self._announced: list[WatchStatus] | None = None
+        self._announced: list[WatchStatus] = []
         self._holds, self._closed = 0, False
 
     def add(self, watch: Watch) -> None:
@@ -68,24 +69,25 @@ class Watches:
         """Ask a watch no more; where it is open it closes. Raises UserError for an unknown one."""
         with self._lock:
             watch = self.watch(name)
-            self.watches = {key: value for key, value in self.watches.items() if key != name}
+            self.watches = {key: value for key, value in self.watches.items() if value is not watch}
             for watcher in self._chosen(watch):
-                watcher.remove(name)
+                watcher.remove(watch.name)
         self.announce()
 
     def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
         """Pause a watch or let it go on, on one camera or on all of its. Raises UserError for an unknown one."""
         with self._lock:
-            for watcher in self._chosen(self.watch(name)):
+            watch = self.watch(name)
+            for watcher in self._chosen(watch):
                 if camera in (None, watcher.camera):
-                    watcher.pause(name, paused)
+                    watcher.pause(watch.name, paused)
         self.announce()
 
     def watch(self, name: str) -> Watch:
-        """Return a watch by its name. Raises UserError for an unknown one."""
-        if name not in self.watches:
+        """Return a watch by its id, or the name it was made of. Raises UserError for an unknown one."""
+        if (found := self.watches.get(id_of(name))) is None:
             raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
-        return self.watches[name]
+        return found
 
     def attach(self, watcher: Watcher) -> None:
         """Ask the watches of a camera that was opened; notify of those that it cannot be asked."""
@@ -117,9 +119,10 @@ class Watches:
     def describe(self, name: str) -> dict[str, Any]:
         """Return what ``GET /v1/watches/{name}`` answers. Raises UserError for an unknown one."""
         watch = self.watch(name)
-        standing = [watcher.states().get(name) for watcher in self._chosen(watch)]
+        standing = [watcher.states().get(watch.name) for watcher in self._chosen(watch)]
         return {
-            "id": name, "object": "watch", **watch.model_dump(exclude={"name", "cameras"}),
+            "id": watch.name, "object": "watch", "name": watch.label or watch.name,
+            **watch.model_dump(exclude={"name", "label", "cameras"}),
             "cameras": [{key: value for key, value in each.items() if key != "watch"} for each in standing if each is not None],
         }  # fmt: skip
 
@@ -131,19 +134,20 @@ class Watches:
     def last(self, camera: str, watch: str) -> WatchEvent | None:
         return self._delivery().store.last(camera, watch)
 
-    def announce(self) -> None:
-        """Tell the sinks how all watches are, unless that is :meth:`held`."""
+    def announce(self, anyway: bool = False) -> None:
+        """Tell the sinks how all watches are, where that changed or ``anyway``, unless it is :meth:`held`."""
         if self._holds or self._closed:
             return
         standing = [
             WatchStatus(
-                camera, name, known.question, "open" if each["state"] == "open" else "close", each["paused"], known.device_class
+                camera, name, known.question, "open" if each["state"] == "open" else "close", each["paused"],
+                known.device_class, watcher.label, known.label,
             )
             for camera, watcher in self._watchers().items()
             for name, each in watcher.states().items()
             if (known := self.watches.get(name)) is not None
         ]  # fmt: skip
-        if standing != self._announced:
+        if anyway or standing != self._announced:
             self._announced = standing
             self._delivery().announce(standing)
 

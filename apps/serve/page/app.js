@@ -74,10 +74,12 @@ async function refreshStreams() {
   showStreams();
 }
 
+const called = (id) => state.streams.find((each) => each.id === id)?.name || id;  // for people
+
 function showStreams() {
-  redraw($("streams"), state.streams.map((each) => [each.id, each.state, each.id === state.stream]), ([name, how, current]) => {
+  redraw($("streams"), state.streams.map((each) => [each.id, each.state, each.id === state.stream, called(each.id)]), ([name, how, current, text]) => {
     const button = element("button");
-    button.append(element("span", undefined, `dot ${how}`), name);
+    button.append(element("span", undefined, `dot ${how}`), text);
     if (how !== "running") button.append(element("span", `, ${how}`, "unseen"));
     if (current) button.setAttribute("aria-current", "true");
     button.dataset.key = name;
@@ -85,7 +87,7 @@ function showStreams() {
     return button;
   });
   $("cameras").closest("section").hidden = !state.streams.length;
-  redraw($("cameras"), state.streams.map(({ id, source, state, problem, policy, budget }) => [id, source, state, problem, policy, budget]), cameraItem);
+  redraw($("cameras"), state.streams.map(({ id, source, state, problem, policy, budget, name }) => [id, source, state, problem, policy, budget, name]), cameraItem);
   showState();
   showFigures();
 }
@@ -131,21 +133,21 @@ function words({ state, problem }) {
 }
 
 function cameraItem([name, source, how, why, policy, budget]) {
-  const item = element("li"), title = element("span", name, "name"), about = element("span", undefined, "about"), buttons = element("span", undefined, "buttons");
+  const item = element("li"), title = element("span", called(name), "name"), about = element("span", undefined, "about"), buttons = element("span", undefined, "buttons");
   title.prepend(element("span", undefined, `dot ${how}`));
   about.append(`${source} · `, element("span", how, how === "failed" ? "bad" : ""), budget === undefined ? "" : ` · ${policy}, ${budget.toLocaleString()} tokens`);
   if (why) about.append(element("br"), element("span", why, "bad"));
   const add = (text, what, act) => {
     const button = element("button", text);
     button.type = "button";
-    button.setAttribute("aria-label", `${text.replace("…", "")} ${name}`);
+    button.setAttribute("aria-label", `${text.replace("…", "")} ${called(name)}`);
     button.dataset.key = `${what} ${name}`;
     button.onclick = act;
     buttons.append(button);
   };
   add(how === "paused" ? "Resume" : "Pause", "pause", () => change(name, { state: how === "paused" ? "running" : "paused" }));
   add("Memory…", "memory", () => openSwitch(name));
-  add("Remove…", "remove", () => { tell($("remove-title"), `Remove ${name}?`); $("remove").dataset.name = name; $("remove").showModal(); });
+  add("Remove…", "remove", () => { tell($("remove-title"), `Remove ${called(name)}?`); $("remove").dataset.name = name; $("remove").showModal(); });
   item.append(title, about, buttons);
   return item;
 }
@@ -212,7 +214,7 @@ async function refreshWatches() {
   if (document.hidden) return;
   const { data } = await json("/v1/watches");
   $("watches-empty").hidden = Boolean(data.length);
-  redraw($("watches"), data.map(({ id, question, cameras }) => [id, question, cameras.map(({ camera, state: how, answer, paused, opened }) => [camera, paused ? "paused" : how, answer, how === "open" ? opened : null])]), watchItem);
+  redraw($("watches"), data.map(({ id, question, cameras }) => [id, question, cameras.map(({ camera, state: how, answer, paused, opened }) => [called(camera), paused ? "paused" : how, answer, how === "open" ? opened : null])]), watchItem);
 }
 
 let searched = "";  // words; empty: what happened meanwhile
@@ -224,7 +226,7 @@ async function refreshHappened() {  // when watches were open and what the journ
   if (data.length) $("happened-card").hidden = false;
   tell($("happened-when"), `${data.length ? "" : "Nothing "}${search ? `with “${search}”` : "in the last 8 hours"}`);
   redraw($("happened"), data.reverse().map(({ event, time, opened, camera, question, text, seconds, evidence }) => [
-    event === "line" ? time : opened, camera, event === "line" ? text : `${question} ${seconds === null ? "still open" : `for ${duration(seconds)}`}`,
+    event === "line" ? time : opened, called(camera), event === "line" ? text : `${question} ${seconds === null ? "still open" : `for ${duration(seconds)}`}`,
     evidence.find(({ jpeg_url: url }) => url)]), happenedItem);
 }
 
@@ -267,7 +269,7 @@ function watch() {
   image.onerror = null;
   image.removeAttribute("src");
   if (!name || document.hidden) return;
-  image.alt = `Newest frame of ${name}`;
+  image.alt = `Newest frame of ${called(name)}`;
   image.onload = () => { image.classList.toggle("small", image.naturalWidth < 160); if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src); };
   if (state.key) { frames(turn, name); return; }
   image.onerror = () => { if (turn === live) frames(turn, name); };
@@ -677,10 +679,10 @@ $("add-form").onsubmit = async (event) => {
   event.preventDefault();
   const id = $("name").value.trim();
   try {
-    await send("/v1/streams", "POST", { id, source: $("source").value.trim() });
+    const added = await (await send("/v1/streams", "POST", { id, source: $("source").value.trim() })).json();
     $("add").close();
     await refreshStreams();
-    choose(id);
+    choose(added.id);
     showStreams();
   } catch (error) { tell($("add-problem"), error.message); }
 };
@@ -694,8 +696,8 @@ async function openSwitch(name) {
     list.onchange = () => tell($("idea"), data.find(({ id }) => id === list.value)?.idea || "");
     list.onchange();
     $("budget").value = now.budget;
-    tell($("switch-title"), `Memory of ${name}`);
-    tell($("switch-warning"), `What ${name} remembers now is forgotten: a new memory begins empty. It lasts until the server restarts; then the configured one goes on.`);
+    tell($("switch-title"), `Memory of ${called(name)}`);
+    tell($("switch-warning"), `What ${called(name)} remembers now is forgotten: a new memory begins empty. It lasts until the server restarts; then the configured one goes on.`);
     tell($("switch-problem"), "");
     $("switch").dataset.name = name;
     $("switch").showModal();

@@ -115,7 +115,7 @@ def test_cameras_come_and_go(demo, tmp_path):
     assert status == 201, body
     demo.watched("second", 2)
     assert demo.request("POST", "/v1/streams", {"id": "second", "source": "demo"})[0] == 400
-    assert demo.request("POST", "/v1/streams", {"id": "UP", "source": "demo"})[0] == 400
+    assert demo.request("POST", "/v1/streams", {"id": "a\nb", "source": "demo"})[0] == 400
     assert demo.request("POST", "/v1/streams", {"id": "third", "source": str(tmp_path / "no")})[0] == 400
     assert demo.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": NOW}]})[0] == 404
     assert json.loads(demo.request("PATCH", "/v1/streams/second", {"state": "paused"})[2])["state"] == "paused"

@@ -64,7 +64,7 @@ def test_settings_that_do_not_fit_together_are_refused():
         ({"every": -1}, "every"),
         ({"cooldown": float("nan")}, "cooldown"),
         ({"open_above": 1.0}, "open_above"),
-        ({"name": "Red Square"}, "name"),
+        ({"name": "Red\nSquare"}, "name"),
     ]:
         with pytest.raises(ValidationError) as refused:
             watch(**wrong)
