@@ -6,13 +6,14 @@ bytes, or a length and as many bytes.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12  # ModelProto.graph; the rest of GraphProto
-NODE_INPUT, NODE_OUTPUT, OP_TYPE = 1, 2, 4  # of a NodeProto
+NODE_INPUT, NODE_OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5  # of a NodeProto
 DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
 FLOAT, FLOAT16 = 1, 10  # TensorProto.DataType
 TYPE, TENSOR_TYPE, SHAPE, DIM, DIM_VALUE = 2, 1, 2, 1, 1  # of a ValueInfoProto, inwards
@@ -70,6 +71,18 @@ def external_types(model: bytes) -> set[int]:
 def operators(model: bytes) -> Counter[str]:
     """Return how many nodes a graph has of each operator. Raises ValueError likewise."""
     return Counter(_text(node, OP_TYPE) for node in _inside(model, GRAPH, NODE))
+
+
+def largest_attribute(model: bytes, name: str) -> float:
+    """Return the largest number that nodes have as the attribute ``name``, 0 of none. Raises ValueError likewise."""
+    numbers = [
+        struct.unpack("<f", raw)[0]
+        for attribute in _inside(model, GRAPH, NODE, ATTRIBUTE)
+        if _text(attribute, 1) == name
+        for number, raw in _fields(attribute)
+        if number == 2 and isinstance(raw, bytes) and len(raw) == 4
+    ]
+    return max(numbers, default=0.0)
 
 
 def with_input(model: bytes, name: str, like: str) -> bytes:

@@ -62,14 +62,15 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``; :func:`edgevlm.runtime.kernels.attend` is called
-    between two of them, on the cache's own memory. With a pattern, layers from ``sparse_from`` on attend by it. Not for use by
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``, or for a single row ``row_parts`` those that it has;
+    :func:`edgevlm.runtime.kernels.attend` is called between two of them, on the cache's own memory. With a pattern, layers from ``sparse_from`` on attend by it. Not for use by
     two threads at once.
     """
 
     def __init__(
         self,
         sessions: Sequence[Any],
+        row_parts: Sequence[Any],
         spec: DecoderSpec,
         buffers: Sequence[KVBuffer],
         probes: Sequence[int],
@@ -79,7 +80,7 @@ class OnnxRuntimeDecoder:
     ) -> None:
         check_probes(spec, probes)
         self._sessions, self._spec, self._calls, self._sparse_from = tuple(sessions), spec, calls, sparse_from
-        self._probes, self._threads = frozenset(probes), threads
+        self._probes, self._threads, self._row_parts = frozenset(probes), threads, tuple(row_parts)
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._memory = [(*arrays_of(buffer), buffer) for buffer in buffers]  # and what keeps it alive
         self._one = self._many = BoundCall(self._sessions, spec, 1, 1)
@@ -123,6 +124,9 @@ class OnnxRuntimeDecoder:
         return StepResult(call.logits[0].copy(), probes)
 
     def _run(self, call: BoundCall, index: int) -> None:
+        if call.is_plain_row and (part := self._row_parts[index]) is not None:
+            part.run(*call.row(index), self._threads)
+            return
         try:
             self._sessions[index].run_with_iobinding(call.bindings[index], self._calls.options)
         except Exception as error:
@@ -146,6 +150,7 @@ class BoundCall:
         self._cos, self._sin, self.logits = array(s.head_dim // 2), array(s.head_dim // 2), array(s.vocab, logit_rows)
         self._logit_rows, self.attention = np.zeros(logit_rows, np.int64), array(widths[0])
         self._passed = [[array(width) for width in widths] for _ in range(2)]  # query, key, value, residual
+        self.is_plain_row = False  # a single row without DeepStack's features
         given: dict[str, np.ndarray] = {
             "inputs_embeds": self._embeds,
             "cos": self._cos,
@@ -171,6 +176,7 @@ class BoundCall:
         """Take a call's rows; features that they do not have are zeros."""
         width = self._spec.hidden
         self._embeds[0], self._cos[0], self._sin[0], self._logit_rows[:] = embeds[:, :width], cos, sin, logit_rows
+        self.is_plain_row = len(embeds) == 1 and embeds.shape[1] == width
         for start, features in enumerate(self._features, 1):
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
@@ -178,6 +184,11 @@ class BoundCall:
         """A layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once the part before it has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
+
+    def row(self, index: int) -> list[Float32]:
+        """What part ``index`` takes and gives, of the first row: attention, residual, cos, sin; query, key, value, residual."""
+        taken = [self.attention, self._passed[(index - 1) % 2][3], self._cos, self._sin]
+        return [array[0, 0] for array in (*taken, *self._passed[index % 2])]
 
     def query(self, layer: int) -> Float32:
         """The same query as ``[heads, S, head_dim]``, a view."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,10 +23,10 @@ MADV_HUGEPAGE, MADV_PAGEOUT, MADV_COLLAPSE = 14, 21, 25
 SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
-def settle_weights(folder: Path) -> int:
+def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
     """Give back what opening a graph of the bundle in ``folder`` left behind, and ask for huge pages under the rest.
 
-    Memory that is not resident is left out, so that none is taken for nothing. Returns the bytes that huge pages were asked
+    kept: names of its files that are read where they lie. Memory that is not resident is left out, so that none is taken for nothing. Returns the bytes that huge pages were asked
     for; 0 where the system has none.
     """
     with suppress(OSError, AttributeError):  # another C library
@@ -38,7 +39,8 @@ def settle_weights(folder: Path) -> int:
     asked, parent = 0, str(folder.resolve())
     for mapping in mappings:
         start, end = (int(address, 16) for address in mapping.addr.split("-"))
-        if str(Path(mapping.path).parent) == parent and mapping.perms.endswith("p") and not mapping.anonymous:
+        path = Path(mapping.path)
+        if str(path.parent) == parent and path.name not in kept and mapping.perms.endswith("p") and not mapping.anonymous:
             # no page was written: all can be read again, so that this loses nothing
             madvise(*_range(start, end), MADV_PAGEOUT)
         elif size and mapping.perms == "rw-p" and mapping.path in ("[anon]", "[heap]"):

@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Cache', 'Mark', 'attend', 'attention_mass', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
+__all__: list[str] = ['Cache', 'Mark', 'RowPart', 'attend', 'attention_mass', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'multiplies_codes', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
 class Mark:
     """
     A moment of a cache, to roll back to.
@@ -163,6 +163,20 @@ class Cache:
         
         Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.
         """
+class RowPart:
+    """
+    The end of a decoder's layer and the projections of the next, for one row, with matrices of codes.
+    
+    codes: int8 [in, out] of output, gate and up, down, and q, k, v, read where they lie; in a multiple of 16, out of 64. scales:
+    [out] each, biases the same or None. gains: of the norms after output and down, and of a head's query and key, or None. down reads
+    rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product.
+    """
+    def __init__(self, codes: collections.abc.Sequence, scales: collections.abc.Sequence, biases: collections.abc.Sequence, gains: collections.abc.Sequence, epsilon: float, kv_heads: int, width: int, block: int) -> None:
+        ...
+    def run(self, attention: numpy.typing.NDArray[numpy.float32], residual: numpy.typing.NDArray[numpy.float32], cosine: numpy.typing.NDArray[numpy.float32], sine: numpy.typing.NDArray[numpy.float32], query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], next: numpy.typing.NDArray[numpy.float32], threads: int = 0) -> None:
+        """
+        Write query, key, value and the new residual of a row, of the attention [Hq D] and residual [E] before.
+        """
 def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
     """
     Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
@@ -236,6 +250,10 @@ def loose_allocations() -> int:
 def mosaic_assign(key: numpy.typing.NDArray[numpy.float32], partition: numpy.typing.NDArray[numpy.int32], start: int, means: numpy.typing.NDArray[numpy.float32], variance: numpy.typing.NDArray[numpy.float64], size: numpy.typing.NDArray[numpy.int64], partitions: numpy.typing.NDArray[numpy.int32], small: float, large: float, rate: float, least: int, slots: numpy.typing.NDArray[numpy.int32]) -> tuple[int, int, int]:
     """
     Assign keys from start on to clusters, until one needs the caller: (row, event, slot), where it stopped and why.
+    """
+def multiplies_codes() -> bool:
+    """
+    Whether this processor multiplies 8-bit codes four at a time (AVX-512 VNNI, NEON's dot products), as RowPart does.
     """
 def newer_similarity(cache: Cache, layer: int, valid: numpy.typing.NDArray[numpy.bool], since: int = 0, *, rotated: bool = False) -> numpy.typing.NDArray[numpy.float32]:
     """

@@ -25,10 +25,12 @@ from edgevlm.runtime import _native
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RowPart = _native.RowPart
 attend = _native.attend
 index_of = _native.index_of
 join = _native.join
 levels = _native.levels
+multiplies_codes = _native.multiplies_codes
 newest_frames = _native.newest_frames
 patch_distances = _native.patch_distances
 patch_sums = _native.patch_sums

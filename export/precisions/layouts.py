@@ -179,16 +179,21 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """Channels of a decoder, whose rows ``[1, S, in]`` are rounded in one pass; graphs for other devices round no rows."""
+    """Channels of a decoder, whose rows ``[1, S, in]`` are rounded by their largest magnitudes to codes of -127 to 127.
+
+    A row of zeros has 0 / 0 for codes, which are bytes all the same, and its product is 0. Graphs for other devices round no rows.
+    """
 
     def multiply(
         self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int], zero: int = 128
     ) -> str:
         if not graph.for_cpu:
             return graph.node("MatMul", [rows, graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=1)], [name])
-        steps, offset = self.steps(graph, name, rows, zero), graph.constant(f"uint8.{zero}", np.uint8(zero))
+        largest = graph.node("ReduceMax", [graph.node("Abs", [rows], [f"{name}.sizes"]), graph.integers(-1)], [f"{name}.largest"])
+        steps = graph.node("Div", [largest, graph.number(127)], [f"{name}.steps"])
         by_row = graph.node("Reshape", [steps, graph.integers(-1)], [f"{name}.by_row"])
-        zeros = graph.node("Expand", [offset, graph.node("Shape", [by_row], [f"{name}.count"])], [f"{name}.zeros"])
+        offset, count = graph.constant(f"uint8.{zero}", np.uint8(zero)), graph.node("Shape", [by_row], [f"{name}.count"])
+        zeros = graph.node("Expand", [offset, count], [f"{name}.zeros"])
         codes = graph.node("QuantizeLinear", [rows, by_row, zeros], [f"{name}.rows"], axis=1)
         inputs = [codes, tensors[0], graph.number(1.0), tensors[1], offset]
         return graph.node("Mul", [graph.fused("MatMulIntegerToFloat", inputs, [f"{name}.product"]), steps], [name])

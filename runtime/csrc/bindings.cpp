@@ -372,5 +372,6 @@ PYBIND11_MODULE(_native, module) {
     bind_mosaic(module);
     bind_patch_levels(module);
     bind_resv(module);
+    bind_row_part(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); }, "Blocks allocated outside caches; for tests.");
 }

@@ -23,5 +23,6 @@ void bind_newer_similarity(pybind11::module_& module);
 void bind_mosaic(pybind11::module_& module);
 void bind_patch_levels(pybind11::module_& module);
 void bind_resv(pybind11::module_& module);
+void bind_row_part(pybind11::module_& module);
 
 }  // namespace edgevlm

@@ -95,6 +95,11 @@ struct CodeKernels {
     // that have any.
     std::uint64_t (*likely)(const std::int8_t* keys, const Coded* key, std::int64_t count, std::int64_t width, const std::uint8_t* rows,
                             const float* scale, const float* error, float* least, std::uint32_t* hit);
+    static constexpr std::int64_t kBlock = 64, kDepth = 16;  // that columns and depth of a matrix are multiples of
+    // out [columns] = row [depth], codes as told about, times codes [depth, columns] with a scale a column, plus a bias unless null.
+    // stride: from row to row of the matrix. sums [columns]: working memory. Null: as likely.
+    void (*multiply)(const std::int8_t* row, Coded about, const std::int8_t* codes, std::int64_t stride, std::int64_t depth,
+                     std::int64_t columns, const float* scale, const float* bias, std::int32_t* sums, float* out);
 };
 
 // Pictures in levels of 0 to 255, a byte each.
@@ -118,6 +123,8 @@ struct Simd {
     TileKernels tiles;
     LevelKernels levels;
     CodeKernels codes;
+    // x [size] = x sigmoid(x) up [size].
+    void (*gate)(float* x, const float* up, std::int64_t size);
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
     void (*box_counts)(const std::int32_t* in, std::int64_t count, std::int64_t step, int window, std::int32_t* out);

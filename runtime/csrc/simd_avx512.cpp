@@ -98,11 +98,11 @@ constexpr int kRegisters = 32;
 
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vnni,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vnni,avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vnni,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512vnni,avx2,fma,f16c")
 #endif
 
 namespace edgevlm {
@@ -112,11 +112,25 @@ struct C {
     static constexpr std::int32_t kOffset = 128;
     __m512i v;
 
+    using Codes = __m512i;
+
     static C set(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
-    void dot(const std::uint8_t* rows, const std::int8_t* key) {
+    static C load(const std::int32_t* from) { return {_mm512_loadu_si512(from)}; }
+    void store(std::int32_t* to) const { _mm512_storeu_si512(to, v); }
+    void dot(__m512i rows, const std::int8_t* key) {
         std::int32_t four;
         std::memcpy(&four, key, sizeof four);
-        v = _mm512_dpbusd_epi32(v, _mm512_loadu_si512(rows), _mm512_set1_epi32(four));
+        v = _mm512_dpbusd_epi32(v, rows, _mm512_set1_epi32(four));
+    }
+    void dot(const std::uint8_t* rows, const std::int8_t* key) { dot(_mm512_loadu_si512(rows), key); }
+    // Four rows of codes, each plus kOffset, so that the codes of a column are side by side.
+    static void turn(const std::int8_t* from, std::int64_t stride, __m512i (&turned)[4]) {
+        __m512i rows[4];
+        for (int i = 0; i < 4; ++i) rows[i] = _mm512_xor_si512(_mm512_loadu_si512(from + i * stride), _mm512_set1_epi32(static_cast<int>(0x80808080u)));
+        const __m512i low_two = _mm512_unpacklo_epi8(rows[0], rows[1]), high_two = _mm512_unpackhi_epi8(rows[0], rows[1]);
+        const __m512i low = _mm512_unpacklo_epi8(rows[2], rows[3]), high = _mm512_unpackhi_epi8(rows[2], rows[3]);
+        turned[0] = _mm512_unpacklo_epi16(low_two, low), turned[1] = _mm512_unpackhi_epi16(low_two, low);
+        turned[2] = _mm512_unpacklo_epi16(high_two, high), turned[3] = _mm512_unpackhi_epi16(high_two, high);
     }
     V floats() const { return {_mm512_cvtepi32_ps(v)}; }
 };
@@ -127,8 +141,8 @@ inline std::uint32_t at_least(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _C
 }  // namespace
 
 const Simd& simd_avx512() {
-    static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") ? CodeKernels{V::W, 0x80808080u, encode, likely} : CodeKernels{0, 0, encode, nullptr};
-    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, box<double>,
+    static const CodeKernels codes = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") ? CodeKernels{V::W, 0x80808080u, encode, likely, multiply} : CodeKernels{0, 0, encode, nullptr, nullptr};
+    static const Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, gate, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

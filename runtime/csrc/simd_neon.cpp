@@ -82,11 +82,26 @@ struct C {
     static constexpr std::int32_t kOffset = 0;
     int32x4_t v;
 
+    using Codes = int8x16_t;
+
     static C set(std::int32_t x) { return {vdupq_n_s32(x)}; }
-    void dot(const std::uint8_t* rows, const std::int8_t* key) {
+    static C load(const std::int32_t* from) { return {vld1q_s32(from)}; }
+    void store(std::int32_t* to) const { vst1q_s32(to, v); }
+    void dot(int8x16_t rows, const std::int8_t* key) {
         std::int32_t four;
         std::memcpy(&four, key, sizeof four);
-        v = vdotq_s32(v, vreinterpretq_s8_u8(vld1q_u8(rows)), vreinterpretq_s8_s32(vdupq_n_s32(four)));
+        v = vdotq_s32(v, rows, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+    }
+    void dot(const std::uint8_t* rows, const std::int8_t* key) { dot(vreinterpretq_s8_u8(vld1q_u8(rows)), key); }
+    // Four rows of codes, so that those of a column are side by side.
+    static void turn(const std::int8_t* from, std::int64_t stride, int8x16_t (&turned)[4]) {
+        int8x16_t rows[4];
+        for (int i = 0; i < 4; ++i) rows[i] = vld1q_s8(from + i * stride);
+        const int8x16x2_t first = vzipq_s8(rows[0], rows[1]), second = vzipq_s8(rows[2], rows[3]);
+        for (int half = 0; half < 2; ++half) {
+            const int16x8x2_t fours = vzipq_s16(vreinterpretq_s16_s8(first.val[half]), vreinterpretq_s16_s8(second.val[half]));
+            for (int i = 0; i < 2; ++i) turned[2 * half + i] = vreinterpretq_s8_s16(fours.val[i]);
+        }
     }
     V floats() const { return {vcvtq_f32_s32(v)}; }
 };
@@ -100,8 +115,8 @@ inline std::uint32_t at_least(V a, V b) {
 }  // namespace
 
 const Simd& simd_neon() {
-    static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely} : CodeKernels{0, 0, encode, nullptr};
-    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, box<double>,
+    static const CodeKernels codes = getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? CodeKernels{V::W, 0, encode, likely, multiply} : CodeKernels{0, 0, encode, nullptr, nullptr};
+    static const Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttentionOf<2>, kAttentionOf<1>, kTiles, kLevels, codes, gate, box<double>,
                             box<std::int32_t>, at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

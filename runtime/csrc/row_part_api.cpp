@@ -1,0 +1,101 @@
+// RowPart as Python sees it: checked once, then called with one row after another.
+
+#include <pybind11/numpy.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "arrays.h"
+#include "errors.h"
+#include "kernels_api.h"
+#include "row_part.h"
+#include "threads.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace edgevlm {
+
+namespace {
+
+using Arrays = const py::sequence&;
+
+struct HeldPart {
+    RowPart part{};
+    std::vector<py::array> held;
+
+    HeldPart(Arrays codes, Arrays scales, Arrays biases, Arrays gains, float epsilon, std::int64_t kv_heads, std::int64_t width,
+             std::int64_t block) {
+        if (!multiplies_codes()) refuse("this processor multiplies no codes here");
+        for (const py::sequence& each : {codes, scales, biases, gains})
+            if (py::len(each) != 4) refuse("codes, scales, biases and gains must be four each, not ", py::len(each));
+        Call call;
+        const auto take = [&](auto array) {
+            held.push_back(array);
+            return array.data();
+        };
+        const auto maybe = [&](py::handle object, const char* name, std::int64_t size) -> const float* {
+            return object.is_none() ? nullptr : take(call.dense<float>(object, name, {size}));
+        };
+        const std::array<CodedMatrix*, 4> matrices{&part.output, &part.gate_up, &part.down, &part.qkv};
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+            const auto all = call.array<Int8>(py::object(codes[i]), "codes", {any, any});
+            if (!(all.flags() & py::array::c_style)) refuse("codes must be dense");
+            CodedMatrix& matrix = *matrices[i];
+            matrix.in = all.shape(0), matrix.out = all.shape(1), matrix.codes = static_cast<const std::int8_t*>(all.data());
+            if (!multiplies_codes(matrix.in, matrix.out))
+                refuse("codes must be [16 n, 64 m], not [", matrix.in, ", ", matrix.out, "]");
+            held.push_back(all);
+            matrix.scales = take(call.dense<float>(py::object(scales[i]), "scales", {matrix.out}));
+            matrix.bias = maybe(py::object(biases[i]), "biases", matrix.out);
+        }
+        const std::int64_t inner = part.down.in, hidden = part.output.out, query = part.output.in;
+        if (width < 2 || width % 2 || kv_heads < 1 || kv_heads > query || query % width)
+            refuse("there cannot be ", kv_heads, " KV heads of ", width, " numbers");
+        if (part.gate_up.in != hidden || part.gate_up.out != 2 * inner || part.down.out != hidden || part.qkv.in != hidden ||
+            part.qkv.out != query + 2 * kv_heads * width)
+            refuse("the matrices do not follow each other");
+        if (block < 1 || block & (block - 1) || inner % block) refuse("block must be a power of two that divides ", inner, ", not ", block);
+        if (!(epsilon >= 0)) refuse("epsilon must not be below 0");
+        part.heads = query / width, part.kv_heads = kv_heads, part.width = width, part.block = block, part.epsilon = epsilon;
+        part.mlp_gain = maybe(py::object(gains[0]), "gains", hidden), part.input_gain = maybe(py::object(gains[1]), "gains", hidden);
+        part.query_gain = maybe(py::object(gains[2]), "gains", width), part.key_gain = maybe(py::object(gains[3]), "gains", width);
+    }
+
+    void run(Floats attention, Floats residual, Floats cosine, Floats sine, Floats query, Floats key, Floats value, Floats next,
+             int workers) const {
+        if (workers < 0 || workers > kMaxThreads) refuse("threads must be 0 to ", kMaxThreads, ", not ", workers);
+        Call call;
+        const std::int64_t hidden = part.output.out, kv = part.kv_heads * part.width;
+        const auto from = [&](Floats object, const char* name, std::int64_t size) {
+            const auto found = call.dense<float>(object, name, {size});
+            call.keep(found);
+            return found.data();
+        };
+        const float *const a = from(attention, "attention", part.output.in), *const r = from(residual, "residual", hidden);
+        const float *const c = from(cosine, "cosine", part.width / 2), *const s = from(sine, "sine", part.width / 2);
+        float *const q = call.in_place<float>(query, "query", {part.output.in}), *const k = call.in_place<float>(key, "key", {kv});
+        float *const v = call.in_place<float>(value, "value", {kv}), *const n = call.in_place<float>(next, "next", {hidden});
+        const py::gil_scoped_release unlocked;
+        part.run(a, r, c, s, q, k, v, n, workers ? workers : threads());
+    }
+};
+
+}  // namespace
+
+void bind_row_part(py::module_& module) {
+    module.def("multiplies_codes", py::overload_cast<>(&multiplies_codes),
+               "Whether this processor multiplies 8-bit codes four at a time (AVX-512 VNNI, NEON's dot products), as RowPart does.");
+    py::class_<HeldPart>(module, "RowPart", R"(The end of a decoder's layer and the projections of the next, for one row, with matrices of codes.
+
+codes: int8 [in, out] of output, gate and up, down, and q, k, v, read where they lie; in a multiple of 16, out of 64. scales:
+[out] each, biases the same or None. gains: of the norms after output and down, and of a head's query and key, or None. down reads
+rows in Hadamard blocks. Rows are rounded to codes of -127 to 127 before each product.)")
+        .def(py::init<Arrays, Arrays, Arrays, Arrays, float, std::int64_t, std::int64_t, std::int64_t>(), "codes"_a, "scales"_a, "biases"_a,
+             "gains"_a, "epsilon"_a, "kv_heads"_a, "width"_a, "block"_a)
+        .def("run", &HeldPart::run, "attention"_a, "residual"_a, "cosine"_a, "sine"_a, "query"_a, "key"_a, "value"_a, "next"_a,
+             "threads"_a = 0, "Write query, key, value and the new residual of a row, of the attention [Hq D] and residual [E] before.");
+}
+
+}  // namespace edgevlm
