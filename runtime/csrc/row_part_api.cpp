@@ -17,8 +17,6 @@ using namespace py::literals;
 
 namespace edgevlm {
 
-namespace {
-
 using Arrays = const py::sequence&;
 
 struct HeldPart {
@@ -82,7 +80,14 @@ struct HeldPart {
     }
 };
 
-}  // namespace
+}  // namespace edgevlm
+
+namespace pybind11::detail {
+template <>
+struct type_caster<edgevlm::HeldPart> : made_by_init<edgevlm::HeldPart> {};
+}  // namespace pybind11::detail
+
+namespace edgevlm {
 
 void bind_row_part(py::module_& module) {
     module.def("multiplies_codes", py::overload_cast<>(&multiplies_codes),

@@ -59,6 +59,7 @@ SHAPES = {
     "levels": "xyz x x",
     "patch_sums": "xyz",
     "patch_distances": "xyz xyz xyz g",
+    "RowPart.run": "e e h h e d d e",
 }
 BELOW = {
     "kind": 4,
@@ -126,6 +127,7 @@ class Case:
             "S": draw(4, 9),
         }
         size |= {"r": 3, "c": 3, "x": draw(1, 3), "y": draw(3, 20), "z": draw(3, 40), "q": draw(1, 5), "P": 32, "g": 9}
+        size |= {"e": 64, "h": 8, "d": 32}
         self.size = size | {"p": size["D"] // 2, "Q": size["H"] * draw(1, 3), "capacity": draw(1, 40), "K": 60}
         self.size |= {"V": self.size["Q"] * size["D"], "W": size["H"] * size["D"]}
         self.cache = self.make()
@@ -137,7 +139,7 @@ class Case:
         if self.name in ("Cache._commit", "Cache.abort") or random.random() < 0.1:
             self.cache.reserve(self.size["m"])
         self.arguments = self.fitting()
-        self.owner = self.cache
+        self.owner = self.part() if self.name == "RowPart.run" else self.cache
         for _ in range(random.choice([0, 1, 1, 1, 2, 3])):
             self.spoil()
 
@@ -150,6 +152,15 @@ class Case:
         return _native.Cache(
             [size["capacity"]] * 2, size["H"], size["D"], inv_freq, size["A"], self.dtype, axis, scales, scales
         )
+
+    def layer(self) -> list[Any]:
+        """Arguments of a RowPart: 64 columns throughout, 4 heads of 16 on 2."""
+        codes = [self.random.integers(-128, 128, (64, out)).astype(np.int8) for out in (64, 128, 64, 128)]
+        numbers = [[np.ones(size, np.float32) for size in sizes] for sizes in ((64, 128, 64, 128), (64, 64, 16, 16))]
+        return [codes, numbers[0], [None, *numbers[0][1:]], [*numbers[1][:3], None], 1e-6, 2, 16, 64]
+
+    def part(self) -> Any:
+        return _native.RowPart(*self.layer()) if _native.multiplies_codes() else None
 
     def array(self, name: str, annotation: str, shape: tuple[int, ...]) -> Any:
         dtype = annotation.split("NDArray[numpy.")[1].split("]")[0]
@@ -178,6 +189,8 @@ class Case:
 
     def fitting(self) -> list[Any]:
         """Arguments that are right, or nearly so."""
+        if self.name == "RowPart.__init__":
+            return self.layer()
         arrays = iter(self.arrays(self.name, self.size)) if self.name in SHAPES else iter(())
         whole = {"kv_heads": "H", "head_dim": "D", "axes": "A", "count": "m"}
         others: dict[str, Any] = {"dtype": self.dtype, "name": "scalar", "rotated": bool(self.random.integers(2))}
@@ -218,7 +231,8 @@ class Case:
     def spoil(self) -> None:
         """Make one argument wrong, or the cache that is asked."""
         if not self.arguments or self.random.random() < 0.05:
-            self.owner = self.pick([_native.Cache.__new__(_native.Cache), None, 3, self.make()])
+            others = [_native.Cache.__new__(_native.Cache), _native.RowPart.__new__(_native.RowPart), None, 3]
+            self.owner = self.pick([*others, self.make()])
             return
         at = int(self.random.integers(len(self.arguments)))
         _, annotation = SIGNATURES[self.name][at]
@@ -318,9 +332,9 @@ class Case:
             if not owner:
                 getattr(_native, name)(*given, **others)
             elif name == "__init__":
-                _native.Cache(*self.arguments)
+                getattr(_native, owner)(*self.arguments)
             else:
-                getattr(_native.Cache, name)(*([] if name == "_bytes_for" else [self.owner]), *self.arguments)
+                getattr(getattr(_native, owner), name)(*([] if name == "_bytes_for" else [self.owner]), *self.arguments)
         except (CacheError, TypeError):
             return "refused" if self.memory() == before else "changed, then refused"
         except Exception as error:
