@@ -242,7 +242,8 @@ class Roofline:
     def _rate(self, integer: bool, wide: bool) -> float:
         """Operations a second of matrix products.
 
-        Integers of 4 or 8 bits are multiplied as float16 on a GPU; on a CPU as 8 bits (accuracy level 4), float16 as float32.
+        integer: of bytes with a scale a row and a column. On a CPU blocks of integers take as long as float32, float16 too; a GPU
+        multiplies all integers as float16.
         """
         if self.device.kind == "cpu":
             found = self.device["int8_tops" if integer else "fp32_tflops"]
@@ -264,8 +265,9 @@ class Roofline:
         tower = self.model.tower
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
         matrices = 2 * (tower.block_parameters * tower.patches + tower.projector_parameters * tower.projected)
-        rate = self._rate(tower.precision == "int8", self.precision == "fp32")
-        return RooflineCall((matrices + attention) / rate, self.weights.tower / self.bandwidth)
+        wide = self.precision == "fp32"
+        seconds = matrices / self._rate(tower.precision == "int8", wide) + attention / self._rate(False, wide)
+        return RooflineCall(seconds, self.weights.tower / self.bandwidth)
 
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
         """``rows`` rows after ``held`` in ``calls`` calls of the decoder.
@@ -275,13 +277,14 @@ class Roofline:
         """
         model, weights = self.model, self.weights
         seen = held + rows / 2
-        operations = 2 * model.matrices * rows + 4 * model.layers * model.heads * model.head_dim * rows * seen
+        matrices, attention = 2 * model.matrices * rows, 4 * model.layers * model.heads * model.head_dim * rows * seen
         read = calls * (weights.layers + self.kv_bytes(held))
         if logits:
-            operations += 2 * model.table
+            attention += 2 * model.table  # in blocks or floats
             read += weights.head or weights.embedding
-        rate = self._rate(load_precision(self.precision).onnxruntime.matrices.is_integer, self.precision == "fp32")
-        return RooflineCall(operations / rate, read / self.bandwidth)
+        wide, layout = self.precision == "fp32", load_precision(self.precision).onnxruntime.matrices
+        seconds = matrices / self._rate(layout.multiplies_bytes, wide) + attention / self._rate(False, wide)
+        return RooflineCall(seconds, read / self.bandwidth)
 
     def kv_bytes(self, rows: int) -> float:
         """Keys and values of ``rows`` rows in every layer, bytes."""

@@ -30,9 +30,13 @@ LEAST_STEP = 1e-30  # of a row of zeros
 
 
 class Layout(ABC):
-    """One way to store matrices. ``is_integer``: whether weights are rounded to integers."""
+    """One way to store matrices. ``is_integer``: whether weights are rounded to integers.
+
+    multiplies_bytes: whether many rows are multiplied at a processor's rate of 8-bit integers, and not about as fast as float32.
+    """
 
     is_integer: ClassVar[bool] = False
+    multiplies_bytes: ClassVar[bool] = False
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
@@ -142,6 +146,7 @@ class Channels(Layout):
     """
 
     is_integer: ClassVar[bool] = True
+    multiplies_bytes: ClassVar[bool] = True
 
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
         grid = partial(block_grid if hessian is None else best_grid, bits=8, with_zeros=False)
