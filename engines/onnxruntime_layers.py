@@ -62,9 +62,9 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 class OnnxRuntimeDecoder:
     """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
-    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``, or for a single row ``row_parts`` those that it has;
-    :func:`edgevlm.runtime.kernels.attend` is called between two of them, on the cache's own memory. With a pattern, layers from ``sparse_from`` on attend by it. Not for use by
-    two threads at once.
+    ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``, of a single row those that ``row_parts`` has not;
+    :func:`edgevlm.runtime.kernels.attend` is called between two of them, on the cache's own memory. With a pattern, layers from
+    ``sparse_from`` on attend by it. Not for use by two threads at once.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
     """Give back what opening a graph of the bundle in ``folder`` left behind, and ask for huge pages under the rest.
 
-    kept: names of its files that are read where they lie. Memory that is not resident is left out, so that none is taken for nothing. Returns the bytes that huge pages were asked
-    for; 0 where the system has none.
+    kept: names of its files that are read where they lie. Memory that is not resident is left out, so that none is taken for
+    nothing. Returns the bytes that huge pages were asked for; 0 where the system has none.
     """
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))

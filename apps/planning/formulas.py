@@ -242,8 +242,8 @@ class Roofline:
     def _rate(self, integer: bool, wide: bool) -> float:
         """Operations a second of matrix products.
 
-        integer: of bytes with a scale a row and a column. On a CPU blocks of integers take as long as float32, float16 too; a GPU
-        multiplies all integers as float16.
+        integer: of bytes with a scale a row and a column. On a CPU blocks of integers and float16 take as long as float32; a
+        GPU multiplies all integers as float16.
         """
         if self.device.kind == "cpu":
             found = self.device["int8_tops" if integer else "fp32_tflops"]

@@ -32,7 +32,7 @@ LEAST_STEP = 1e-30  # of a row of zeros
 class Layout(ABC):
     """One way to store matrices. ``is_integer``: whether weights are rounded to integers.
 
-    multiplies_bytes: whether many rows are multiplied at a processor's rate of 8-bit integers, and not about as fast as float32.
+    multiplies_bytes: whether many rows are multiplied at a processor's rate of 8-bit integers, and not about as float32 is.
     """
 
     is_integer: ClassVar[bool] = False
@@ -186,7 +186,8 @@ class Channels(Layout):
 class RowsByColumns(Channels):
     """Channels of a decoder, whose rows ``[1, S, in]`` are rounded by their largest magnitudes to codes of -127 to 127.
 
-    A row of zeros has 0 / 0 for codes, which are bytes all the same, and its product is 0. Graphs for other devices round no rows.
+    A row of zeros has 0 / 0 for codes, which are bytes all the same, and its product is 0. Graphs for other devices round no
+    rows.
     """
 
     def multiply(
@@ -194,7 +195,9 @@ class RowsByColumns(Channels):
     ) -> str:
         if not graph.for_cpu:
             return graph.node("MatMul", [rows, graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=1)], [name])
-        largest = graph.node("ReduceMax", [graph.node("Abs", [rows], [f"{name}.sizes"]), graph.integers(-1)], [f"{name}.largest"])
+        largest = graph.node(
+            "ReduceMax", [graph.node("Abs", [rows], [f"{name}.sizes"]), graph.integers(-1)], [f"{name}.largest"]
+        )
         steps = graph.node("Div", [largest, graph.number(127)], [f"{name}.steps"])
         by_row = graph.node("Reshape", [steps, graph.integers(-1)], [f"{name}.by_row"])
         offset, count = graph.constant(f"uint8.{zero}", np.uint8(zero)), graph.node("Shape", [by_row], [f"{name}.count"])

@@ -29,7 +29,7 @@ class Part:
         self.codes = [rng.integers(-128, 128, size).astype(np.int8) for size in sizes]
         self.scales = [rng.uniform(-0.01, 0.01, size[1]).astype(np.float32) for size in sizes]
         self.biases = [rng.standard_normal(size[1]).astype(np.float32) if whole else None for size in sizes]
-        self.gains = [rng.uniform(0.5, 2, n).astype(np.float32) if whole or n == hidden else None for n in (hidden, hidden, width, width)]
+        self.gains = [rng.uniform(0.5, 2, n).astype(np.float32) if whole else None for n in (hidden, hidden, width, width)]
         self.heads, self.width, self.block = heads, width, block
         made = (rng.standard_normal(n).astype(np.float32) for n in (queries, hidden, width // 2, width // 2))
         self.given, self.out = list(made), [np.zeros(n, np.float32) for n in (queries, keys, keys, hidden)]

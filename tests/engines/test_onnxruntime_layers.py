@@ -85,7 +85,8 @@ def test_single_rows_are_multiplied_as_onnx_runtime_does(
     for count in (9, 1, 1, 4, 1):
         given = rows(count, count, width)
         expected, found = theirs.step(given, (-1,)), ours.step(given, (-1,))
-        assert np.abs(found.logits - expected.logits).max() < 0.1 * expected.logits.std()  # a number next to a tie may go either way
+        # numbers next to a tie may go either way
+        assert np.abs(found.logits - expected.logits).max() < 0.1 * expected.logits.std()
         if count == 1:  # that it was the extension
             assert not all(np.array_equal(found.probes[layer], expected.probes[layer]) for layer in every[1:])
 
