@@ -18,6 +18,7 @@ SPREADS = {
     "frame_ms": ("frame_low", "frame_high"), "hold_ms": ("hold_low", "hold_high"), "write_ms": ("write_low", "write_high"),
     "fps": ("fps_low", "fps_high"), "tpot_ms": ("tpot_low", "tpot_high"), "fps_ratio": ("low", "high"),
     "tokens_ratio": ("tokens_low", "tokens_high"),
+    "ttft_ms": ("ttft_low", "ttft_high"), "own_frame_ms": ("own_low", "own_high"), "idle_frame_ms": ("idle_low", "idle_high"),
     "wait_over_unexpected": ("wait_low", "wait_high"), "event_precision": ("precision_low", "precision_high"),
     "event_recall": ("recall_low", "recall_high"),
 }  # fmt: skip

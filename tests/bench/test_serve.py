@@ -26,3 +26,11 @@ def test_cameras_on_one_model_and_in_processes_of_their_own():
     assert apart["rss_bytes"] > together["rss_bytes"]  # runtime and weights are there once
     assert together["planned_bytes"] > 0
     assert together["error"] == pytest.approx(together["planned_bytes"] / together["camera_bytes"] - 1, abs=1e-3)
+
+
+def test_long_questions_and_the_frames_beside_them():
+    found = lines("questions", "--budget", "256", "--fps", "20", "--threads", "1")
+    assert [line["bench"] for line in found] == ["serve-questions"] * 3
+    assert all(line["ttft_ms"] > 0 and line["frame_ms"] > 0 for line in found[:2])
+    assert found[0]["prompt_tokens"] < found[1]["prompt_tokens"] < found[2]["prompt_tokens"]
+    assert "have room" in found[2]["stopped"], "the demo has 2,368 positions"

@@ -1,0 +1,107 @@
+"""What a long question costs: the time to its first token, and how long frames wait meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from edgevlm.bench.models import open_model
+from edgevlm.bench.timing import spread
+from edgevlm.engines.threads import default_threads
+from edgevlm.errors import UserError
+from edgevlm.progress import show
+from edgevlm.runtime.session import Session
+
+LENGTHS = (256, 1000, 4000)  # tokens
+NOW = "how many objects are there now?"
+IDLE_S = 2.0  # without a question, before each one
+BEFORE = 32  # frames that are in the memory
+
+
+def questions(
+    model: str = "demo", budget: str | None = None, fps: float = 4.0, rounds: int = 5, threads: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each length of a question about one of two cameras on a model.
+
+    ttft_ms: until its first token. frame_ms, own_frame_ms: the longest that a frame of the other camera, and of the one that is
+    asked, waited to be taken in meanwhile; idle_frame_ms: of both, without a question. fps_ratio: frames a second of the
+    other camera, over those without. Medians over ``rounds``.
+    """
+    with ExitStack() as stack:
+        loaded = stack.enter_context(open_model(model, threads or default_threads()))
+        held: dict[str, Any] = {} if budget is None else {"budget": budget}
+        asked, other = (stack.enter_context(Session.open(loaded, **held)) for _ in range(2))
+        cameras = [stack.enter_context(Camera(session, fps)) for session in (asked, other)]
+        while min(len(camera.waits) for camera in cameras) < BEFORE:
+            time.sleep(0.05)
+        unit = len(asked.chat.suffix([], f"{NOW} {NOW}")) - len(asked.chat.suffix([], NOW))
+        for length in LENGTHS:
+            text, line = (
+                " ".join([NOW] * (length // unit)),
+                {"bench": "serve-questions", "model": model, "policy": asked.policy},
+            )
+            try:
+                asked.check(text)
+            except UserError as error:
+                yield {**line, "prompt_tokens": length, "stopped": str(error)}
+                continue
+            ttft, idle, own, others, rates = ([0.0] * rounds for _ in range(5))
+            for number in range(rounds):
+                show(f"{length} tokens: round {number + 1} of {rounds}")
+                since = time.perf_counter()
+                time.sleep(IDLE_S)
+                idle[number] = max(camera.longest(since)[0] for camera in cameras)
+                rate = cameras[1].longest(since)[1] / (time.perf_counter() - since)
+                since = time.perf_counter()
+                answer = asked.ask(text, max_tokens=1)
+                answer.wait()
+                took = time.perf_counter() - since
+                time.sleep(2 / fps)  # those that wait are taken in
+                ttft[number], (own[number], _), (others[number], count) = (
+                    answer.ttft_ms,
+                    *(each.longest(since) for each in cameras),
+                )
+                rates[number] = count / (took + 2 / fps) / rate if rate else np.nan
+            yield {
+                **line, "prompt_tokens": answer.prompt_tokens, **spread(ttft, "ttft_ms", "ttft_low", "ttft_high"),
+                **spread(others, "frame_ms", "frame_low", "frame_high"), **spread(own, "own_frame_ms", "own_low", "own_high"),
+                **spread(idle, "idle_frame_ms", "idle_low", "idle_high"), **spread(rates, "fps_ratio"),
+            }  # fmt: skip
+
+
+class Camera(threading.Thread):
+    """Shows a session a picture ``fps`` times a second and notes when, and for how many seconds, each frame waited."""
+
+    def __init__(self, session: Session, fps: float) -> None:
+        super().__init__(daemon=True)
+        self.waits: list[tuple[float, float]] = []
+        self._session, self._period, self._ended = session, 1 / fps, threading.Event()
+        session.rate = fps
+
+    def __enter__(self) -> Camera:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def longest(self, since: float) -> tuple[float, int]:
+        """The longest wait in ms, and the number, of frames since then."""
+        waits = [took for at, took in self.waits if at >= since]
+        return 1e3 * max(waits, default=0.0), len(waits)
+
+    def run(self) -> None:
+        random, due = np.random.default_rng(0), time.perf_counter()
+        height, width = self._session.model.bundle.vision.size
+        while not self._ended.wait(max(0.0, due - time.perf_counter())):
+            due = max(due + self._period, time.perf_counter())
+            picture = random.integers(0, 256, (height, width, 3), np.uint8)
+            at = time.perf_counter()
+            self._session.watch(picture)
+            self.waits.append((at, time.perf_counter() - at))
