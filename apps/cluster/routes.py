@@ -24,7 +24,7 @@ from edgevlm.apps.cluster.notes import add_counts
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.names import id_of
-from edgevlm.apps.serve.chat import ChatRequest, Strict
+from edgevlm.apps.serve.chat import ChatRequest, Strict, TextRequest
 from edgevlm.apps.serve.config import CameraSettings
 from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.http import Forget, NewStream, StreamChange, WatchChange
@@ -94,7 +94,7 @@ class ClusterRoutes:
                 return await self._add(request)
             case _, "streams" | "models", name, *_ if name != "test":
                 return await self._of_camera(request, name, is_first)
-            case ("POST", "chat", "completions") | ("POST", "responses"):
+            case ("POST", "chat", "completions") | ("POST", "completions" | "responses"):
                 about = await self._asked_about(request)
                 return None if about is None else await self._of_camera(request, about, is_first)
             case "PATCH", "watches", name if not is_first:
@@ -202,9 +202,13 @@ class ClusterRoutes:
     async def _asked_about(self, request: Request) -> str | None:
         """The stream that a question is about; None where the node's own application reports what is wrong with it."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
-        is_chat = request.url.path == "/v1/chat/completions"
+        shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
+            "/v1/completions": TextRequest,
+            "/v1/responses": ResponsesRequest,
+        }
+        shape = shapes.get(request.url.path)
         try:
-            asked = ChatRequest.model_validate_json(body) if is_chat else ResponsesRequest.model_validate_json(body).as_chat()
+            asked = ChatRequest.model_validate_json(body) if shape is None else shape.model_validate_json(body).as_chat()
             return id_of(asked.stream_name) if asked.stream_name else (cameras[0] if len(cameras) == 1 else None)
         except (ValidationError, UserError):
             return None

@@ -401,6 +401,8 @@ class ChatRequest(Asked):
             yield "tools"
         if self.tool_choice not in (None, "none", "auto") and not forced:
             yield "tool_choice"
+        elif knows and not forced and any(each.strict for each in self.functions):
+            yield "tools.function.strict"
         if self.parallel_tool_calls is not None and self.tools and (not knows or (forced and self.parallel_tool_calls)):
             yield "parallel_tool_calls"
         if self.top_logprobs and not self.logprobs:

@@ -27,7 +27,7 @@ MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 LINGER_S = 2.0  # that the body of a refused request is read on
 SMALL = 64 << 10  # bytes of a body that is read however many others are
-OPEN_PATHS = ("/static/", "/health/")  # need no key: they show nothing of what is watched
+OPEN_PATHS = ("/static/", "/health")  # need no key: they show nothing of what is watched
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "

@@ -43,6 +43,8 @@ def test_any_node_answers_for_all_cameras(cluster):
     assert whole.json()["choices"][0]["message"]["content"].strip().isdecimal()
     pieces = httpx.post(f"{a.url}/v1/chat/completions", json={**question, "stream": True}, timeout=WAIT_S).text
     assert pieces.rstrip().endswith("data: [DONE]")
+    older = httpx.post(f"{a.url}/v1/completions", json={"model": there, "prompt": NOW}, timeout=WAIT_S)
+    assert older.json()["choices"][0]["text"].strip().isdecimal()
     assert sorted(each["id"] for each in a.get("/v1/models").json()["data"]) == ["one", "two"]
     assert a.get("/v1/streams/onee").json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
     for path in (f"/v1/streams/{there}/events", "/v1/models/one"):

@@ -190,7 +190,7 @@ def test_with_a_key_every_path_but_the_page_and_health_asks_for_it(tmp_path, mon
     monkeypatch.setenv("KEY_OF_A_TEST", "k" * 32)
     served = Service(ServeConfig(state=str(tmp_path), server=ServerSettings(key="env:KEY_OF_A_TEST")), print)
     client = TestClient(guard.Guard(http.make_app(served), served), "http://localhost")
-    asked = ("/", "/static/app.js", "/health/live", "/metrics", "/openapi.json", "/v1/streams")
+    asked = ("/", "/static/app.js", "/health", "/metrics", "/openapi.json", "/v1/streams")
     assert [client.get(path).status_code for path in asked] == [200, 200, 200, 401, 401, 401]
 
 
