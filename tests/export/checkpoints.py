@@ -23,6 +23,24 @@ TEMPLATE = (
     "{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
+TOOLS_TEMPLATE = """{%- if tools %}<|im_start|>system
+{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'][0]['text'] }}
+
+{% endif %}# Tools
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+Call one as <tool_call>{"name": .., "arguments": {..}}</tool_call><|im_end|>
+{% endif %}{% for message in messages %}{% if not (tools and loop.first and message['role'] == 'system') -%}
+<|im_start|>{{ 'user' if message['role'] == 'tool' else message['role'] }}
+{% if message['role'] == 'tool' %}<tool_response>{{ message['content'] }}</tool_response>
+{%- elif message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
+{% if item['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% elif item['type'] == 'text' -%}
+{{ item['text'] }}{% endif %}{% endfor %}{% endif %}{% for call in message['tool_calls'] or [] %}<tool_call>
+{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 PLACES = {"llava": "image", "llava_next_video": "video", "llava_onevision": "video"}
 
 

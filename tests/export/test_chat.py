@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import TOOLS_TEMPLATE
 from memory import rows_of
 
 from edgevlm.errors import UserError
@@ -16,7 +18,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import load_family
 from edgevlm.runtime import sandbox
 from edgevlm.runtime.bundle import Bundle, ChatSpec
-from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.chat import Chat, Dialogue
 from edgevlm.runtime.helper_process import Helper
 from edgevlm.runtime.model import demo_bundle
 from edgevlm.runtime.session import Session, TextBudget
@@ -56,6 +58,37 @@ def test_prompts_are_transformers_s(exported: Any, family: str) -> None:
     check(spec, tokenizer)
     check(spec, tokenizer, system="Be brief.")
     assert tokenizer.eos_token_id in spec.stop_ids
+
+
+def test_tools_calls_and_results_are_rendered_as_transformers_does(exported: Any) -> None:
+    """After a message that has the video alone; a last message of the assistant's is continued as transformers does too."""
+    import transformers
+
+    folder = exported("qwen2_5_vl").checkpoint
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    plain = spec_of(folder)
+    spec = replace(plain, template=TOOLS_TEMPLATE)
+    ours = Chat(spec, tokenizer._tokenizer)
+    assert (ours.knows_tools, Chat(plain, tokenizer._tokenizer).knows_tools) == (True, False)
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "the \u00fc & <door>"}}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}]
+    messages = [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "a dog", "tool_call_id": "1"},
+    ]  # fmt: skip
+    given = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages[:2]] + [
+        {**messages[2], "content": ""}, messages[3],
+    ]  # fmt: skip
+    render = {"chat_template": TOOLS_TEMPLATE, "tokenize": False}
+    wanted = tokenizer.apply_chat_template(given, tools=tools, add_generation_prompt=True, **render)
+    ids = tokenizer(wanted, add_special_tokens=False).input_ids
+    suffix = ours.suffix([], Dialogue(tuple(messages), tuple(tools)))
+    assert suffix[-len(ids) :] == ids
+    assert tokenizer.decode(suffix[: -len(ids)]) == "<|vision_end|><|im_end|>\n"
+    asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It is"}]
+    wanted = tokenizer.apply_chat_template(asked, continue_final_message=True, **render)
+    ids = tokenizer(wanted, add_special_tokens=False).input_ids
+    assert ours.text_only([], Dialogue(tuple(asked), continues=True)) == ids
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_vl", "smolvlm"])

@@ -13,29 +13,11 @@ from served import KEY, NOW, WAIT_S, serving
 
 pytest.importorskip("fastapi")
 Image = pytest.importorskip("PIL.Image")
-more_checkpoints = pytest.importorskip("more_checkpoints")
+checkpoints, more_checkpoints = pytest.importorskip("checkpoints"), pytest.importorskip("more_checkpoints")
 
 REQUESTS = [json.loads(line) for line in Path(__file__).with_name("requests.jsonl").read_text(encoding="utf-8").splitlines()]
 LIVE_S = 8.0  # for the first picture or event of a response that does not end
 WORDS = "Answer in few words, and keep to what the camera shows. "
-TOOLS_TEMPLATE = """{%- if tools %}<|im_start|>system
-{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'][0]['text'] }}
-
-{% endif %}# Tools
-<tools>{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}
-</tools>
-Call one as <tool_call>{"name": .., "arguments": {..}}</tool_call><|im_end|>
-{% endif %}{% for message in messages %}{% if not (tools and loop.first and message['role'] == 'system') -%}
-<|im_start|>{{ 'user' if message['role'] == 'tool' else message['role'] }}
-{% if message['role'] == 'tool' %}<tool_response>{{ message['content'] }}</tool_response>
-{%- elif message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
-{% if item['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% elif item['type'] == 'text' -%}
-{{ item['text'] }}{% endif %}{% endfor %}{% endif %}{% for call in message['tool_calls'] or [] %}<tool_call>
-{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 def picture():
@@ -125,7 +107,7 @@ def server(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("replay")
     checkpoint = more_checkpoints.make_more(folder / "checkpoint", "qwen2_5_vl", max_position_embeddings=1 << 17)
-    (checkpoint / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
+    (checkpoint / "chat_template.jinja").write_text(checkpoints.TOOLS_TEMPLATE)
     bundle = export_checkpoint(checkpoint, folder / "bundle")
     (folder / "key").write_text(KEY)
     (folder / "key").chmod(0o600)
