@@ -36,7 +36,7 @@ def questions(
         loaded = stack.enter_context(open_model(model, threads or default_threads()))
         held: dict[str, Any] = {} if budget is None else {"budget": budget}
         asked, other = (stack.enter_context(Session.open(loaded, **held)) for _ in range(2))
-        cameras = [stack.enter_context(Camera(session, fps)) for session in (asked, other)]
+        cameras = [stack.enter_context(PacedCamera(session, fps)) for session in (asked, other)]
         while min(len(camera.waits) for camera in cameras) < BEFORE:
             time.sleep(0.05)
         unit = len(asked.chat.suffix([], f"{NOW} {NOW}")) - len(asked.chat.suffix([], NOW))
@@ -74,7 +74,7 @@ def questions(
             }  # fmt: skip
 
 
-class Camera(threading.Thread):
+class PacedCamera(threading.Thread):
     """Shows a session a picture ``fps`` times a second and notes when, and for how many seconds, each frame waited."""
 
     def __init__(self, session: Session, fps: float) -> None:
@@ -83,7 +83,7 @@ class Camera(threading.Thread):
         self._session, self._period, self._ended = session, 1 / fps, threading.Event()
         session.rate = fps
 
-    def __enter__(self) -> Camera:
+    def __enter__(self) -> PacedCamera:
         self.start()
         return self
 

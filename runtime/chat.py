@@ -17,6 +17,7 @@ from edgevlm.runtime.sandbox import render
 Turn = tuple[str, str]
 Message = Mapping[str, Any]
 MAX_CONVERSATIONS = 64
+LONGEST = 1 << 19  # characters of a conversation that is written as a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class Dialogue:
         last = max((place for place, each in enumerate(self.messages) if each["role"] == "user"), default=len(self.messages))
         said = ({**each, "content": text} if place == last else each for place, each in enumerate(self.messages))
         return replace(self, messages=tuple(said))
+
+    @property
+    def size(self) -> int:
+        """Characters of its messages."""
+        return sum(len(each["content"] or "") for each in self.messages)
 
     @property
     def turns(self) -> int:
@@ -253,7 +259,8 @@ class Conversations:
         if not (alone := len(prompt(most))):
             raise UserError("the chat template leaves the question out; use this model's own template")
         room = self._most - taken if self._most else alone + self._history_tokens
-        self.dropped = bisect_left(range(most), True, key=lambda dropped: len(prompt(dropped)) <= room)
+        first = bisect_left(range(most), True, key=lambda dropped: asked.without(dropped).size <= LONGEST)
+        self.dropped = bisect_left(range(most), True, first, key=lambda dropped: len(prompt(dropped)) <= room)
         if conversation is not None and conversation in self.turns:
             self.turns[conversation] = list(known[self.dropped :])
         return prompt(self.dropped)

@@ -52,7 +52,7 @@ class Lenient(BaseModel):
 
 def unknown(given: BaseModel, at: str = "") -> Iterator[str]:
     """Yield the path of each unknown field that holds something, like ``messages.0.name``."""
-    yield from (f"{at}{name}" for name, value in (given.model_extra or {}).items() if value not in (None, [], {}))
+    yield from (f"{at}{name}"[:200] for name, value in (given.model_extra or {}).items() if value not in (None, [], {}))
     for name in type(given).model_fields:
         value = getattr(given, name)
         for place, each in enumerate(value if isinstance(value, list) else [value]):
@@ -120,7 +120,7 @@ Content = Text | Annotated[list[Part], Field(max_length=1024)] | None
 
 class CalledFunction(Lenient):
     name: ToolName
-    arguments: Text | dict[str, Any] = ""
+    arguments: Text | Annotated[dict[str, Any], AfterValidator(shallow)] = ""
 
 
 class ToolCall(Lenient):
@@ -133,7 +133,7 @@ class ToolCall(Lenient):
     def for_template(self) -> dict[str, Any]:
         arguments: Any = self.function.arguments
         with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            arguments = shallow(json.loads(arguments)) if isinstance(arguments, str) else arguments
         return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
 
 
@@ -162,7 +162,7 @@ class Function(Lenient):
 
     name: ToolName
     description: Text | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(shallow)] | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
@@ -241,7 +241,7 @@ class ChatRequest(Asked):
     top_logprobs: Likeliest = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Annotated[Tool, BeforeValidator(shallow)]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = Field(None, description="Of vLLM, as the next.")

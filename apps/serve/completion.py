@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -23,7 +24,7 @@ from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.sampling import LogProb
 from edgevlm.runtime.time_window import NothingHeld
 
-NAMED = 64  # fields that were ignored, of one request
+NAMED, COUNTED = 64, 1000  # fields that were ignored, of one request
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -36,7 +37,7 @@ class Completion:
     def __init__(self, request: ChatRequest, stream: CameraStream, ignored: Iterable[str] = ()) -> None:
         """ignored: fields of another shape that the request was made of."""
         self.request, self.stream, self.began = request, stream, time.perf_counter()
-        self._asked, self._ignored = Dialogue(()), [*ignored]
+        self._asked, self._ignored = Dialogue(()), [*islice(ignored, COUNTED)]
         self._offset = stream.observer.offset
         self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"

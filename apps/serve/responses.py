@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from edgevlm.apps.serve.chat import (
     MAX_MESSAGES,
@@ -28,6 +28,7 @@ from edgevlm.apps.serve.chat import (
     ToolCall,
     ToolName,
     TopP,
+    shallow,
     unknown,
 )
 from edgevlm.apps.serve.completion import Completion
@@ -98,7 +99,7 @@ class ResponsesRequest(Lenient):
     temperature: Temperature = None
     top_p: TopP = None
     text: TextSettings | None = None
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Annotated[FlatTool, BeforeValidator(shallow)]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str | None, AfterValidator(nothing_stored)] = None

@@ -8,6 +8,9 @@ from served import NOW, serving
 pytest.importorskip("fastapi")
 
 SAID = [{"role": "user", "content": NOW}]
+DEEP: dict = {}
+for _ in range(200):
+    DEEP = {"properties": {"x": DEEP}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -65,6 +68,12 @@ def test_conversations_of_any_shape_are_answered(server, messages):
         ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a string or a list"),
         ("chat/completions", {"messages": [{"role": "user", "content": ""}]}, "messages", "neither a text nor a picture"),
         ("chat/completions", {"messages": SAID, "tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
+        (
+            "chat/completions",
+            {"messages": SAID, "tools": [{"function": {"name": "f", "parameters": DEEP}}]},
+            "tools.0",
+            "deeper",
+        ),
         ("chat/completions", {"messages": SAID, "presence_penalty": 3}, "presence_penalty", "2"),
         ("responses", {"input": NOW, "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
         ("responses", {"input": [{"content": NOW}]}, "input.0.role", "role"),
