@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.errors import UserError, reason
+from edgevlm.errors import NoThreads, UserError, reason
 
 CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # of errors that no route raised
 STATUSES = {
@@ -76,6 +76,8 @@ def _as_api_error(error: Exception) -> ApiError:
         return _invalid(error)
     if isinstance(error, UserError):
         return ApiError(400, mask_credentials(str(error)), "invalid_value", getattr(error, "field", None))
+    if NoThreads.is_in(error):
+        return ApiError(503, str(NoThreads()), CODES.get(503))
     if not isinstance(error, StarletteHTTPException):
         return ApiError(500, f"unexpected {type(error).__name__}", "internal_error")
     if error.status_code == 400:  # numbers and nesting that Python's JSON does not read
@@ -110,5 +112,11 @@ def add_errors(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return respond(error)
 
+    async def without_threads(request: Request, error: Exception) -> JSONResponse:
+        if not NoThreads.is_in(error):
+            raise error
+        return respond(error)
+
     for kind in (RequestValidationError, UserError, StarletteHTTPException, Exception):
         app.add_exception_handler(kind, handle)
+    app.add_exception_handler(RuntimeError, without_threads)

@@ -15,8 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 from cameras import MjpegCamera
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from typed import edgevlm, start
 
+from edgevlm.apps.serve.errors import add_errors
 from edgevlm.runtime.snapshots.directory import snapshots
 
 COUNT = "how many objects are there now?"
@@ -186,3 +189,18 @@ def test_the_variable_that_keeps_the_hub_away_is_named(variables, tmp_path):
     _, err = start("plan", "org/name", env=environment).communicate(timeout=120)
     assert err.count("\n") == 1
     assert next(iter(variables)) in err
+
+
+@pytest.mark.parametrize("said", ["can't start new thread", "another"])
+def test_a_request_without_a_thread_is_refused_in_one_line(said):
+    """Starlette would log a traceback for each."""
+    app = FastAPI()
+    add_errors(app)
+
+    @app.get("/")
+    async def fail():
+        raise RuntimeError(said)
+
+    found = TestClient(app, raise_server_exceptions=False).get("/")
+    assert found.status_code == (500 if said == "another" else 503)
+    assert said == "another" or "no more threads can be started" in found.json()["error"]["message"]
