@@ -419,6 +419,8 @@ class Session:
         sampler, chat = Sampler(temperature, top_p, seed, top_k, min_p), self.model.bundle.chat
         penalty = chat.repetition_penalty if repetition_penalty is None else repetition_penalty
         repetition = Repetition(penalty, chat.no_repeat_ngram_size, presence_penalty, frequency_penalty)
+        if isinstance(question, Dialogue) and (conversation is not None or history):
+            raise UserError("a dialogue has its own turns; leave out conversation and history")
         asked = question if isinstance(question, Dialogue) else Dialogue.of(history, question)
         if len(pictures) > (most := self.most_pictures(asked.without(max(asked.turns - 1, 0)))):
             raise UserError(f"{most} pictures have room beside this question, not {len(pictures)}; leave some out")

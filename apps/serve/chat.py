@@ -267,15 +267,15 @@ class ChatRequest(Asked):
         }
         if wanted := self.longest:
             given["max_tokens"] = min(wanted, stream.session.text_budget.answer)
-        if self._restriction:
+        if self.must_call and writes_json(stream.model):
+            with wrong("tools"):
+                given["logits_processor"] = Grammar(stream.model, call_schema([each.model_dump() for each in self.functions]))
+        elif self._restriction:
             field, kind, form = self._restriction
             with wrong(field):
                 if form is None:
                     raise UserError("give the schema")
                 given["logits_processor"] = kind(stream.model, form)
-        elif self.must_call and writes_json(stream.model):
-            with wrong("tools"):
-                given["logits_processor"] = Grammar(stream.model, call_schema([each.model_dump() for each in self.functions]))
         pictures, ignored = self._pictures(stream, settings, asked)
         return given | ({"pictures": pictures} if pictures else {}), ignored
 
@@ -373,7 +373,8 @@ class ChatRequest(Asked):
         and a call the assistant's text.
         """
         last, is_demo = self.messages[-1], stream.model.is_demo
-        if last.role == "user" and not last.text.strip() and last.content in (None, "", []):
+        shows = isinstance(last.content, list) and not all(part.is_text for part in last.content)
+        if last.role == "user" and not (shows or last.text.strip()):
             raise FieldError("messages", "the last message has neither a text nor a picture")
         ignored = [*self._without_effect(stream)]
         if is_demo:  # it was taught single questions
@@ -405,10 +406,12 @@ class ChatRequest(Asked):
             yield "tools.function.strict"
         if self.parallel_tool_calls is not None and self.tools and (not knows or (forced and self.parallel_tool_calls)):
             yield "parallel_tool_calls"
+        if forced and self._restriction:
+            yield self._restriction[0]
         if self.top_logprobs and not self.logprobs:
             yield "top_logprobs"
         if (self.longest or 0) > stream.session.text_budget.answer:
-            yield "max_tokens"
+            yield "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
         if self.continue_final_message and self.messages[-1].role != "assistant":
             yield "continue_final_message"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,7 @@ from edgevlm.apps.serve.chat import (
     unknown,
 )
 from edgevlm.apps.serve.completion import Completion
+from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.apps.serve.tools import ToolUse
 from edgevlm.errors import FieldError
@@ -120,6 +122,15 @@ class ResponsesRequest(Lenient):
         }  # fmt: skip
         return ChatRequest(**given)
 
+    def place_of(self, field: str) -> str:
+        """The field here that one of :meth:`as_chat` was made of."""
+        items = ["input"] if isinstance(self.input, str) else [
+            f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
+        ]  # fmt: skip
+        places = ["instructions", *items] if self.instructions else items
+        field = re.sub(r"^messages\.(\d+)", lambda found: places[int(found[1])], field)
+        return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
+
     def ignored(self) -> Iterator[str]:
         """Yield the fields that are not known, and the items of other types."""
         yield from unknown(self)
@@ -137,6 +148,13 @@ class ModelResponse(Completion):
         self._request, self._number = request, 0
         self._output: list[dict[str, Any]] = []  # finished items
         self._text: str | None = None  # of the message at the end, which is not finished
+
+    def ask(self, settings: ServerSettings) -> None:
+        try:
+            super().ask(settings)
+        except FieldError as error:
+            raise FieldError(self._request.place_of(error.field), str(error).removeprefix(f"{error.field}: ")) from None
+        self._ignored = [self._request.place_of(each) for each in self._ignored]
 
     async def complete(self) -> dict[str, Any]:
         async for _ in self._told():

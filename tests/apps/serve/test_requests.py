@@ -42,6 +42,15 @@ def test_what_is_ignored_is_named_by_its_path_and_streamed_in_the_last_chunk(ser
     assert [chunk.model_extra["edgevlm"]["ignored"] for chunk in chunks if "edgevlm" in chunk.model_extra] == [["think"]]
 
 
+def test_the_responses_interface_names_its_own_fields(server):
+    body = {"input": [{"type": "reasoning", "summary": []}, *SAID], "instructions": "Be brief.", "max_output_tokens": 99_999,
+            "include": ["reasoning.encrypted_content"], "tools": [{"type": "web_search"}]}  # fmt: skip
+    status, answer = post(server, body, "/v1/responses")
+    assert (status, answer["status"]) == (200, "completed")
+    named = {"include", "input.0", "instructions", "max_output_tokens", "tools", "tools.0"}
+    assert {*answer["edgevlm"]["ignored"]} == named
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -77,6 +86,13 @@ def test_conversations_of_any_shape_are_answered(server, messages):
         ("chat/completions", {"messages": SAID, "presence_penalty": 3}, "presence_penalty", "2"),
         ("responses", {"input": NOW, "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
         ("responses", {"input": [{"content": NOW}]}, "input.0.role", "role"),
+        ("responses", {"input": " "}, "input", "neither a text nor a picture"),
+        (
+            "responses",
+            {"instructions": "x", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0.input_image",
+            "data:image",
+        ),
         ("completions", {"prompt": ["a", "b"]}, "prompt", "one text"),
     ],
 )
