@@ -102,7 +102,7 @@ def test_answers_are_as_the_description_says(client, service, tmp_path):
                 answer = client.request(method, where, json=body).json()
                 Draft202012Validator({**schema, "components": strict(client.app.openapi()["components"])}).validate(answer)
                 checked.append((method, path, len(answer.get("data", "x"))))
-    assert (len(checked), [path for _, path, count in checked if not count]) == (17, [])
+    assert (len(checked), [path for _, path, count in checked if not count]) == (18, [])
 
 
 def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys, tmp_path, monkeypatch):
