@@ -31,7 +31,6 @@ REASONS = {  # by errno
     errno.ECONNRESET: "{} closed the connection",
     errno.EPIPE: "{} closed the connection",
     errno.EIO: "the connection to {} broke off before there was video; check its port and path",
-    errno.EINVAL: "what {} answers is not understood; check the address's path",
 }
 UNMENDABLE = {
     401: "wrong or no user and password (401); give username and password, or put them in the address before the host and an @",
@@ -172,12 +171,14 @@ class PictureConnection(Connection):
 
     def _read(self, response: HTTPResponse) -> None:
         self._response, self._kind, self._began = response, response.headers.get_content_type(), time.monotonic()
-        self._feed = Feed(response.read1, LARGEST, self._options.read_timeout_s)
-        self._pictures = split_pictures(self._feed.read, self._look_between)
+        self._feed = Feed(self._take, LARGEST, self._options.read_timeout_s)
+        self._pictures = split_pictures(self._feed.read)
 
-    def _look_between(self, data: bytes) -> None:
-        if found := re.findall(rb"(?i)content-type:\s*([\w./+-]+)", data[-4096:]):
-            self._kind = found[-1].decode()
+    def _take(self, count: int) -> bytes:
+        block = self._response.read1(count)
+        if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]+)", block)):
+            self._kind = found[1].decode()  # of a part
+        return block
 
     def grab(self) -> Grabbed | None:
         self._feed.renew()
@@ -336,7 +337,7 @@ def explain(error: Exception, camera: SplitResult) -> str:
         return str(error)
     place = f"{host}:{camera.port or PORTS.get(scheme, '')}".rstrip(":")
     words = REASONS.get(getattr(error, "errno", None) or 0)
-    if type(error).__name__ == "InvalidDataError":
+    if type(error).__name__ == "InvalidDataError" or getattr(error, "errno", None) == errno.EINVAL:
         words = "nothing at {} speaks RTSP" if scheme.startswith("rtsp") else "what {} sends is no video that can be read"
         words += "; check host, port and path"
     elif type(error).__name__ == "EOFError":

@@ -60,18 +60,17 @@ def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
         raise SourceError(f"{width} x {height} pixels are too many; {most_pixels:,} are allowed, and {MOST_EDGE:,} a side")
 
 
-def split_pictures(read: Callable[[int], bytes], between: Callable[[bytes], None] = lambda _: None) -> Iterator[bytes]:
+def split_pictures(read: Callable[[int], bytes]) -> Iterator[bytes]:
     """Yield each JPEG or PNG in a stream of bytes as soon as it is whole; empty bytes for one that was cut short.
 
-    Anything may be between them, like multipart headers, whatever their line ends, lengths and boundaries are; ``between``
-    is called with the latest of it. ``read`` returns no bytes at the end.
+    Anything may be between them, like multipart headers, whatever their line ends, lengths and boundaries are. ``read`` returns
+    no bytes at the end.
     """
     data, size = bytearray(), 1 << 16
     while block := read(size):
         data += block
         while begun := BEGIN.search(data):
             find_end, at, whole = (_jpeg_end, 2, False) if begun[0] == JPEG else (_png_end, len(PNG), False)
-            between(bytes(data[: begun.start()]))
             del data[: begun.start()]
             seen = 0
             while not whole:
@@ -86,7 +85,6 @@ def split_pictures(read: Callable[[int], bytes], between: Callable[[bytes], None
             yield bytes(data[:at]) if whole else b""
             del data[: at if whole else -at]
         if len(data) > size:
-            between(bytes(data))
             del data[: -len(PNG)]
 
 
