@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from edgevlm.errors import UserError
 
@@ -61,6 +62,16 @@ def _mask_parameters(text: str) -> str:
         if found.start() >= end and NAMED.search(name) and (value := VALUE.match(text, found.end())):
             masked, end = f"{masked}{text[end : found.end()]}***", value.end()
     return masked + text[end:]
+
+
+def with_login(address: str, username: str | None, password: str | None) -> str:
+    """Put a login, in plain text, into a camera's address. Raises UserError where it takes none, or has one."""
+    if username is None and password is None:
+        return address
+    scheme, found, rest = address.partition("://")
+    if not found or "@" in rest.partition("/")[0]:
+        raise UserError("username and password are for an address without a login, like rtsp://HOST/PATH")
+    return f"{scheme}://{quote(username or '', safe='')}:{quote(password or '', safe='')}@{rest}"
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:

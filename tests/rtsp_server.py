@@ -1,4 +1,5 @@
-"""An RTSP camera as a process of its own: GStreamer's server, run by the system's Python; H.264, a white ball on black.
+"""An RTSP camera as a process of its own: GStreamer's server, run by the system's Python; a track of sound, then
+H.264, a white ball on black.
 
 ``python3 rtsp_server.py PORT WIDTH HEIGHT FPS KEYFRAME_EVERY [PASSWORD]``, the password of user ``u``. Lines on stdin:
 ``size WIDTH HEIGHT`` and ``fps N`` change the running stream, ``password WORD [PEM]`` is asked of new connections, over
@@ -15,9 +16,10 @@ gi.require_version("GstRtspServer", "1.0")
 from gi.repository import Gio, GLib, Gst, GstRtspServer  # noqa: E402
 
 PIPELINE = (
-    "( videotestsrc is-live=true pattern=ball ! videoscale ! capsfilter name=size caps={caps}"
+    "( audiotestsrc is-live=true ! alawenc ! rtppcmapay name=pay0 pt=8"
+    " videotestsrc is-live=true pattern=ball ! videoscale ! capsfilter name=size caps={caps}"
     " ! x264enc tune=zerolatency speed-preset=ultrafast threads=1 key-int-max={every}"
-    " ! rtph264pay name=pay0 pt=96 config-interval=-1 )"
+    " ! rtph264pay name=pay1 pt=96 config-interval=-1 )"
 )
 CAPS = "video/x-raw,width={},height={},framerate={}/1"
 

@@ -18,7 +18,7 @@ from edgevlm.apps.cluster.director import ASK_S, LEASE_S, Director, Fields, Leas
 from edgevlm.apps.cluster.head import HeadAway, boot_time
 from edgevlm.apps.cluster.notes import NoteFollower
 from edgevlm.apps.cluster.shared import EPOCH, MovingEvents, Shared
-from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.planning.formulas import camera_bytes
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.run.clock import Span
@@ -145,7 +145,7 @@ class NodeAgent(Hooks):
     def asked_for(self, settings: CameraSettings, config: ServeConfig | None = None, by_client: bool = False) -> Fields:
         """Describe a camera for the head: only this node can watch a device or a file, such as ``0``."""
         whole = (config or self._service.config).camera(settings)
-        source = secret(whole.source)
+        source = whole.address()
         anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)
         return {
             "settings": whole.model_dump(exclude_none=True), "model": whole.model or "demo", "fps": whole.fps,

@@ -22,7 +22,7 @@ from edgevlm.apps.commands.cli_options import (
     with_settings,
 )  # fmt: skip
 from edgevlm.apps.commands.lazy import plain_app
-from edgevlm.apps.credentials import secret, state_key
+from edgevlm.apps.credentials import state_key
 from edgevlm.apps.settings import RunSettings
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
@@ -218,7 +218,7 @@ def check(
     sinks = needed("edgevlm.apps.watches.sinks", "edgevlm config check", "serve")
     settings = config.settings_of(path)
     for each in settings.cameras.values():
-        secret(each.source)
+        each.address()
     config.server_key(settings.server)
     state_key(settings.state_key)
     sinks.open_sinks(settings.sinks)

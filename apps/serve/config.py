@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
-from edgevlm.apps.credentials import secret
+from edgevlm.apps.credentials import secret, with_login
 from edgevlm.apps.journal import Journal
 from edgevlm.apps.names import Id, Name, id_of, printable
 from edgevlm.apps.run.thumbnails import Thumbnails
@@ -62,10 +62,12 @@ class Section(BaseModel):
 class CameraSettings(Section):
     """One camera. Omitted settings are as at the top of the file. source: as ``edgevlm run --camera`` takes it, or a secret.
 
-    name: for people, in any script; its table's unless given.
+    name: for people, in any script; its table's unless given. username, password: of an address; any characters, or secrets.
     """
 
     source: str = "demo"
+    username: str | None = None
+    password: str | None = None
     name: Name | None = None
     model: str | None = None
     policy: str | None = None
@@ -73,6 +75,11 @@ class CameraSettings(Section):
     fps: Fps | None = None
     append: Append | None = None
     encode: Encode | None = None
+
+    def address(self) -> str:
+        """Return what to open, with the login, and secrets read from where they are kept. Raises UserError."""
+        login = (None if each is None else secret(each) for each in (self.username, self.password))
+        return with_login(secret(self.source), *login)
 
 
 class ServerSettings(Section):
@@ -216,7 +223,7 @@ class ServeConfig(Section):
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
         """A camera's settings, with what it leaves out filled in."""
-        shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name not in ("source", "name")}
+        shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name in type(self).model_fields}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 
 

@@ -76,6 +76,8 @@ class NewStream(Strict):
     id: NamedId
     name: Name | None = None
     source: SourceText
+    username: Words | None = Field(None, description="Of the source's address; any characters.")
+    password: Words | None = Field(None, description="Of the source's address; any characters.")
     policy: Words | None = None
     budget: Budget = None
     fps: Fps | None = None
@@ -147,6 +149,8 @@ class EventQuery(WindowQuery):
 
 class TestedSource(Strict):
     source: SourceText
+    username: Words | None = None
+    password: Words | None = None
 
 
 class Server:
@@ -360,7 +364,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
-            return service.test(tested.source)
+            return service.test(CameraSettings(**tested.model_dump(exclude_none=True)))
         finally:
             server.testing.release()
 

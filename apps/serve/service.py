@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
-from edgevlm.apps.credentials import mask_credentials, secret, state_key
+from edgevlm.apps.credentials import mask_credentials, state_key
 from edgevlm.apps.forget import Forgotten, cameras, forget_camera
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.names import id_of, program_id, short_hash
@@ -144,7 +144,8 @@ class Service:
             if len(self.streams) >= MAX_STREAMS:
                 raise UserError(f"there are {MAX_STREAMS} streams already; remove one first")
             wanted = self.config.camera(settings)
-            address = secret(wanted.source)
+            with field("source"):
+                address = wanted.address()
             if address == "-":
                 raise UserError(f"stream {name}: a service does not read its stdin; give a camera or an address")
             with field("source"):
@@ -219,7 +220,8 @@ class Service:
         """The hosts that a client's camera may reach; None for any. Raises FieldError for what clients may not name."""
         check_client_policy(settings.policy)
         source, server = settings.source, self.config.server
-        if source.startswith(("env:", "file:")) or is_file(source) or source == "-":
+        places = (source, settings.username or "", settings.password or "")
+        if any(each.startswith(("env:", "file:")) for each in places) or is_file(source) or source == "-":
             raise FieldError("source", "secrets, programs and standard input are named in the configuration only")
         if server.any_source:
             return None
@@ -412,13 +414,13 @@ class Service:
                 return
             self._close_unused_models()
 
-    def test(self, source: str) -> dict[str, Any]:
+    def test(self, settings: CameraSettings) -> dict[str, Any]:
         """Open a source and watch it for a moment. Raises UserError where it gives no picture or clients may not name it."""
-        hosts = self.check_client(CameraSettings(source=source))
+        hosts = self.check_client(settings)
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()
         with field("source"):
-            opened = open_source(source, None, options)
+            opened = open_source(settings.address(), None, options)
         giving_up = threading.Timer(TEST_S, opened.interrupt)
         giving_up.start()
         try:

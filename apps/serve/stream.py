@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Forgotten
 from edgevlm.apps.journal import Journal, Line, with_notes
 from edgevlm.apps.run.clock import Span, moment
@@ -130,7 +130,7 @@ class CameraStream:
         self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATES)  # seconds, frames watched and skipped since opened
         self._closing, self._wake, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()  # no frame is being taken in
-        self._address = secret(settings.source)
+        self._address = settings.address()
         self._ends = comes_to_an_end(self._address, None)
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None

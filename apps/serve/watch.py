@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.names import program_id, short_hash
 from edgevlm.apps.run.process import is_gone
 from edgevlm.apps.serve.config import ServeConfig
@@ -73,7 +73,7 @@ def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: boo
             while not is_gone(sys.stdout):
                 time.sleep(LOOK_S)
                 stream = service.streams[name]
-                if stream.problem and comes_to_an_end(secret(camera.source), None):
+                if stream.problem and comes_to_an_end(camera.address(), None):
                     if stream.problem != "the source has ended":
                         raise UserError(stream.problem)
                     break

@@ -32,6 +32,7 @@ REASONS = {  # by errno
     errno.EPIPE: "{} closed the connection",
     errno.EIO: "the connection to {} broke off before there was video; check its port and path",
 }
+RAW = "that is no address; percent-encode / # ? in the password, or give username and password beside the address"
 UNMENDABLE = {
     401: "wrong or no user and password (401); give username and password, or put them in the address before the host and an @",
     403: "not allowed (403); check user, password and path of the address",
@@ -69,7 +70,10 @@ def connect(url: str, options: SourceOptions) -> Connection:
         host = f"[{address}]" if ":" in address else address
         url = parts._replace(netloc=f"{login}{at}{host}" + f":{parts.port}" * (parts.port is not None)).geturl()
     elif parts.hostname:
-        addresses(parts.hostname, parts.port or 0)  # FFmpeg would call an unknown name an input/output error
+        try:
+            addresses(parts.hostname, parts.port or 0)  # FFmpeg would call an unknown name an input/output error
+        except SourceError as error:
+            raise SourceError(RAW if is_raw(parts) else str(error)) from None
     return FfmpegConnection(url, options)
 
 
@@ -89,9 +93,13 @@ def split_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        encode = "percent-encode / # ? in the password, or give username and password" if "@" in url else None
-        raise SourceRefused(f"that is no address; {encode or 'give SCHEME://HOST:PORT/PATH'}") from None
+        raise SourceRefused(RAW if "@" in url else "that is no address; give SCHEME://HOST:PORT/PATH") from None
     return parts
+
+
+def is_raw(parts: SplitResult) -> bool:
+    """Return whether a password seems to have cut the address short: ``rtsp://user:12/34@host`` names the host user."""
+    return "@" not in parts.netloc and "@" in parts._replace(scheme="", netloc="").geturl()
 
 
 def _request(
@@ -332,7 +340,7 @@ def explain(error: Exception, camera: SplitResult) -> str:
     """Say what an error of the system or of FFmpeg means, in words that a camera's owner understands."""
     host, scheme = camera.hostname or "", camera.scheme.lower()
     if isinstance(error, socket.gaierror):
-        return unresolved(host, error)
+        return RAW if is_raw(camera) else unresolved(host, error)
     if isinstance(error, UserError):
         return str(error)
     place = f"{host}:{camera.port or PORTS.get(scheme, '')}".rstrip(":")

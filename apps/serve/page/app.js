@@ -661,14 +661,18 @@ $("search").oninput = () => { if (!$("search").value && searched) $("search-form
 
 for (const id of ["add", "switch", "remove"]) $(`${id}-cancel`).onclick = () => $(id).close();
 $("add-camera").onclick = () => { $("add-form").reset(); $("tested").replaceChildren(); tell($("add-problem"), ""); $("add").showModal(); };
+function givenSource() {
+  const login = { username: $("username").value, password: $("password").value };
+  return { source: $("source").value.trim(), ...(login.username || login.password ? login : {}) };
+}
 $("test").onclick = async () => {
-  const source = $("source").value.trim(), result = $("tested");
-  if (!source) { $("source").reportValidity(); return; }
+  const given = givenSource(), result = $("tested");
+  if (!given.source) { $("source").reportValidity(); return; }
   $("test").disabled = true;
   tell($("add-problem"), "");
   result.replaceChildren("Opening it…");
   try {
-    const seen = await (await send("/v1/streams/test", "POST", { source })).json(), image = element("img");
+    const seen = await (await send("/v1/streams/test", "POST", given)).json(), image = element("img");
     image.alt = "What the camera shows";
     image.src = `data:image/jpeg;base64,${seen.jpeg}`;
     result.replaceChildren(image, `It works: ${seen.width} × ${seen.height}${seen.fps ? `, ${seen.fps} frames a second` : ""}, the first after ${Math.round(seen.first_frame_ms)} ms.`);
@@ -679,7 +683,7 @@ $("add-form").onsubmit = async (event) => {
   event.preventDefault();
   const id = $("name").value.trim();
   try {
-    const added = await (await send("/v1/streams", "POST", { id, source: $("source").value.trim() })).json();
+    const added = await (await send("/v1/streams", "POST", { id, ...givenSource() })).json();
     $("add").close();
     await refreshStreams();
     choose(added.id);

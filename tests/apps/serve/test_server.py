@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 
 import pytest
+from cameras import MjpegCamera
 from served import NOW, WAIT_S, eventually, serving
 from typed import edgevlm
 
@@ -80,6 +81,33 @@ def test_clients_add_no_files_no_programs_and_nothing_of_this_machine(demo, sour
     status, _, body = demo.request("POST", "/v1/streams", {"id": "third", "source": source})
     assert (status, json.loads(body)["error"]["param"]) == (400, "source")
     assert b":secret" not in body
+
+
+def test_a_camera_has_its_login_beside_its_address(tmp_path, monkeypatch):
+    """With the characters that an address cannot have, in the file and from a client; neither is told to anyone."""
+    password = "a/b#c?d@e:f%"
+    camera = MjpegCamera(1000)
+    camera.password = password
+    monkeypatch.setenv("CAMERAS_PASSWORD", password)
+    (tmp_path / "edgevlm.toml").write_text(
+        f'[server]\nsource_hosts = ["127.0.0.1"]\n[cameras.one]\nsource = "{camera.url}"\nusername = "u"\n'
+        'password = "env:CAMERAS_PASSWORD"\n'
+    )
+    with camera, serving(tmp_path / "served", tmp_path / "edgevlm.toml") as server:
+        server.watched("one", 2)
+        login = {"source": camera.url, "username": "u", "password": password}
+        seen = json.loads(server.request("POST", "/v1/streams/test", login)[2])
+        assert (seen["width"], seen["height"]) == (64, 48)
+        status, _, body = server.request("POST", "/v1/streams", {"id": "two", **login})
+        assert status == 201, body
+        server.watched("two", 2)
+        told = body + server.request("GET", "/v1/streams")[2]
+        assert camera.url.encode() in told
+        assert b"a/b" not in told
+        assert b"a%2Fb" not in told
+        for wrong in ({"source": "demo"}, {"source": camera.url, "password": "file:/etc/passwd"}):
+            status, _, body = server.request("POST", "/v1/streams", {"id": "three", "username": "u", **wrong})
+            assert (status, json.loads(body)["error"]["param"]) == (400, "source")
 
 
 def test_frames_and_the_memory_are_shown(demo):

@@ -1,6 +1,10 @@
 """RTSP cameras on loopback: Debian's python3-gi, gir1.2-gst-rtsp-server-1.0 and gstreamer1.0-plugins-{good,bad,ugly}."""
 
+import re
+import socket
+import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -43,6 +47,45 @@ def test_the_picture_is_whole_from_the_first_frame_and_stamped():
             assert is_ball(frame.image)
         early.close()
         late.close()
+
+
+def without_parameter_sets(port):
+    """Relay a camera's port, without the H.264 parameter sets in what it says of its stream; return the relay."""
+    relay = socket.create_server(("127.0.0.1", 0))
+
+    def shorten(data):
+        told = re.sub(rb"sprop-parameter-sets=[^;\r\n]*;?", b"", data)
+        length = re.search(rb"Content-Length: (\d+)", told)
+        less = len(data) - len(told)
+        return told.replace(length[0], b"Content-Length: %d" % (int(length[1]) - less)) if less else data
+
+    def pump(source, target, change):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(change(data))
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                client, camera = relay.accept()[0], socket.create_connection(("127.0.0.1", port))
+                threading.Thread(target=pump, args=(client, camera, bytes), daemon=True).start()
+                threading.Thread(target=pump, args=(camera, client, shorten), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return relay
+
+
+def test_a_camera_that_does_not_describe_its_pictures_is_watched_from_a_keyframe():
+    with rtsp_camera(320, 240, 25, 75) as camera, without_parameter_sets(camera.port) as relay:
+        first = open_source(address(camera), None, PATIENT)
+        first.read()
+        source = open_source(f"rtsp://127.0.0.1:{relay.getsockname()[1]}/live", None, PATIENT)
+        assert all(is_ball(source.read().image) for _ in range(5))
+        source.close()
+        first.close()
 
 
 @pytest.mark.parametrize(
