@@ -132,11 +132,13 @@ def open_run(start: Start) -> RunLoop:
             from edgevlm.apps.terminal.screen import Screen
 
             output = Screen(start.quiet)
+        if writer is not None:
+            writer.source, writer.continues = source.name, settings.state_from
         budget = settings.budget or (None if settings.policy == FULL else choice.budget)
         session = Session.open(model, settings, state=writer, budget=budget)
         session.notify, source.prepare = output.notice, session.prepare
         if writer is not None:
-            writer.source, writer.notify = source.name, output.notice
+            writer.notify = output.notice
             skip_to_snapshot(source, writer, plan)
         if model.is_demo and settings.is_demo_source and not plan.questions and not start.compares:
             plan.sample = np.random.default_rng(settings.seed)
@@ -214,6 +216,9 @@ def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> N
     about = writer.resumed.about
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
+    if about.get("source", source.name) not in ("", source.name) and not source.live:
+        plan.since = time_s  # another recording, from its beginning
+        return
     with progress(f"going to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s):
             plan.since = time_s + Instant.now().since(written_at(about))

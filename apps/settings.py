@@ -72,6 +72,7 @@ class RunSettings(SessionSettings):
     )
     fps: Annotated[float, Metavar("N")] = Field(2.0, description="Watch this many frames a second.")
     state: Annotated[str | None, Metavar("DIR")] = Field(None, description="Keep snapshots in this folder or URL, and resume.")
+    state_from: Annotated[str | None, Metavar("SRC")] = Field(None, description="Resume snapshots of this other source.")
     frames: Annotated[int | None, Metavar("N")] = Field(None, ge=1, description="Stop after this many frames.")
     seconds: Annotated[float | None, Metavar("S")] = Field(None, ge=0, description="Stop at this time of the stream.")
     realtime: bool | None = Field(None, description="Play recordings at their own speed.")

@@ -253,7 +253,8 @@ class Session:
 
         It may come from :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is being
         answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for anything that is not such
-        a frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
+        a frame, for one earlier than the newest, when the capacity of a policy that never compresses is used up, and after
+        :meth:`close`.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -269,7 +270,7 @@ class Session:
     def skip(self, timestamp: float) -> None:
         """Advance the stream's time to ``timestamp`` seconds without a frame.
 
-        Waits while a question is being answered. Raises UserError after :meth:`close`.
+        Waits while a question is being answered. Raises UserError for an earlier time, and after :meth:`close`.
         """
         check_time(timestamp)
         self._run(self._skip_to, timestamp)
@@ -316,14 +317,21 @@ class Session:
         if not (chunk.taken or self._reading):
             chunk.limit = self._pressure.look()
             self.model.engine.release_memory(self._pressure.short)
-        memory.started = memory.started or time.perf_counter()
-        memory.time_s = float(memory.frames if timestamp is None else timestamp)
+        now = float(memory.frames if timestamp is None else timestamp)
+        self._check_later(now)
+        memory.started, memory.time_s = memory.started or time.perf_counter(), now
         memory.frames += 1
         chunk.add(pixels.values, memory.time_s, pixels.size)
         if chunk.taken >= chunk.limit:
             self._append_chunk()
 
+    def _check_later(self, timestamp: float) -> None:
+        if self._memory.frames and timestamp < self._memory.time_s:
+            what = f"{timestamp:g} s comes after {self._memory.time_s:g} s, and time does not run backwards"
+            raise UserError(f"{what}; give timestamps in order, or open another session")
+
     def _skip_to(self, timestamp: float) -> None:
+        self._check_later(timestamp)
         self._memory.time_s = float(timestamp)
 
     def _append_chunk(self) -> None:

@@ -78,7 +78,7 @@ PANELS = {
         "camera_fps", "open_timeout", "read_timeout", "stall_timeout",
     ),
     MACHINE: (
-        "append", "encode", "reindexing", "store_bytes", "host_bytes", "state_every", "state_key_file",
+        "append", "encode", "reindexing", "store_bytes", "host_bytes", "state_every", "state_key_file", "state_from",
         "precision", "vision_precision", "kv", "threads", "engine", "stats_every",
     ),
 }  # fmt: skip

@@ -135,7 +135,7 @@ class SnapshotWriter:
     every: seconds between two; unchanged sessions are skipped. notify: called from any thread with one line when a snapshot
     is resumed, refused, cannot be written, or can be written again; by default the logger ``edgevlm``. source: for people;
     without secrets. key: of a SnapshotDirectory. begin_again: beside snapshots of another session a new one begins; else they
-    raise UserError.
+    raise UserError, as those of another source do, unless :attr:`continues` names it.
 
     Raises UserError for a directory that cannot be used, before anything is loaded.
     """
@@ -152,6 +152,7 @@ class SnapshotWriter:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise UserError(f"--state-every {every:g}: give a number of seconds above 0")
         self.every, self.source, self.begin_again = every, source, begin_again
+        self.continues: str | None = None  # another source whose snapshots are resumed too
         self.notify: Notify = notify or logging.getLogger("edgevlm").warning
         self.resumed: Snapshot | None = None
         self.written = 0  # snapshots, by this process
@@ -180,8 +181,16 @@ class SnapshotWriter:
         UserError for a directory that holds another session.
         """
         self._session, self._identity = session, identity
+
+        def checked(snapshot: Snapshot) -> None:
+            was = snapshot.about.get("source", "")
+            if was and self.source and not self.begin_again and was not in (self.source, self.continues):
+                how = f"choose another folder, or add --state-from '{was}' to continue it"
+                raise UserError(f"--state {self._storage}: is the memory of {was}, not of {self.source}; {how}")
+            take(snapshot)
+
         try:
-            self.resumed, refused = self._directory.resume(identity, take, self.begin_again)
+            self.resumed, refused = self._directory.resume(identity, checked, self.begin_again)
         except OSError as error:
             why = self._storage.why(error)
             raise UserError(f"--state {self._storage}: cannot be read now ({why}); nothing was written") from None

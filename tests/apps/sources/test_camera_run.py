@@ -93,9 +93,15 @@ def test_a_run_outlives_its_camera_and_keeps_the_password(tmp_path):
     [
         ("http://u:wr0ng@127.0.0.1:{port}/live", "wrong or no user and password (401)"),
         ("http://127.0.0.1:{port}/live", "wrong or no user and password (401)"),
-        ("http://u:wr0ng@127.0.0.1:9/live", "Connection refused; --wait waits until it is there"),
-        ("rtsp://u:wr0ng@127.0.0.1:9/live", "Connection refused; --wait waits until it is there"),
-        ("http://u:wr0ng/x@127.0.0.1:9/live", "that is no address; give SCHEME://HOST:PORT/PATH"),
+        (
+            "http://u:wr0ng@127.0.0.1:9/live",
+            "127.0.0.1:9 (connection refused); check the port, and that the camera is on; --wait waits until it is there",
+        ),
+        (
+            "rtsp://u:wr0ng@127.0.0.1:9/live",
+            "127.0.0.1:9 (connection refused); check the port, and that the camera is on; --wait waits until it is there",
+        ),
+        ("http://u:wr0ng/x@127.0.0.1:9/live", "percent-encode / # ? in the password, or give username and password"),
         ("nowhere://u:wr0ng@127.0.0.1:9/live", "nowhere:// is no stream that is read"),
     ],
 )
