@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Family
+from edgevlm.runtime.sandbox import try_tokenizer
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 AGAIN = "save the tokenizer that belongs to the model"
@@ -36,6 +37,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     if settings.get("split_special_tokens"):
         raise UserError(f"{checkpoint.folder / SETTINGS}: split_special_tokens spells the video's token in letters; remove it")
     try:
+        try_tokenizer(file)
         tokenizer = _rebuilt(kind, text, settings) if kind else Tokenizer.from_str(text)
     except Exception as error:
         raise UserError(f"{file}: cannot be read ({error}); save the tokenizer again") from None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.errors import BundleError
+from edgevlm.errors import BundleError, UserError
 from edgevlm.progress import progress
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.chat import encode_inside
@@ -20,6 +20,7 @@ from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.files import refuse_address
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import position_rule
+from edgevlm.runtime.sandbox import try_tokenizer
 from edgevlm.runtime.scheduler import Scheduler
 
 LARGEST_TOKENIZER = 1 << 27  # bytes
@@ -127,11 +128,10 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     if bundle.files[path.name].bytes > LARGEST_TOKENIZER:
         raise BundleError(f"{path}: is larger than {LARGEST_TOKENIZER >> 20} MB; {again}")
     try:
+        try_tokenizer(path)
         tokenizer = Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # tokenizers raises bare Exception, and what its own panics are
-        raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {again}") from None
+    except UserError as error:
+        raise BundleError(f"{path}: cannot be read ({error}); {again}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if (largest := max(tokenizer.get_vocab().values(), default=0)) >= bundle.decoder.vocab:

@@ -1,6 +1,6 @@
-"""Render chat templates of models in a helper process with limits on memory and time, which Jinja does not have.
+"""Read what models bring in helper processes with limits on memory and time: chat templates and tokenizers.
 
-The helper starts with the first template that is not in KNOWN (.2 s, 22 MB); a rendering takes .1 ms more than here.
+The templates' helper starts with the first template that is not in KNOWN (.2 s, 22 MB); a rendering takes .1 ms more than here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import json
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from edgevlm.errors import UserError
@@ -18,7 +19,10 @@ CPU_S = 2  # processor time of a rendering; the chat templates of published mode
 WAIT_S = 60.0  # for one, on a machine that does much else
 MEMORY = 1 << 28  # bytes that the helper may map beside what it starts with
 LONGEST = 1 << 20  # characters of a text
-KNOWN = {  # SHA-256 of templates that are rendered here: the demo's and SmolVLM's default
+TOKENIZER_S = 60  # processor time to read a tokenizer; one of 250,000 tokens takes 2 s
+TOKENIZER_BYTES = 20  # of memory for one of the file; that one takes 9
+KNOWN = {  # SHA-256 of what is read here: the demo's template and tokenizer, and SmolVLM's default template
+    "64908e476298d5017c8362d3c1cf7185abedc717720028d3e6a04691b9479b77",
     "11ead1817a1a6aee0fa8ae634dee8b58e99ebc088183b4a8f71efe28abd2f534",
     "dad132fe0567c3de66c99ad7a9db6ff407329f33a99f7d8ba3d0a140eb82c578",
 }
@@ -36,6 +40,35 @@ def render(template: str, **values: Any) -> str:
     except UserError as error:
         why = str(error)
     raise UserError(f"the chat template does not render ({why}); use the template that belongs to the model")
+
+
+def try_tokenizer(path: Path) -> None:
+    """Read a tokenizer.json where it can do no harm, once. Raises UserError, without the path, where it cannot be read."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest in KNOWN:
+        return
+    memory = MEMORY + TOKENIZER_BYTES * path.stat().st_size
+    try:
+        with Helper(memory=memory, cpu_s=TOKENIZER_S, wait_s=WAIT_S + TOKENIZER_S, imports=["tokenizers"]) as reader:
+            reader.call(f"{__name__}:read_tokenizer", str(path))
+    except HelperEnded:
+        raise UserError(f"reading it takes more than {TOKENIZER_S} s or {memory >> 20} MB") from None
+    KNOWN.add(digest)
+
+
+def read_tokenizer(path: str) -> None:
+    """Read a tokenizer and use it once. Raises UserError for whatever that does."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(path)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode("What is there?")
+    except MemoryError:  # it ends the helper
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and what its own panics are
+        raise UserError(repr(" ".join(str(error).split())[:200])) from None
 
 
 def render_here(template: str, values: dict[str, Any]) -> str:

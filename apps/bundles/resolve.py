@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +12,7 @@ from typing import Any
 
 from edgevlm.apps.bundles.cache import DEFAULTS, DIGITS, cached, cached_bundle, cached_path, description, is_complete
 from edgevlm.apps.bundles.hub import hub_id
-from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint
+from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint, published_facts
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, default_budget, figure
 from edgevlm.apps.planning.this_machine import this_cpu
 from edgevlm.engines.devices import DeviceProfile
@@ -102,6 +104,15 @@ class ExportChoice:
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
 
 
+def nearest_published(word: str) -> str | None:
+    """Return the smallest published model whose name has ``word`` in it, or is most like it."""
+    names = [facts["id"] for facts in published_facts()]
+    plain = {name: re.sub("[^a-z0-9]", "", name.lower()) for name in names}
+    within = [name for name in names if re.sub("[^a-z0-9]", "", word.lower()) in plain[name]]
+    near = difflib.get_close_matches(word.lower(), [name.partition("/")[2].lower() for name in names], n=1, cutoff=0.5)
+    return next(iter(within), next((name for name in names if near and name.lower().endswith(near[0])), None))
+
+
 def resolve_model(
     model: str, progress: Report, notify: Notify, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
 ) -> str:
@@ -118,6 +129,8 @@ def resolve_model(
     elif model == "demo" or look(folder) != "folder" or not (folder / "config.json").exists():
         if model != "demo" and look(folder / MANIFEST) == "nothing":
             refuse_files(folder)
+            if look(folder) == "nothing" and "/" not in model and (near := nearest_published(model)) is not None:
+                raise UserError(f"--model {model}: there is no such folder; did you mean {near}?")
         return model
     if (folder / MANIFEST).exists():
         return model if name is None else str(folder)
