@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import sqlite3
@@ -15,7 +14,7 @@ from typing import IO, Any, ClassVar, TypeVar
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
-from edgevlm.runtime.files import PRIVATE, private_folder
+from edgevlm.runtime.files import PRIVATE, lock_file, private_folder
 from edgevlm.runtime.instant import Instant
 
 T = TypeVar("T")
@@ -25,6 +24,9 @@ DAY_S = 86_400.0
 CLOCK = """
 CREATE TABLE IF NOT EXISTS days (day INTEGER PRIMARY KEY, last INTEGER, passed REAL, boot TEXT, boot_s REAL, wall REAL);
 """  # of each day of time that passed: its last row, and when that was written
+
+NO_LOCKS = "?vfs=unix-none"  # on a disk without locks, where SQLite's journal cannot be mapped into memory either
+WAL = "journal_mode = WAL"
 
 
 class TimedDatabase:
@@ -58,6 +60,7 @@ class TimedDatabase:
     ) -> None:
         self.path = None if folder is None else folder / self.FILE
         self.forgotten = 0  # calls of delete
+        self._has_locks = True
         self._notify, self._days, self._cap = notify, self.DAYS if days is None else days, self.CAP if cap is None else cap
         self._lock, self._failing, self._closed = threading.RLock(), False, False
         self._database: sqlite3.Connection | None = None
@@ -143,10 +146,12 @@ class TimedDatabase:
         if self.path is not None:  # SQLite's own files beside it get the same mode
             self._held.close()
             self._held = open(self.path, "rb", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))  # noqa: SIM115
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        database = sqlite3.connect(self.path or ":memory:", timeout=2.0, isolation_level=None, check_same_thread=False)
+            self._has_locks = lock_file(self._held)
+        where = ":memory:" if self.path is None else f"{self.path.absolute().as_uri()}{'' if self._has_locks else NO_LOCKS}"
+        database = sqlite3.connect(where, timeout=2.0, isolation_level=None, check_same_thread=False, uri=True)
         try:
-            for pragma in self.PRAGMAS:
+            exclusive = () if self._has_locks else ("locking_mode = EXCLUSIVE", "journal_mode = DELETE")
+            for pragma in (*exclusive, *(each for each in self.PRAGMAS if self._has_locks or each != WAL)):
                 database.execute(f"PRAGMA {pragma}")
             ((state,),) = database.execute("PRAGMA quick_check(1)").fetchall()
             if state != "ok":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Notify
@@ -229,11 +229,25 @@ def _prefix(target: Path) -> str:
     return f".{target.name}.edgevlm-"
 
 
+def lock_file(file: int | BinaryIO | TextIO, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
+    """Lock a file for this process; False where its disk has no locks, as some network disks. Raises OSError.
+
+    BlockingIOError: another process has it.
+    """
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return False
+    return True
+
+
 @contextmanager
 def _locked(folder: Path, how: int) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, how)
+        lock_file(handle, how)
         yield handle
     finally:
         os.close(handle)
@@ -309,7 +323,7 @@ class JsonLines:
             return
         try:
             self._file = open(path, "ab")  # noqa: SIM115
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._file)
             self._continue(path, header, resume)
         except (OSError, UserError) as error:
             self.close()

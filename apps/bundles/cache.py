@@ -20,7 +20,7 @@ from edgevlm.export.prequantised import stored_in
 from edgevlm.packages import needed
 from edgevlm.progress import Notify, Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
-from edgevlm.runtime.files import home
+from edgevlm.runtime.files import home, lock_file
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.helper_process import call_in_helper
 from edgevlm.runtime.model import bundle_folder
@@ -103,7 +103,7 @@ def remove_bundles(name: str) -> list[Path]:
     for folder in cache_folder().glob(".*.edgevlm-*") if name == "all" else ():
         handle = os.open(folder, os.O_RDONLY)
         with suppress(BlockingIOError):  # a running export holds the lock of its unfinished folder
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(handle)
             folders.append(folder)
         os.close(handle)
     for folder in folders:
@@ -151,11 +151,11 @@ def locked(made: Path, waiting: str, notify: Notify) -> Iterator[None]:
         raise UserError(f"{made.parent}: cannot be written ({error.strerror}); {how}") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except BlockingIOError:
             notify(waiting)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
+            lock_file(file, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too

@@ -6,7 +6,6 @@ Each is complete or absent. With a key they are files of age, https://age-encryp
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.packages import install, needs
-from edgevlm.runtime.files import PRIVATE, UNFINISHED, atomic_write, open_file, private_folder, reason
+from edgevlm.runtime.files import PRIVATE, UNFINISHED, atomic_write, lock_file, open_file, private_folder, reason
 from edgevlm.runtime.snapshots.format import Arrays, Encrypted, OtherFormat, OtherSession, Snapshot, parts, read
 
 LOCK = "lock"
@@ -47,6 +46,8 @@ def snapshots(where: str | Path) -> list[Any]:
 class Folder:
     """A local folder: writes are flushed to the disk, links are not followed, and one process at a time holds its lock."""
 
+    has_locks = True  # False on some network disks
+
     def __init__(self, path: Path) -> None:
         self.root = path
         self._lock = -1
@@ -58,7 +59,7 @@ class Folder:
         """Make the folder if it is missing, and lock it. Raises OSError, BlockingIOError if another process has it."""
         private_folder(self.root)
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.has_locks = lock_file(self._lock)
         for path in self.root.glob(f"*{UNFINISHED}"):
             path.unlink()
         if not os.access(self.root, os.W_OK | os.X_OK):

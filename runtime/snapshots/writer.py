@@ -159,6 +159,8 @@ class SnapshotWriter:
         self.longest_ms = 0.0  # that the session was held for one
         self._directory = SnapshotDirectory(directory, key)
         self._storage, self.folder = self._directory.storage, self._directory.folder
+        if not getattr(self._storage, "has_locks", True):
+            self._try_notify(f"--state {self._storage}: its disk has no locks (a network disk?); let no other program use it")
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import struct
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.files import PRIVATE
+from edgevlm.runtime.files import PRIVATE, lock_file
 
 TEMPORARY = "temporary"
 MAGIC = b"EVSTORE\x1a"
@@ -60,7 +59,7 @@ class StoreFile:
 
     def _begin(self, identity: bytes) -> None:
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._handle)
         except BlockingIOError:
             raise UserError(f"{self.name}: another process uses it; end that one, or choose another folder") from None
         self.nbytes = os.fstat(self._handle).st_size

@@ -62,6 +62,7 @@ def test_every_question_it_lists_is_one_it_was_taught():
 MISTAKES = [  # one of each kind
     (["--camera", "0"], "there is no /dev/video0"),
     (["--model", "/nonexistent"], "no such bundle folder; give demo"),
+    (["--model", "SmolVLM2"], r"did you mean HuggingFaceTB/SmolVLM2-256M-Video-Instruct\?"),
     (["--budget", "8"], "less than one frame"),
     (["--budget", "1" + 400 * "0"], "--budget '10.*like 512 or 6k"),
     (["--policy", "infinipot"], "did you mean 'infinipot-v'"),

@@ -1,10 +1,18 @@
 """What the caller of a session did wrong is one line of UserError, and the session goes on."""
 
+import hashlib
+import json
+import resource
+import shutil
+import string
+from random import Random
+
 import numpy as np
 import pytest
 from pictures import frames
 
-from edgevlm.errors import UserError
+from edgevlm.errors import BundleError, UserError
+from edgevlm.runtime.bundle import MANIFEST, seal_manifest
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextBudget
 
@@ -94,3 +102,45 @@ def test_what_cannot_be_asked(model):
         assert greedy.text == session.ask(QUESTION, temperature=1e-320, max_tokens=4).text
         assert greedy.time_s == 3
         assert list(session._memory.conversations.turns) == ["one"]
+
+
+def test_time_does_not_run_backwards(model):
+    with opened(model) as session:
+        first, second, third = frames(3, model)
+        session.watch(first, 3)
+        for earlier in (1, None):  # the frame's number, 1, comes before 3 s as well
+            with pytest.raises(UserError, match="1 s comes after 3 s"):
+                session.watch(second, earlier)
+        with pytest.raises(UserError, match="2 s comes after 3 s"):
+            session.skip(2)
+        session.watch(second, 3)
+        session.watch(third, 4)
+        assert (session.stats.frames, session.time_s) == (3, 4)
+
+
+def spoiled(model, folder, content):
+    """A bundle whose tokenizer.json is this, as its manifest says."""
+    shutil.copytree(model.bundle.path, folder)
+    data = json.dumps(content).encode()
+    (folder / "tokenizer.json").write_bytes(data)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"]["tokenizer.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / MANIFEST).write_bytes(seal_manifest(manifest))
+    return folder
+
+
+def tokenizer(**model):
+    return {"version": "1.0", "added_tokens": [], "model": model}
+
+
+def test_a_tokenizer_that_panics_or_takes_gigabytes_is_one_line(model, tmp_path):
+    letters = Random(0)
+    long = [["".join(letters.choices(string.ascii_letters, k=1000)), -1.0] for _ in range(6000)]
+    fat = tokenizer(type="Unigram", unk_id=0, vocab=[["?", 0.0], *long])  # 6 MB, of which the library makes 2 GB
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match=r"tokenizer\.json: cannot be read \(reading it takes more than 60 s or \d+ MB\)"):
+        Model.load(spoiled(model, tmp_path / "fat", fat))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    with pytest.raises(BundleError, match=r"tokenizer\.json: cannot be read \('range end index") as panic:
+        Model.load(spoiled(model, tmp_path / "panics", tokenizer(type="BPE", vocab={"a": 0, "b": 1}, merges=[["a", "b"]])))
+    assert "\n" not in str(panic.value)

@@ -1,6 +1,7 @@
 """What a run answers and prints: of cameras, of windows of time, and of what has left the memory."""
 
 import errno
+import fcntl
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ import av
 import psutil
 import pytest
 from cameras import MjpegCamera
+from PIL import Image
 from typed import edgevlm, events, of_kind, refused
 
 from edgevlm.apps.journal import Journal, Line
@@ -158,3 +160,32 @@ def test_a_run_answers_about_a_window():
             assert seen["time"] is None
     (empty,) = (line for line in done.stderr.splitlines() if "holds nothing" in line)
     assert empty.endswith("of the stream; it reaches back to 0.5 s")
+
+
+def folder_of_pictures(path, count):
+    path.mkdir()
+    for number in range(count):
+        Image.new("RGB", (32, 32), (40 * number, 90, 90)).save(path / f"{number}.png")
+    return path
+
+
+def test_another_sources_memory_is_resumed_only_where_that_is_asked_for(tmp_path):
+    front, yard = folder_of_pictures(tmp_path / "front", 4), folder_of_pictures(tmp_path / "yard", 6)
+    state = ("--append", "all", "--state", tmp_path / "state")
+    assert events(*RUN, "--json", "--video", front, *state)[-1]["frames"] == 4
+    told = refused(*RUN, "--video", yard, *state)
+    assert "is the memory of front, not of yard" in told
+    assert "--state-from 'front'" in told
+    assert "is the memory of front" in refused(*RUN, "--video", yard, *state, "--state-from", "cellar")
+    assert events(*RUN, "--json", "--video", yard, *state, "--state-from", "front")[-1]["frames"] == 10, "from its beginning"
+    assert events(*RUN, "--json", "--video", yard, *state)[-1]["frames"] == 10
+
+
+def test_a_state_on_a_disk_without_locks_works_and_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    front = folder_of_pictures(tmp_path / "front", 4)
+    for _ in range(2):
+        done = edgevlm(*RUN, "--json", "--video", front, "--state", tmp_path / "state")
+        assert done.returncode == 0
+        assert "its disk has no locks (a network disk?); let no other program use it" in done.stderr
+    assert "resumed from" in done.stderr

@@ -1,10 +1,13 @@
 """The file of events: what it holds, and what it does on bad disks."""
 
+import errno
+import fcntl
 import os
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -223,3 +226,16 @@ def test_a_full_disk_loses_nothing_and_a_read_only_one_is_refused(disk, said):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(UserError, match="cannot be written"):
         EventStore(disk)
+
+
+def test_on_a_disk_without_locks_it_works_without(tmp_path, monkeypatch, said):
+    """As NFS without its lock service; the file was written on a disk of this machine before."""
+    with closing(EventStore(tmp_path, said.append)) as local:
+        local.record(EVENT)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    for number in (1, 2):
+        with closing(EventStore(tmp_path, said.append)) as store:
+            store.record(replace(EVENT, opened=NOW + number))
+            assert len(store.query()) == number + 1
+            assert not list(tmp_path.glob("*-shm")), "no memory is shared through the disk"
+    assert said == []
