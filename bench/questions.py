@@ -35,38 +35,35 @@ def questions(
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(model, threads or default_threads()))
         held: dict[str, Any] = {} if budget is None else {"budget": budget}
-        asked, other = (stack.enter_context(Session.open(loaded, **held)) for _ in range(2))
-        cameras = [stack.enter_context(PacedCamera(session, fps)) for session in (asked, other)]
+        sessions = [stack.enter_context(Session.open(loaded, **held)) for _ in range(2)]
+        cameras, asked = [stack.enter_context(PacedCamera(session, fps)) for session in sessions], sessions[0]
         while min(len(camera.waits) for camera in cameras) < BEFORE:
             time.sleep(0.05)
         unit = len(asked.chat.suffix([], f"{NOW} {NOW}")) - len(asked.chat.suffix([], NOW))
         for length in LENGTHS:
-            text, line = (
-                " ".join([NOW] * (length // unit)),
-                {"bench": "serve-questions", "model": model, "policy": asked.policy},
-            )
+            text = " ".join([NOW] * (length // unit))
+            line = {"bench": "serve-questions", "model": model, "policy": asked.policy}
             try:
                 asked.check(text)
             except UserError as error:
                 yield {**line, "prompt_tokens": length, "stopped": str(error)}
                 continue
-            ttft, idle, own, others, rates = ([0.0] * rounds for _ in range(5))
+            ttft, idle, own, others, rates = (list[float]() for _ in range(5))
             for number in range(rounds):
                 show(f"{length} tokens: round {number + 1} of {rounds}")
                 since = time.perf_counter()
                 time.sleep(IDLE_S)
-                idle[number] = max(camera.longest(since)[0] for camera in cameras)
+                idle.append(max(camera.longest(since)[0] for camera in cameras))
                 rate = cameras[1].longest(since)[1] / (time.perf_counter() - since)
                 since = time.perf_counter()
                 answer = asked.ask(text, max_tokens=1)
                 answer.wait()
-                took = time.perf_counter() - since
                 time.sleep(2 / fps)  # those that wait are taken in
-                ttft[number], (own[number], _), (others[number], count) = (
-                    answer.ttft_ms,
-                    *(each.longest(since) for each in cameras),
-                )
-                rates[number] = count / (took + 2 / fps) / rate if rate else np.nan
+                took, (other, count) = time.perf_counter() - since, cameras[1].longest(since)
+                ttft.append(answer.ttft_ms)
+                own.append(cameras[0].longest(since)[0])
+                others.append(other)
+                rates += [count / took / rate] if rate else []
             yield {
                 **line, "prompt_tokens": answer.prompt_tokens, **spread(ttft, "ttft_ms", "ttft_low", "ttft_high"),
                 **spread(others, "frame_ms", "frame_low", "frame_high"), **spread(own, "own_frame_ms", "own_low", "own_high"),
