@@ -9,7 +9,7 @@ from kernel import BUSY, DENIED, GONE, Machine
 
 from edgevlm.apps.doctor import cameras
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.devices import UsbConnection, devices
+from edgevlm.apps.sources.devices import UsbConnection, devices, lasting_links
 from edgevlm.errors import SourceError
 
 
@@ -89,3 +89,24 @@ def test_the_list_has_a_line_for_each_with_its_reason(machine, capture):
     assert lines[1]["links"] == [str(machine.root / "dev/v4l/by-id/usb-Maker_Webcam")]
     assert "in use by zoom" in lines[1]["reason"]
     assert lines[3]["name"] == "vi-output, imx477 10-001a"
+
+
+def test_a_camera_that_is_plugged_in_again_is_found_under_its_new_number(machine, capture):
+    import cv2
+
+    machine.add(0)
+    ports = machine.root / "dev" / "v4l" / "by-path"
+    ports.mkdir(parents=True)
+    (ports / "pci-usb-0:2-video-index0").symlink_to("../../video0")
+    links = lasting_links("0", machine.root)
+    connection = UsbConnection("0", SourceOptions(), machine.root, links)
+    assert connection.grab() is not None
+    (machine.root / "dev" / "video0").unlink()
+    assert connection.grab() is None, "also where the driver goes on with the last picture"
+    assert "still plugged in?" in connection.problem
+    (ports / "pci-usb-0:2-video-index0").unlink()
+    (ports / "pci-usb-0:2-video-index0").symlink_to("../../video1")
+    (machine.root / "dev" / "video1").touch()
+    again = UsbConnection("0", SourceOptions(), machine.root, links)
+    assert again.grab() is not None
+    assert cv2.VideoCapture.call_args[0][0] == str(ports / "pci-usb-0:2-video-index0")

@@ -210,3 +210,51 @@ def test_pauses_grow_to_a_limit_with_jitter():
     for pause, whole in zip(made, [1, 2, 4, 8, 16, *[30] * 45], strict=True):
         assert whole / 2 <= pause <= whole
     assert len(set(made)) == len(made), "no jitter"
+
+
+class Unplugged(Scripted):
+    """A USB camera whose driver gives the last picture again and again where it is gone; what is said is a picture's level."""
+
+    repeats = True
+
+    def grab(self):
+        level = super().grab()
+        self.level = level
+        return None if level is None else Grabbed()
+
+    def retrieve(self):
+        return np.full((2, 3, 3), self.level, np.uint8)
+
+
+def test_a_stall_is_a_stall_even_if_pictures_repeat_bit_by_bit(live):
+    first, second = Unplugged().say(1, 2), Unplugged()
+    source = live(Camera(first, second))
+    assert [source.read().image[0, 0, 0] for _ in range(2)] == [1, 2]
+    stop = threading.Event()
+
+    def repeat():
+        while not stop.wait(0.02):
+            first.say(2)
+
+    driver = threading.Thread(target=repeat)
+    driver.start()
+    until(lambda: source.state is State.STALLED)
+    assert source.problem == "the same picture for 0.7 s"
+    first.say(3)
+    assert [source.read().image[0, 0, 0] for _ in range(2)] == [3, 2], "it was not gone"
+    until(lambda: source.state is State.RECONNECTING)
+    stop.set()
+    driver.join()
+    second.say(4)
+    assert source.read().image[0, 0, 0] == 4
+    assert source.reconnects == 1
+    assert source.drops["repeated"] > 10
+
+
+def test_after_a_damaged_picture_a_keyframe_is_waited_for(live):
+    smeared = [Grabbed(intra=False)] * 3
+    camera = Scripted().say(Grabbed(1.0), Grabbed(corrupt=True), *smeared, Grabbed(2.0), Grabbed(intra=False))
+    source = live(Camera(camera))
+    for _ in range(3):
+        source.read()
+    until(lambda: source.drops == {"corrupt": 1, "keyframe": 3})

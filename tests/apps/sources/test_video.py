@@ -160,3 +160,16 @@ def test_after_lost_packets_no_smeared_picture_is_watched(tmp_path, codec):
     assert not any(smeared)
     assert len(frames) > 30
     assert drops["corrupt"]
+
+
+@needs_ffmpeg
+def test_pictures_of_another_size_in_the_middle_are_watched_too(tmp_path):
+    """As a camera whose resolution is changed while it is recorded; and a recording of sound alone has no pictures."""
+    small = made(tmp_path / "small.ts", "-f", "mpegts")
+    large = made(tmp_path / "large.ts", "-f", "mpegts", pictures="testsrc2=s=192x128:r=10:d=")
+    (tmp_path / "both.ts").write_bytes(small.read_bytes() + large.read_bytes())
+    shapes = [frame.image.shape[:2] for frame in VideoSource(tmp_path / "both.ts", 2)]
+    assert shapes == [(64, 96)] * 6 + [(128, 192)] * 6
+    ffmpeg("-f", "lavfi", "-i", "sine=d=1", tmp_path / "song.m4a")
+    with pytest.raises(SourceError, match=r"song\.m4a: there is no video in it$"):
+        VideoSource(tmp_path / "song.m4a", None)
