@@ -29,31 +29,55 @@ MANY = 0.1  # of the patches: only what changes more of them can be the camera's
 EXPLAINED = 0.5  # of those that seem changed are not, if it was
 BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
 SHIFTED = 0.15  # pixels: less is no shift
+STANDS_OUT = 3.0  # times the noise: a distance of features that is no noise
+MOST_NOISE = 0.25  # of the distance of a frame's patches: more is never noise
 
 
 class References(Stateful):
     """Hold each patch's feature as it was last appended, normalised.
 
-    A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide.
+    A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide. A distance is 1 -
+    cosine. The camera's noise is the median distance of a frame whose references are of the frame before, and never more
+    than a median since; what stands out of it has changed. How far apart a frame's patches are bounds that: a scene that
+    moves everywhere is not noise.
     """
 
-    state_fields = ("_features", "_age", "seq")
+    state_fields = ("_features", "_age", "seq", "_noise", "_spread")
 
     def __init__(self, settings: AppendChanged, tokens: int, width: int) -> None:
         self.settings = settings
         self._features = np.zeros((tokens, width), np.float32)
         self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
         self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
+        self._noise: NDArray[np.float32] | None = None  # [], None before the second frame
+        self._spread: NDArray[np.float32] | None = None  # []: the largest mean distance of two patches of a frame
 
     def changed(self, features: Float32) -> Bool:
         """Which tokens of a frame to append, ``[tokens]``, by its ``features`` ``[tokens, width]``: of the first frame all."""
-        changed: Bool = np.einsum("pw,pw->p", unit_features(features), self._features) < self.settings.tau
+        distances, noise, spread = self._compare(unit_features(features))
+        least = 1 - self.settings.tau
+        if noise is not None:
+            least = max(least, min(STANDS_OUT * float(noise), MOST_NOISE * float(spread)))
+        changed: Bool = distances > least
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
+
+    def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
+        """The distances of features of length 1 to the references ``[tokens]``; noise and spread from this frame on."""
+        mean = unit.mean(0)
+        spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
+        distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
+        if self._spread is None:
+            return distances, None, spread
+        noise = np.float32(np.median(distances))
+        is_next = 2 * np.count_nonzero(self._age == 0) > len(self._age)  # else the median may be drift
+        return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
         """Note that the ``changed`` tokens of a frame are in the memory now, as ``seq``."""
+        unit = unit_features(features)
+        _, self._noise, self._spread = self._compare(unit)
         self.seq[changed] = seq
-        self._features[changed] = unit_features(features)[changed]
+        self._features[changed] = unit[changed]
         self._age += 1
         self._age[changed] = 0
 

@@ -91,9 +91,9 @@ def open_stream(
 
 
 def _append(settings: SessionSettings, model: Model, policy: Policy) -> AppendChanged | None:
-    """What enters the memory; ``auto`` is what calibration found, unless the policy takes whole frames."""
+    """What enters the memory; ``auto`` is what changed, unless calibration found whole frames or the policy takes them."""
     choices, (name, tau, refresh) = model.bundle.choices(), parse_append(settings.append)
-    calibrated = choices.append.tau if choices and choices.append else None
+    calibrated = choices.append.tau if choices and choices.append else TAU
     if name == ALL or (name == AUTO and (calibrated is None or policy.needs_whole_frames)):
         return None
     return AppendChanged(tau or calibrated or TAU, refresh)

@@ -14,7 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 from edgevlm.errors import UserError, nearest, reason
 
 AUTO, ALL, CHANGED = "auto", "all", "changed"
-TAU = 0.97
+TAU = 0.999
 INTERVAL = 64
 THRESHOLD = 6.0
 LONGEST_QUESTION = 8192
@@ -28,8 +28,8 @@ class Metavar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AppendChanged:
-    """tau: a token is appended if the cosine of its feature to its patch's reference is below it. refresh: a patch is appended
-    again after this many frames whatever it shows; 0 never."""
+    """tau: a token is appended if the cosine of its feature to its patch's reference is below it, and below what the camera's
+    noise does. refresh: a patch is appended again after this many frames whatever it shows; 0 never."""
 
     tau: float = TAU
     refresh: int = 0

@@ -81,8 +81,8 @@ def seed_words(text: str) -> Words:
     return DEVELOPMENT, int(text)
 
 
-def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa") -> Case:
-    """Make the ``stream``-th stream of a seed, always the same."""
+def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0) -> Case:
+    """Make the ``stream``-th stream of a seed, always the same. noise: of each pixel, the deviation in levels of 255."""
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
     world = LongWorld(seed, plan_visits(rng, frames) if frames > 1 else []) if is_long else SUITES[suite](seed)
@@ -92,7 +92,11 @@ def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa") -
         owners.append(world.owners)
     held = np.array(owners, np.int32)
     drawn = _long_questions(world, rng) if isinstance(world, LongWorld) else _drawn(demo.OFFERED, world, rng)
-    return Case(np.array(shown), held, [make_question(asked, answer, world, held) for asked, answer in drawn])
+    images = np.array(shown)
+    if noise:
+        levels = images + np.random.default_rng([*words, stream, 2]).normal(0, noise, images.shape)
+        images = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+    return Case(images, held, [make_question(asked, answer, world, held) for asked, answer in drawn])
 
 
 def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list[Drawn]:

@@ -152,3 +152,29 @@ def test_slow_drift_is_compared_with_what_was_appended():
     assert appended[0]
     assert np.cos(first * 0.02) < 0.99 <= np.cos((first - 1) * 0.02)
     assert sum(appended) == 1 + 39 // first
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.01])
+def test_noise_is_no_change_and_a_change_is(noise):
+    """Of 16 patches with the camera's noise in their features, the one that shows something else now and then is appended."""
+    rng = np.random.default_rng(3)
+    wall, thing = rng.standard_normal((2, 16, 64)).astype(np.float32)
+    references, appended = References(AppendChanged(), 16, 64), np.zeros(16, int)
+    for frame in range(60):
+        features = np.where(frame % 20 >= 10, thing, wall) if frame else wall
+        features = np.where(np.arange(16)[:, None] == 5, features, wall)
+        features = features + noise * 2 * rng.standard_normal(features.shape).astype(np.float32)
+        changed = references.changed(features)
+        references.appended(features, changed, np.arange(changed.sum()))
+        appended += changed
+    assert appended[5] >= 6
+    assert np.delete(appended, 5).mean() < 1.5
+
+
+def test_movement_everywhere_is_not_taken_for_noise():
+    rng = np.random.default_rng(4)
+    references = References(AppendChanged(), 16, 64)
+    for _ in range(20):
+        features = rng.standard_normal((16, 64)).astype(np.float32)
+        assert references.changed(features).all()
+        references.appended(features, np.ones(16, bool), np.arange(16))
