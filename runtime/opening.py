@@ -69,13 +69,14 @@ def open_stream(
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
     if budget is None:
-        present = present_rows(model) if _append(settings, model, policy) is not None else 0
+        present = present_rows(model) if _append(settings, model, policy, writer) is not None else 0
         budget = default_budget(model, policy, model.bundle.limit - len(prefix) - rows - present)
     assert isinstance(budget, int), "settings are checked"
     if settings.policy == AUTO:
         policy, why = chosen_policy(model.bundle, budget)
-    append = _append(settings, model, policy)
-    if why and append is not None and settings.append == AUTO:
+    append = _append(settings, model, policy, writer)
+    choices = model.bundle.choices()
+    if why and append is not None and settings.append == AUTO and choices and choices.append:
         why += f"; append: {append}"
     store = open_store(model, policy, writer, settings)
     try:
@@ -90,9 +91,14 @@ def open_stream(
         raise
 
 
-def _append(settings: SessionSettings, model: Model, policy: Policy) -> AppendChanged | None:
-    """What enters the memory; ``auto`` is what changed, unless calibration found whole frames or the policy takes them."""
+def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
+    """What enters the memory; ``auto`` is what changed, unless calibration found whole frames or the policy takes them.
+
+    A memory of whole frames, as earlier versions kept it, resumes as one.
+    """
     choices, (name, tau, refresh) = model.bundle.choices(), parse_append(settings.append)
+    if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
+        return None
     calibrated = choices.append.tau if choices and choices.append else TAU
     if name == ALL or (name == AUTO and (calibrated is None or policy.needs_whole_frames)):
         return None

@@ -195,7 +195,8 @@ class Session:
             chunk        frames encoded and appended at once, 8
             reindexing   when kept positions are made dense, ``lazy`` or ``eager``
             append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N]`` since they were last
-                         appended at their patch; every question then sees the newest frame whole. ``auto``: as calibrated
+                         appended at their patch; every question then sees the newest frame whole. ``auto``: ``changed``, unless
+                         calibration found whole frames better or the policy needs them
             encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
                          last encoded; every K frames the whole frame. ``auto``: as calibrated
             store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
@@ -221,7 +222,7 @@ class Session:
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
-            if writer is not None and writer.holds(used.in_fp32().bundle):
+            if writer is not None and writer.kept(used.in_fp32().bundle):
                 used = used.in_fp32()
             text = text_budget or replace(TextBudget.fitting(used.bundle.limit), most=settings.max_question_tokens)
             chat = Chat(used.bundle.chat, used.tokenizer, system)

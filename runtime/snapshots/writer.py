@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
@@ -166,14 +167,16 @@ class SnapshotWriter:
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = self._unfit = False
 
-    def holds(self, bundle: Bundle) -> bool:
-        """Return whether the newest good snapshot is of this model."""
+    def kept(self, bundle: Bundle) -> Mapping[str, Any]:
+        """Return the identity in the newest good snapshot, empty if that is of another model or there is none."""
         with suppress(OSError):  # :meth:`attach` raises it
-            return bool(self._newest().get("model") == model_hash(bundle))
-        return False
+            if self._newest.get("model") == model_hash(bundle):
+                return self._newest
+        return {}
 
+    @cached_property
     def _newest(self) -> Mapping[str, Any]:
-        """Return the identity in the newest good snapshot, empty without one; reads the whole snapshot. Raises OSError."""
+        """The identity in the newest good snapshot at the start, empty without one; reads it whole. Raises OSError."""
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
@@ -207,7 +210,7 @@ class SnapshotWriter:
 
     def begins_again(self, bundle: Bundle, policy: Policy) -> bool:
         """Return whether a new stream of this model and policy begins beside the newest snapshot. Raises OSError."""
-        found, wanted = self._newest(), {"model": model_hash(bundle), "name": bundle.source}
+        found, wanted = self._newest, {"model": model_hash(bundle), "name": bundle.source}
         return self.begin_again or not found or (is_older(found, wanted) and found["policy"] == policy_text(policy))
 
     def start(self) -> None:

@@ -68,8 +68,8 @@ def test_kl_and_top1_are_those_of_two_sessions_in_plain_numpy(model, clip, watch
     found = judge.measure(reference, create_policy(name), 6 * per_frame, 6 * per_frame)
     expected_kl, expected_top1 = [], []
     with (
-        Session.open(model, policy="full", budget=COUNT * per_frame) as full,
-        Session.open(model, policy=name, budget=6 * per_frame) as ours,
+        Session.open(model, append="all", policy="full", budget=COUNT * per_frame) as full,
+        Session.open(model, append="all", policy=name, budget=6 * per_frame) as ours,
     ):
         for frame in clip.frames:
             full.watch(frame)

@@ -27,7 +27,13 @@ def test_keeps_what_the_program_kept(name, tmp_path):
         OfficialHermes(ahead=ahead),
     )
     with Session.open(
-        model, policy=policy, budget=case.budget + ahead, chunk=case.frames, reindexing="eager", text_budget=TEXT_BUDGET
+        model,
+        append="all",
+        policy=policy,
+        budget=case.budget + ahead,
+        chunk=case.frames,
+        reindexing="eager",
+        text_budget=TEXT_BUDGET,
     ) as session:
         stream = session._stream
         policy.project = projected(checkpoint, stream)

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 def test_guidance_leaves_no_trace(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy="hermes", budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
+    with Session.open(model, append="all", policy="hermes", budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
         for image in frames(20, model):
             session.watch(image)
         stream = session._stream
@@ -54,7 +54,7 @@ def test_guidance_attention_is_what_transformers_computes(model):
     from transformers import AutoModelForImageTextToText
 
     per_frame, given = model.bundle.vision.tokens_per_frame, []
-    with Session.open(model, policy="hermes", budget=12 * per_frame, chunk=3, text_budget=TEXT_BUDGET) as session:
+    with Session.open(model, append="all", policy="hermes", budget=12 * per_frame, chunk=3, text_budget=TEXT_BUDGET) as session:
         stream = session._stream
         append = stream.append
         stream.append = lambda rows, *rest: given.append(rows) or append(rows, *rest)

@@ -82,7 +82,9 @@ class Shadow:
 def test_logits_equal_the_numpy_decoder(model, checkpoint, reindexed):
     """Before the first re-indexing in the positions that rows had, after it in contiguous ones."""
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy=Anything(share=0.4), budget=12 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
+    with Session.open(
+        model, append="all", policy=Anything(share=0.4), budget=12 * per_frame, chunk=2, text_budget=TEXT_BUDGET
+    ) as session:
         session._stream.positions.limit = 16 * per_frame + 120 if reindexed else 2048
         shadow = Shadow(checkpoint, model, session)
         for image in frames(40, model):
@@ -103,7 +105,9 @@ def test_all_of_it_is_full_kv(model):
     per_frame, found = model.bundle.vision.tokens_per_frame, []
     pictures = list(frames(20, model))
     for policy in (Anything(window=0.2, share=1), "full"):
-        with Session.open(model, policy=policy, budget=30 * per_frame, chunk=4, text_budget=TEXT_BUDGET) as session:
+        with Session.open(
+            model, append="all", policy=policy, budget=30 * per_frame, chunk=4, text_budget=TEXT_BUDGET
+        ) as session:
             for image in pictures:
                 session.watch(image)
             session.flush()
@@ -122,7 +126,7 @@ def test_logits_of_resv_equal_the_numpy_decoder(model, checkpoint, limit):
     """Clusters of a head's own, through the store, before and after a re-indexing."""
     per_frame = model.bundle.vision.tokens_per_frame
     policy = "resv:index=0.3,window=0.3"
-    with Session.open(model, policy=policy, budget=20 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
+    with Session.open(model, append="all", policy=policy, budget=20 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
         session._stream.positions.limit = limit
         shadow = Shadow(checkpoint, model, session)
         for image in frames(60, model):

@@ -43,8 +43,8 @@ def model(checkpoint):
     loaded.close()
 
 
-def opened(model, policy, chunk=4, **settings):
-    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, text_budget=TEXT_BUDGET, **settings)
+def opened(model, policy, chunk=4, append="all", **settings):
+    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, append=append, text_budget=TEXT_BUDGET, **settings)
 
 
 def held(session):

@@ -16,7 +16,9 @@ LAZY = ("infinipot-v", "sliding-window", "streaming-llm", "simple-stream", "unif
 def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reindexing):
     per_frame = model.bundle.vision.tokens_per_frame
     room = TextBudget(16, 64, 16)
-    with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, reindexing=reindexing, text_budget=room) as session:
+    with Session.open(
+        model, append="all", policy=policy, budget=6 * per_frame, chunk=2, reindexing=reindexing, text_budget=room
+    ) as session:
         stream = session._stream
         stream.positions.limit = 240
         shadow = Shadow(checkpoint, stream, session._chat.prefix)

@@ -25,7 +25,7 @@ def watched(model, policy, ask_at):
     budget = FRAMES * per_frame if policy == "full" else 9 * per_frame + 3
     answers = []
     with Session.open(
-        model, policy=policy, budget=budget, chunk=CHUNK, text_budget=TextBudget(16, 64, 8, pictures=2)
+        model, append="all", policy=policy, budget=budget, chunk=CHUNK, text_budget=TextBudget(16, 64, 8, pictures=2)
     ) as session:
         stream = session._stream
         for index, image in enumerate(frames(FRAMES, model)):
@@ -75,7 +75,7 @@ def test_in_the_middle_of_a_chunk(model, policy):
 def test_it_sees_the_frames_of_the_chunk_in_progress(model):
     """Two frames into a chunk the decoder has them before each question and forgets them after it; they are encoded once."""
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=12 * per_frame, chunk=CHUNK, text_budget=TextBudget(16, 64, 8)) as session:
+    with Session.open(model, append="all", budget=12 * per_frame, chunk=CHUNK, text_budget=TextBudget(16, 64, 8)) as session:
         stream, encoded, seen = session._stream, [], []
         step, encode = stream.decoder.step, model.engine.encode
         for image in frames(CHUNK + 2, model):

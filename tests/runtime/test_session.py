@@ -45,7 +45,9 @@ def hf_greedy(checkpoint, family, images, prompt_ids, per_frame, count):
 def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
     images = list(frames(17, model))
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy="full", budget=20 * per_frame, chunk=chunk, text_budget=TextBudget(32, 64, 32)) as session:
+    with Session.open(
+        model, append="all", policy="full", budget=20 * per_frame, chunk=chunk, text_budget=TextBudget(32, 64, 32)
+    ) as session:
         for image in images:
             session.watch(image)
         answer = session.ask(QUESTION, max_tokens=16)
@@ -67,7 +69,9 @@ BOUNDED = [
 def test_the_cap_holds_inside_every_chunk_size(model, policy, chunk):
     per_frame = model.bundle.vision.tokens_per_frame
     budget = 5 * per_frame + 3
-    with Session.open(model, policy=policy, budget=budget, chunk=chunk, text_budget=TextBudget(16, 64, 8)) as session:
+    with Session.open(
+        model, append="all", policy=policy, budget=budget, chunk=chunk, text_budget=TextBudget(16, 64, 8)
+    ) as session:
         stream = session._stream
         step, seen = stream.decoder.step, []
 
@@ -87,7 +91,7 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy, chunk):
 
 def test_reindexing_keeps_positions_below_the_limit_and_is_needed(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=8 * per_frame, chunk=4, text_budget=TextBudget(16, 64, 8)) as session:
+    with Session.open(model, append="all", budget=8 * per_frame, chunk=4, text_budget=TextBudget(16, 64, 8)) as session:
         stream = session._stream
         stream.positions.limit, highest = 500, 0
         for image in frames(300, model):
@@ -107,7 +111,7 @@ def test_reindexing_keeps_positions_below_the_limit_and_is_needed(model):
 def test_the_same_frames_give_the_same_answer_however_threads_fall(model):
     """One thread watches, others ask: every answer is that of some chunk boundary, and none is lost."""
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=6 * per_frame, chunk=2) as session:
+    with Session.open(model, append="all", budget=6 * per_frame, chunk=2) as session:
         answers = []
 
         def ask():
@@ -130,7 +134,7 @@ def test_the_same_frames_give_the_same_answer_however_threads_fall(model):
 
 def test_conversation_is_remembered_within_its_budget_and_by_id(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=4 * per_frame, text_budget=TextBudget(60, 64, 8)) as session:
+    with Session.open(model, append="all", budget=4 * per_frame, text_budget=TextBudget(60, 64, 8)) as session:
         for image in frames(3, model):
             session.watch(image)
         alone = session._memory.conversations.prompt(None, QUESTION)
@@ -161,7 +165,7 @@ class Held:
 
 
 def held_session(model, at):
-    session = Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame)
+    session = Session.open(model, append="all", budget=4 * model.bundle.vision.tokens_per_frame)
     for image in frames(2, model):
         session.watch(image)
     session.flush()
@@ -200,7 +204,7 @@ def test_close_cancels_what_is_being_answered_and_what_waits(model):
 
 def test_full_ends_with_a_clear_error_and_still_answers(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy="full", budget=5 * per_frame, chunk=2) as session:
+    with Session.open(model, append="all", policy="full", budget=5 * per_frame, chunk=2) as session:
         images = list(frames(6, model))
         for image in images[:5]:
             session.watch(image)
@@ -210,7 +214,7 @@ def test_full_ends_with_a_clear_error_and_still_answers(model):
 
 
 def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model, monkeypatch):
-    with Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame) as session:
+    with Session.open(model, append="all", budget=4 * model.bundle.vision.tokens_per_frame) as session:
         for image in frames(2, model):
             session.watch(image)
         session.flush()
@@ -236,7 +240,7 @@ class Broken:
 
 def test_the_cache_allocates_nothing_after_start(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=6 * per_frame, chunk=3) as session:
+    with Session.open(model, append="all", budget=6 * per_frame, chunk=3) as session:
         cache = session._stream.cache
         counted, size = cache.allocations, cache.nbytes
         address = [buffer.key_address for buffer in cache.buffers()]
@@ -260,7 +264,7 @@ def test_a_session_is_refused_in_a_forked_process():
         calls = {
             "watch": lambda: session.watch(image), "ask": lambda: session.ask(QUESTION), "flush": session.flush,
             "classify": lambda: session.classify([(QUESTION, ["yes", "no"])]), "forget": session.forget,
-            "text": lambda: answer.text, "cancel": session.cancel, "open": lambda: Session.open(session.model),
+            "text": lambda: answer.text, "cancel": session.cancel, "open": lambda: Session.open(session.model, append="all"),
             "read": source.read,
         }  # fmt: skip
         for name, call in calls.items():

@@ -71,7 +71,9 @@ def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     """With evictions other in every head and layer, two re-indexings, and a question in the middle."""
     model, checkpoint = made
     p = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy=policy, budget=8 * p, chunk=chunk, text_budget=TextBudget(16, 64, 16)) as session:
+    with Session.open(
+        model, append="all", policy=policy, budget=8 * p, chunk=chunk, text_budget=TextBudget(16, 64, 16)
+    ) as session:
         stream = session._stream
         stream.positions.limit = stream.prefix + 8 * p + stream.positions.text_rows + 40
         shadow = Shadow(checkpoint, stream, session._chat.prefix)

@@ -133,7 +133,7 @@ def test_evidence_lies_in_the_window(model):
 
 def test_whether_it_is_held_is_said_of_the_whole_memory_alone(model):
     """The rule is calibrated on questions about all that was seen."""
-    with Session.open(model, policy="last-seen", budget=4 * model.bundle.vision.tokens_per_frame) as session:
+    with Session.open(model, append="all", policy="last-seen", budget=4 * model.bundle.vision.tokens_per_frame) as session:
         heads = session._stream.evidence_heads
         session._stream.evidence_heads = replace(heads, weights=(0.0,) * (3 * len(heads.heads) + 3), bias=-1.0)
         for number, image in enumerate(frames(20, model)):

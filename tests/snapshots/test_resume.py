@@ -42,7 +42,7 @@ def opened(model, policy, folder=None, **settings):
     budget = (60 if policy.startswith("full") else 9) * per_frame
     state = None if folder is None else SnapshotWriter(folder, every=3600, notify=lambda line: None)
     session = Session.open(
-        model, policy=policy, budget=budget, text_budget=TEXT_BUDGET, state=state, **{"chunk": 4, **settings}
+        model, append="all", policy=policy, budget=budget, text_budget=TEXT_BUDGET, state=state, **{"chunk": 4, **settings}
     )
     session._stream.positions.limit = 600 if session._stream._most_text else 480
     return session
@@ -156,7 +156,9 @@ def test_beside_another_models_fp32_snapshots_a_stream_keeps_fp16(models, model,
     with opened(models["qwen2_vl"].in_fp32(), "h2o", tmp_path) as session:
         watch(session, frames(BEFORE, session.model))
     state = SnapshotWriter(tmp_path, notify=lambda line: None, begin_again=True)
-    with Session.open(model, policy="h2o", budget=9 * model.rows_per_frame, text_budget=TEXT_BUDGET, state=state) as session:
+    with Session.open(
+        model, append="all", policy="h2o", budget=9 * model.rows_per_frame, text_budget=TEXT_BUDGET, state=state
+    ) as session:
         assert session.cache.dtype == np.float16
 
 

@@ -36,7 +36,13 @@ def read(path):
 def opened(model, folder, said, every=3600.0):
     budget = 9 * model.bundle.vision.tokens_per_frame
     return Session.open(
-        model, policy="h2o", budget=budget, chunk=4, text_budget=TEXT_BUDGET, state=SnapshotWriter(folder, every, said.append)
+        model,
+        append="all",
+        policy="h2o",
+        budget=budget,
+        chunk=4,
+        text_budget=TEXT_BUDGET,
+        state=SnapshotWriter(folder, every, said.append),
     )
 
 
@@ -220,7 +226,7 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypa
             session.watch(next(images))
             now += 2
 
-    with Session.open(model, policy="sliding-window", budget=budget, chunk=8, text_budget=TEXT_BUDGET) as session:
+    with Session.open(model, append="all", policy="sliding-window", budget=budget, chunk=8, text_budget=TEXT_BUDGET) as session:
         session._pressure = Pressure(8, said.append, lambda: Available(free * MEMORY // 16, MEMORY), lambda: now)
         append = session._stream.append_frames
         session._stream.append_frames = lambda features, *rest: appended.append(len(features)) or append(features, *rest)
@@ -323,7 +329,7 @@ def fill(disk):
 def test_it_costs_one_warning_and_no_frame_and_ends_when_there_is_room(model, disk):
     said, images = [], itertools.cycle(list(frames(60, model)))
     writer = SnapshotWriter(disk / "state", every=0.02, notify=said.append)
-    with Session.open(model, budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=writer) as session:
+    with Session.open(model, append="all", budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=writer) as session:
 
         def until(done):
             deadline = time.monotonic() + 120
@@ -349,5 +355,7 @@ def test_it_costs_one_warning_and_no_frame_and_ends_when_there_is_room(model, di
         until(lambda: snapshots(disk / "state")[0] not in good)
     assert all(isinstance(found, Snapshot) for _, found in verified(disk / "state"))
     assert sorted(path.suffix for path in (disk / "state").iterdir()) == ["", ".snapshot", ".snapshot"]
-    with Session.open(model, budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=disk / "state") as resumed:
+    with Session.open(
+        model, append="all", budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=disk / "state"
+    ) as resumed:
         assert resumed.stats.frames == session.stats.frames
