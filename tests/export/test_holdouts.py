@@ -113,7 +113,7 @@ def test_greedy_answers_equal_transformers(tmp_path: Path, family: str, shape: s
     folder, seen = checkpoint(tmp_path / "checkpoint", family), images(*SHAPES[shape])
     bundle = export_checkpoint(folder, tmp_path / "bundle", camera=(300, 300), positions="transformers", kv="fp32")
     with closing(Model.load(bundle, threads=1)) as model:
-        with Session.open(model, policy="full", budget="1.5k", chunk=4, frame_size=seen[0].shape[:2]) as session:
+        with Session.open(model, append="all", policy="full", budget="1.5k", chunk=4, frame_size=seen[0].shape[:2]) as session:
             for index, image in enumerate(seen):
                 session.watch(image, index / FPS)
             answer = session.ask(QUESTION, max_tokens=TOKENS)

@@ -208,7 +208,7 @@ def test_greedy_answers_follow_generation_config(exported: Any, tmp_path: Path, 
                     given, ids = {}, torch.tensor([made_chat.text_only([], "what color was the square?")])
                 options = {"eos_token_id": oracle.config.text_config.eos_token_id, **settings, "do_sample": False, **own}
                 found = oracle.generate(input_ids=ids, **given, max_new_tokens=12, **options)[0, ids.shape[1] :].tolist()
-                with Session.open(model, policy="full", budget="1k", chunk=4) as session:
+                with Session.open(model, append="all", policy="full", budget="1k", chunk=4) as session:
                     for index, image in enumerate(images if watched else ()):
                         session.watch(image, float(index))
                     answer = session.ask("what color was the square?", max_tokens=12, **own)
