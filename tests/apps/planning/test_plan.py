@@ -9,10 +9,11 @@ import pytest
 from planned import SMALL, make_line, roofline, with_figures
 from typer.testing import CliRunner
 
-from edgevlm.apps.planning.plan import PlanRequest, checkpoints, choose
+from edgevlm.apps.planning.plan import PlanRequest, checkpoints, choose, make_plan
 from edgevlm.cli import app
 from edgevlm.engines.devices import device_names, load_device
 from edgevlm.errors import UserError
+from edgevlm.runtime.session import Session
 
 JETSONS = [name for name in device_names() if name.startswith("orin")]
 
@@ -124,3 +125,14 @@ def test_tables_in_documents_are_what_the_plan_says():
         text = document.read_text(encoding="utf-8")
         assert made["filled"](text) == text, f"{document.name}: run python docs/plan_tables.py"
         assert made["MARKED"].search(text)
+
+
+def test_it_says_what_the_longest_question_takes():
+    taken, now = [], "how many objects are there now?"
+    with Session.open("demo", policy="infinipot-v") as session:
+        stream, read = session._stream, session._stream.append_question
+        stream.append_question = lambda rows: (taken.append(stream.cache.nbytes), read(rows))[1]
+        unit = len(session.chat.suffix([], f"{now} {now}")) - len(session.chat.suffix([], now))
+        session.ask(" ".join([now] * (session.max_question_tokens // unit))).wait()
+    planned = 1e6 * make_plan(PlanRequest("demo")).line()["question_mb"]
+    assert 0.95 * planned < taken[0] <= 1.001 * planned
