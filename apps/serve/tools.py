@@ -9,6 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
+JOINED = {
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+    "then",
+    "else",
+    "dependentSchemas",
+}  # schemas that may allow further properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,8 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     calls = []
     for number, function in enumerate(functions):
         parameters = dict(_own_references(function["parameters"] or {"type": "object"}, f"{number}-"))
+        if "properties" in parameters and not JOINED & parameters.keys():  # a function takes no others
+            parameters.setdefault("additionalProperties", False)
         for keyword in ("$defs", "definitions"):
             shared |= {f"{number}-{name}": each for name, each in parameters.pop(keyword, {}).items()}
         fields = {"name": {"const": function["name"]}, "arguments": parameters}

@@ -145,13 +145,12 @@ def test_each_request_of_nineteen_clients_gets_what_it_needs(server, name):
 LOOK = {"type": "function", "function": {
     "name": "look", "description": "Look at a place.", "parameters": {
         "type": "object", "properties": {"place": {"$ref": "#/$defs/Place"}}, "required": ["place"],
-        "additionalProperties": False,
         "$defs": {"Place": {"enum": ["door", "yard"]}},
     },
 }}  # fmt: skip
 WAIT = {
     "type": "function",
-    "function": {"name": "wait", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}},
 }
 SAID = [{"role": "user", "content": NOW}]
 
@@ -163,7 +162,7 @@ def test_a_call_that_is_asked_for_follows_its_schema_and_its_result_is_answered(
         (call,) = answer.choices[0].message.tool_calls
         assert (answer.choices[0].finish_reason, call.function.name in names) == ("tool_calls", True)
         assert answer.choices[0].message.content is None
-    assert json.loads(call.function.arguments)["place"] in ("door", "yard")
+    assert json.loads(call.function.arguments) in ({"place": "door"}, {"place": "yard"})  # and nothing undeclared
     chunks = [
         chunk.choices[0]
         for chunk in server.client.chat.completions.create(messages=SAID, tool_choice=choice, stream=True, **asked)
