@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -14,11 +15,12 @@ from starlette.concurrency import run_in_threadpool
 from edgevlm.apps.run.clock import Span, nothing_held
 from edgevlm.apps.serve.chat import ChatRequest
 from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.serve.errors import ApiError
 from edgevlm.apps.serve.grammar import writes_json
 from edgevlm.apps.serve.service import field as wrong
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.apps.serve.tools import CallReader, ToolUse
-from edgevlm.errors import FieldError
+from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.chat import Dialogue
 from edgevlm.runtime.sampling import LogProb
@@ -51,7 +53,26 @@ class Completion:
             window = Span.typed(**self.request.window).seconds(self._offset)
         sampling, also = self.request.sampling(self.stream, settings, self._asked)
         self._ignored = [*dict.fromkeys([*self._ignored, *ignored, *also])]
-        self.answer = self.stream.ask(self._asked, **sampling, **window)
+        with self._until_closed():
+            self.answer = self.stream.ask(self._asked, **sampling, **window)
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """UserErrors of a stream that was closed meanwhile say so."""
+        try:
+            yield
+        except UserError:
+            if not self.stream.closed:
+                raise
+            raise self._interrupted() from None
+
+    def _interrupted(self) -> ApiError:
+        """The error of a question whose answer somebody else has cancelled."""
+        name = self.stream.name
+        if self.stream.closed:
+            why = f"{name} was switched, forgotten, opened again or removed before the answer was complete; ask again"
+            return ApiError(409, why, "conflict", "model")
+        return ApiError(503, f"the server ends before {name} has answered; ask again in a moment", "not_ready")
 
     @property
     def _window_field(self) -> str:
@@ -102,7 +123,7 @@ class Completion:
         stops, text, given = self.request.stops, "", 0
         held = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
         try:
-            async for piece in self.answer:
+            async for piece in self._generated(self.answer):
                 text += piece
                 self.stream.pieces += 1
                 ends = [place for stop in stops if (place := text.find(stop)) >= 0]
@@ -122,6 +143,14 @@ class Completion:
             self.cancel()
         # a cancelled answer comes to its end, and thumbnails are read, while other requests go on
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
+
+    async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:
+        """Yield an answer's pieces. Raises ApiError where it ends because its stream does."""
+        with self._until_closed():
+            async for piece in answer:
+                yield piece
+        if answer.finish_reason == "cancelled":
+            raise self._interrupted()
 
     def cancel(self) -> None:
         if not isinstance(self.answer, str) and not self.answer.finished:

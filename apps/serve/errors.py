@@ -23,6 +23,7 @@ STATUSES = {
     404: "It is not there.",
     405: "The path has no such method.",
     408: "The body does not come.",
+    409: "The stream was switched, forgotten or removed before it had answered; ask again.",
     413: "The body is too large.",
     421: "The Host header does not match this server.",
     429: "There are too many requests; ask again after `Retry-After` seconds.",

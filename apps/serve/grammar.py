@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +18,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 
 MAX_GRAMMAR = 65_536  # characters of a schema
+MAX_MULTIPLE = 10_000  # each is a state of the lexer, which its own limits do not count
+LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_lexer_states=25_000, max_grammar_size=100_000, verbose_errors=False)
 _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # take a second to make
 _writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether it can write JSON
 _lock = threading.Lock()
@@ -39,6 +43,8 @@ class Grammar:
         try:
             if len(text := json.dumps(schema)) > MAX_GRAMMAR:
                 raise ValueError(f"it has {len(text):,} characters, more than {MAX_GRAMMAR:,}")
+            if math.lcm(*_multiples(schema)) > MAX_MULTIPLE:
+                raise ValueError(f"without their decimal points, its multipleOf have a common multiple above {MAX_MULTIPLE:,}")
             grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
             with _lock:
                 if model not in _tokenizers:
@@ -46,7 +52,7 @@ class Grammar:
         except ValueError as error:
             why = str(error).splitlines()[0][:200]
             raise UserError(f"this model cannot write JSON of this schema ({why}); give choices, or another schema") from None
-        self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
         self._taken = 0
         self._check()
 
@@ -64,3 +70,13 @@ class Grammar:
     def _check(self) -> None:
         if problem := self._matcher.get_error():
             raise UserError(f"the answer cannot follow this: {problem.splitlines()[0][:200]}")
+
+
+def _multiples(schema: Any) -> Iterator[int]:
+    """Yield the digits of each ``multipleOf``, without the decimal point and zeros at the end: 25 for .25 and for 2500."""
+    if isinstance(schema, dict):
+        multiple = schema.get("multipleOf")
+        if isinstance(multiple, int | float) and math.isfinite(multiple) and multiple:
+            yield int("".join(map(str, Decimal(str(multiple)).normalize().as_tuple().digits)))
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _multiples(each)

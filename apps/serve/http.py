@@ -224,6 +224,8 @@ class Reply(Response):
         try:
             async for event in self._completion.events():
                 yield event
+        except ApiError as error:
+            yield {"data": json.dumps(error.body)}
         except UserError as error:
             yield {"data": json.dumps(ApiError(500, mask_credentials(str(error)), None).body)}
 

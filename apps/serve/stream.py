@@ -183,6 +183,11 @@ class CameraStream:
         return "paused" if self.paused else "failed" if self.problem else self._source.state.value
 
     @property
+    def closed(self) -> bool:
+        """Return whether :meth:`close` was called."""
+        return self._closing.is_set()
+
+    @property
     def resumed_at(self) -> float | None:
         """When the snapshot that it continued from was written, seconds since 1970; None where its memory was empty."""
         resumed = None if self._writer is None else self._writer.resumed

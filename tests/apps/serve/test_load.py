@@ -1,12 +1,18 @@
 """What a service says and measures of many cameras on one model, with clocks of the test's own."""
 
+import asyncio
+import threading
+
+import httpx
 import pytest
 
 pytest.importorskip("fastapi")
 
-from served import eventually
+from served import NOW, eventually
 
+from edgevlm.apps.run.clock import Span
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings, settings_of
+from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.sources import SourceOptions
 from edgevlm.errors import UserError
@@ -73,3 +79,46 @@ def test_any_key_is_set_on_the_command_line(tmp_path):
     for wrong in ("server.max_rate", "=5", "server..port=1", "fps.x=1", "server=head"):
         with pytest.raises(UserError):
             settings_of(None, [], options, ["fps=1", wrong])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda service: service.switch("demo", "last-seen", None),
+        lambda service: service.forget("demo", Span()),
+        lambda service: service.remove("demo", keep_model=True),
+    ],
+)
+def test_a_question_whose_stream_is_closed_is_refused_with_the_reason(tmp_path, change, streamed):
+    service, gate = Service(ServeConfig(state=str(tmp_path), cameras={"demo": CameraSettings()}), print), threading.Event()
+    question = {"model": "demo", "stream": streamed, "messages": [{"role": "user", "content": NOW}]}
+
+    async def asked_meanwhile():
+        stream = service.stream("demo")
+        stream.model.scheduler.submit(object(), gate.wait, urgent=True)  # the question waits behind it
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url="http://localhost")
+        reply = asyncio.create_task(client.post("/v1/chat/completions", json=question))
+        while not any(not answer.finished for answer in stream.session._answers):
+            await asyncio.sleep(0.01)
+        changing = threading.Thread(target=change, args=(service,))
+        changing.start()
+        try:
+            return await asyncio.wait_for(asyncio.shield(reply), 5)
+        except asyncio.TimeoutError:
+            gate.set()
+            return await reply
+        finally:
+            gate.set()
+            await asyncio.to_thread(changing.join)
+            await client.aclose()
+
+    try:
+        service.open()
+        eventually(lambda: service.stream("demo").session.stats.frames)
+        reply = asyncio.run(asked_meanwhile())
+        assert reply.status_code == (200 if streamed else 409)
+        assert "demo was switched, forgotten, opened again or removed" in reply.text
+    finally:
+        gate.set()
+        service.close()

@@ -85,6 +85,9 @@ def test_a_stop_cuts_what_follows_a_form_too(server):
         ("tiny", schema({"type": 5}), "response_format.json_schema"),
         ("tiny", schema({"$ref": "http://127.0.0.1/x"}), "response_format.json_schema"),
         ("tiny", schema({"enum": ["x" * 100_000]}), "response_format.json_schema"),
+        ("tiny", schema({"type": "string", "pattern": 2000 * ".*"}), None),  # found out at its second token
+        ("tiny", schema({"type": "integer", "multipleOf": 9_999_991}), "response_format.json_schema"),
+        ("tiny", schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 99.1}]}), "response_format.json_schema"),
     ],
 )  # fmt: skip
 def test_a_form_that_cannot_be_is_a_400_that_names_it(server, stream, field, param):
