@@ -9,16 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-JOINED = {
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "if",
-    "then",
-    "else",
-    "dependentSchemas",
-}  # schemas that may allow further properties
+# keywords beside which a schema may allow further properties
+JOINED = {"$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"}
 
 
 @dataclass(frozen=True, slots=True)
