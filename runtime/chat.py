@@ -52,8 +52,8 @@ class Dialogue:
 
     @property
     def size(self) -> int:
-        """Characters of its messages."""
-        return sum(len(each["content"] or "") for each in self.messages)
+        """Characters of its messages, calls of tools included."""
+        return sum(map(len, _strings(self.messages)))
 
     @property
     def turns(self) -> int:

@@ -104,8 +104,8 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 def _field(place: Sequence[Any]) -> str:
     """The path of a field, without the names of shapes that pydantic tried."""
-    parts = [str(part) for part in place[1:]]
-    return ".".join(part for part in parts if not re.search(r"^[A-Z]|\[|constrained-", part))[:200]
+    first, *rest = [*map(str, place[1:])] or [""]
+    return ".".join([first, *(part for part in rest if not re.search(r"^[A-Z]|\[|constrained-", part))])[:200]
 
 
 def add_errors(app: FastAPI) -> None:

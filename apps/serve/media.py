@@ -57,7 +57,7 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
     with _ONE_AT_A_TIME:
         try:
             return spread(opened, count, DECODE_S)
-        except load_av().error.FFmpegError:
+        except (load_av().error.FFmpegError, OSError, ValueError):  # the last two of reading the file
             raise UserError("this is no video that can be read") from None
 
 

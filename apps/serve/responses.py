@@ -150,11 +150,12 @@ class ModelResponse(Completion):
         self._text: str | None = None  # of the message at the end, which is not finished
 
     def ask(self, settings: ServerSettings) -> None:
+        own = {*self._ignored}
         try:
             super().ask(settings)
         except FieldError as error:
             raise FieldError(self._request.place_of(error.field), str(error).removeprefix(f"{error.field}: ")) from None
-        self._ignored = [self._request.place_of(each) for each in self._ignored]
+        self._ignored = [each if each in own else self._request.place_of(each) for each in self._ignored]
 
     async def complete(self) -> dict[str, Any]:
         async for _ in self._told():

@@ -184,7 +184,7 @@ class PictureConnection(Connection):
 
     def _take(self, count: int) -> bytes:
         block = self._response.read1(count)
-        if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]+)", block)):
+        if not self._seen and (found := re.search(rb"(?i)content-type:\s*([\w./+-]{1,99})", block)):
             self._kind = found[1].decode()  # of a part
         return block
 

@@ -46,7 +46,8 @@ class Video:
 
     def __init__(self, source: Any, most_pixels: int = MOST_PIXELS, threads: str = "AUTO", **options: Any) -> None:
         av = load_av()
-        options = {"options": {"format_whitelist": CONTAINERS, "protocol_whitelist": "none"}, **options}
+        allowed = {"format_whitelist": CONTAINERS, "protocol_whitelist": "none"}
+        options = {"options": allowed, "metadata_errors": "replace", **options}  # titles are not always UTF-8
         self._errors, self._most = av.error, most_pixels
         self.container, self.closing = av.open(source, **options), ExitStack()
         try:
@@ -66,9 +67,11 @@ class Video:
 
     def _best(self) -> Any:
         hidden = load_av().stream.Disposition.attached_pic | load_av().stream.Disposition.timed_thumbnails
-        found = [stream for stream in self.container.streams.video if not stream.disposition & hidden]
+        shown = [stream for stream in self.container.streams.video if not stream.disposition & hidden]
+        found = [stream for stream in shown if stream.codec_context is not None]
         if not found:
-            raise SourceError("there is no video in it" + (", only cover art" if self.container.streams.video else ""))
+            why = ", only of an unknown codec" if shown else ", only cover art" if self.container.streams.video else ""
+            raise SourceError("there is no video in it" + why)
         return max(found, key=lambda each: (bool(each.disposition & 1), each.codec_context.width * each.codec_context.height))
 
     def frames(self) -> Iterator[Any]:

@@ -161,7 +161,7 @@ class Watches:
         finally:
             with self._lock:
                 self._holds -= 1
-            self.announce()
+        self.announce()  # unless it failed: what was not opened yet is not removed
 
     def close(self) -> None:
         """Announce nothing any more: cameras are closed and do not go away."""

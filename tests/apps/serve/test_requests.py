@@ -44,10 +44,10 @@ def test_what_is_ignored_is_named_by_its_path_and_streamed_in_the_last_chunk(ser
 
 def test_the_responses_interface_names_its_own_fields(server):
     body = {"input": [{"type": "reasoning", "summary": []}, *SAID], "instructions": "Be brief.", "max_output_tokens": 99_999,
-            "include": ["reasoning.encrypted_content"], "tools": [{"type": "web_search"}]}  # fmt: skip
+            "include": ["reasoning.encrypted_content"], "tools": [{"type": "web_search"}], "messages.9": 1}  # fmt: skip
     status, answer = post(server, body, "/v1/responses")
     assert (status, answer["status"]) == (200, "completed")
-    named = {"include", "input.0", "instructions", "max_output_tokens", "tools", "tools.0"}
+    named = {"include", "input.0", "instructions", "max_output_tokens", "tools", "tools.0", "messages.9"}
     assert {*answer["edgevlm"]["ignored"]} == named
 
 
@@ -100,6 +100,11 @@ def test_a_refusal_names_the_rule(server, path, body, param, rule):
     status, answer = post(server, body, f"/v1/{path}")
     assert (status, answer["error"]["param"]) == (400, param)
     assert rule in answer["error"]["message"]
+
+
+def test_an_unknown_field_in_capitals_is_named(server):
+    status, _, answer = server.request("POST", "/v1/streams", {"id": "x", "source": "demo", "Budget": 3})
+    assert (status, json.loads(answer)["error"]["param"]) == (400, "Budget")
 
 
 def test_the_official_client_reads_log_probabilities_of_both_interfaces(server):

@@ -101,6 +101,26 @@ def test_pixels_are_square_and_lines_woven_no_longer(tmp_path):
     check(woven, "-vf", "yadif=deint=interlaced")
 
 
+def written(path, title):
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = title
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 64
+        for packet in [*stream.encode(av.VideoFrame(64, 64, "yuv420p")), *stream.encode()]:
+            container.mux(packet)
+    return path.read_bytes()
+
+
+def test_a_title_in_latin_1_is_no_damage_and_an_unknown_codec_is_one_line(tmp_path):
+    path = tmp_path / "clip.avi"
+    data = written(path, "Kueche")
+    path.write_bytes(data.replace(b"Kueche", "Küchen".encode("latin-1")))
+    assert len(list(VideoSource(path, None))) == 1
+    path.write_bytes(data.replace(b"FMP4", b"ZZZZ"))
+    with pytest.raises(SourceError, match="no video in it, only of an unknown codec"):
+        VideoSource(path, None)
+
+
 @needs_ffmpeg
 def test_cover_art_is_not_the_video_and_alone_is_none(tmp_path):
     clip = made(tmp_path / "clip.mp4")
