@@ -408,7 +408,7 @@ class Session:
         likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
         repetition_penalty: of tokens in prompt and answer, 1 for none; the model's own (generation_config.json) unless given.
         presence_penalty, frequency_penalty: OpenAI's, over the tokens of the answer. ``choices`` are drawn without any of them.
-        logprobs: note for each token how probable it was before penalties and temperature, and so many of the likeliest.
+        logprobs: note for each token how probable it was before penalties and temperature, and that many of the likeliest.
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.

@@ -209,9 +209,9 @@ def one_answer(number: int | None) -> int | None:
 
 
 class Asked(Lenient):
-    """OpenAI's fields of all ways to ask for a text, and vLLM's and llama.cpp's, that mean something here.
+    """Fields of OpenAI, vLLM and llama.cpp that every way to ask for a text honours.
 
-    repeat_penalty is llama.cpp's name of repetition_penalty. since, until: look at what was seen then alone.
+    repeat_penalty is llama.cpp's name of repetition_penalty. since, until: use only what was seen then.
     """
 
     model: AskedModel = ""
@@ -244,8 +244,8 @@ class ChatRequest(Asked):
     tools: Annotated[list[Annotated[Tool, BeforeValidator(shallow)]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool | None = Field(None, description="Of vLLM, as the next.")
-    continue_final_message: bool | None = Field(None, description="Go on with the last message, the assistant's.")
+    add_generation_prompt: bool | None = Field(None, description="vLLM's; `continue_final_message` decides.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message, which is the assistant's.")
 
     @property
     def is_plain(self) -> bool:
@@ -253,7 +253,7 @@ class ChatRequest(Asked):
         return not (self._restriction or self.must_call) and all(part.is_stream for _, part in self._parts())
 
     def sampling(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[dict[str, Any], list[str]]:
-        """What :meth:`Session.ask` takes beside the question and its window, and fields that are ignored. Raises FieldError."""
+        """Return what :meth:`Session.ask` takes beside the question and its window, and ignored fields. Raises FieldError."""
         given: dict[str, Any] = {
             "temperature": self.temperature or 0.0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -367,7 +367,7 @@ class ChatRequest(Asked):
         return self.tool_choice not in (None, "none", "auto") and bool(self.functions)
 
     def dialogue(self, stream: CameraStream) -> tuple[Dialogue, list[str]]:
-        """The messages as the model's chat template takes them, and the known fields that are ignored. Raises FieldError.
+        """Return the messages as the chat template takes them, and the known fields that are ignored. Raises FieldError.
 
         Where a template has no tools, a system message precedes the last question, a result of a tool is the user's message
         and a call the assistant's text.
@@ -417,7 +417,7 @@ class ChatRequest(Asked):
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turns, with the system's text before the last question."""
+    """Return messages of user and assistant in turns, with the system's text before the last question."""
     said: list[dict[str, Any]] = []
     for each in messages:
         calls = [f"{OPENING}{json.dumps(call['function'], ensure_ascii=False)}{CLOSING}" for call in each.get("tool_calls", ())]

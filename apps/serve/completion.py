@@ -44,7 +44,7 @@ class Completion:
         self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
-        self._noted = 0  # tokens whose probability was told
+        self._noted = 0  # tokens whose probability was sent
 
     def ask(self, settings: ServerSettings) -> None:
         """Ask the stream, once what the question shows is fetched. Raises UserError."""
@@ -180,7 +180,7 @@ class Completion:
         return {**common, **times, **waits, **self.evidence}
 
     def logprobs(self) -> dict[str, Any] | None:
-        """What is known of the tokens since it was asked before; None where the request does not ask."""
+        """Return log probabilities of the tokens since the last call; None unless the request asks for them."""
         if not self.request.logprobs:
             return None
         return {"content": [

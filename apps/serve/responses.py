@@ -158,18 +158,18 @@ class ModelResponse(Completion):
         self._ignored = [each if each in own else self._request.place_of(each) for each in self._ignored]
 
     async def complete(self) -> dict[str, Any]:
-        async for _ in self._told():
+        async for _ in self._item_events():
             pass
         return self._response(finished=True)
 
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
         yield self._event("created", response=self._response())
-        async for event in self._told():
+        async for event in self._item_events():
             yield event
         response = self._response(finished=True)
         yield self._event(response["status"], response=response)
 
-    async def _told(self) -> AsyncGenerator[dict[str, str], None]:
+    async def _item_events(self) -> AsyncGenerator[dict[str, str], None]:
         async for part in self.parts():
             for event in self._call(part) if isinstance(part, ToolUse) else self._say(part):
                 yield event

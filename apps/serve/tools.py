@@ -45,7 +45,8 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if "properties" in parameters and not JOINED & parameters.keys():  # a function takes no others
             parameters.setdefault("additionalProperties", False)
         for keyword in ("$defs", "definitions"):
-            shared |= {f"{number}-{name}": each for name, each in parameters.pop(keyword, {}).items()}
+            if isinstance(parameters.get(keyword), Mapping):
+                shared |= {f"{number}-{name}": each for name, each in parameters.pop(keyword).items()}
         fields = {"name": {"const": function["name"]}, "arguments": parameters}
         calls.append({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False})
     return {**({"anyOf": calls} if len(calls) > 1 else calls[0]), **({"$defs": shared} if shared else {})}

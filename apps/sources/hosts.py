@@ -58,7 +58,7 @@ class AllowedHosts:
 
 
 def addresses(host: str, port: int) -> list[str]:
-    """Return what a host's name stands for. Raises SourceError."""
+    """Resolve a host's name. Raises SourceError."""
     try:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:

@@ -337,7 +337,7 @@ class FfmpegConnection(Connection):
 
 
 def explain(error: Exception, camera: SplitResult) -> str:
-    """Say what an error of the system or of FFmpeg means, in words that a camera's owner understands."""
+    """Describe an error of the system or of FFmpeg in words that a camera's owner understands."""
     host, scheme = camera.hostname or "", camera.scheme.lower()
     if isinstance(error, socket.gaierror):
         return RAW if is_raw(camera) else unresolved(host, error)

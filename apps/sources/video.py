@@ -107,7 +107,7 @@ class Video:
         return known or bool(frame.is_corrupt)
 
     def drain(self) -> list[Any]:
-        """Return the pictures that the decoder still holds; the next packet begins anew."""
+        """Return the pictures that the decoder still holds, and reset it for the next packet."""
         try:
             frames = self.stream.codec_context.decode(None)
         except (self._errors.InvalidDataError, self._errors.EOFError):
