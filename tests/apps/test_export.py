@@ -59,7 +59,7 @@ def test_one_bundle_watches_frames_of_any_shape(tmp_path):
     """4:3, 16:9 and portrait without stretching, by path and, a fixed size asked for, stretched."""
     make_more(tmp_path / "checkpoint", "qwen2_5_vl")
     edgevlm("export", tmp_path / "checkpoint", "--out", tmp_path / "bundle", "--frame-size", "640x480")
-    random, question = np.random.default_rng(0), ("--ask", QUESTION, "--json", "--policy", "full")
+    random, question = np.random.default_rng(0), ("--ask", QUESTION, "--json", "--policy", "full", "--append", "all")
     for width, height in ((128, 96), (256, 144), (72, 128)):
         small = random.integers(0, 256, (24, height // 8, width // 8, 3), np.uint8)
         video = write_video(tmp_path / f"{width}.avi", [np.kron(frame, np.ones((8, 8, 1), np.uint8)) for frame in small])

@@ -148,15 +148,11 @@ def test_without_a_temporary_folder_tmpdir_is_named(monkeypatch, tmp_path):
 
 def test_a_package_that_is_there_and_does_not_load_is_found_by_doctor(tmp_path):
     (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
-    (tmp_path / "a.mp4").touch()
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     out, _ = start("doctor", "--json", env=environment).communicate(timeout=120)
     found = {finding["check"]: finding for finding in map(json.loads, out.splitlines())}
     assert "cannot be loaded (libGL.so.1" in found["opencv"]["found"]
     assert found["extension"]["status"] == "ok"
-    _, err = start("run", "--video", tmp_path / "a.mp4", env=environment).communicate(timeout=120)
-    assert "OpenCV is installed and cannot be loaded (libGL.so.1" in err
-    assert "Traceback" not in err
     _, err = start("run", code=WITHOUT).communicate(timeout=120)
     assert (err.count("\n"), "edgevlm doctor" in err) == (1, True), err
 

@@ -189,10 +189,10 @@ def requests(data: bytes) -> None:
             continue
         known += 1
         asked = found if name == "ChatRequest" else allow(found.as_chat)
-        for part in ("is_plain", "stops", "window", "stream_name"):
+        for part in ("is_plain", "stops", "window", "stream_name", "functions", "must_call"):
             allow(lambda asked=asked, part=part: getattr(asked, part, None))
-        if asked is not None:
-            allow(asked.question)
+        for message in asked.messages if asked is not None else ():
+            allow(message.for_template)
     if not known:
         raise Refused
 

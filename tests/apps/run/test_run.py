@@ -61,7 +61,7 @@ def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monk
     watched = []
     monkeypatch.setattr("edgevlm.apps.launch.Session.watch", lambda *_: watched.append(1))
     monkeypatch.setattr("edgevlm.apps.run.loop.RunLoop.as_taught", lambda _, text: text)
-    for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
+    for planned in (["--ask-at", "2:" + 4000 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
         refused("run", "--frames", "8", *planned)
     assert watched == []
 
