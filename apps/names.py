@@ -58,7 +58,7 @@ def slug(text: str) -> str:
 
 def program_id(folder: Path, new: str = "") -> str:
     """Return the id of the program whose state is in a folder; a ``new`` or random one where it has none yet."""
-    path = folder / "id"
+    path = folder / "program.id"  # no name of a camera has a dot
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{8}", found := path.read_text().strip()):
             return found

@@ -317,7 +317,7 @@ class Service:
         """Describe this program to sinks; the nodes of a cluster have one id, so that cameras that move keep their entities."""
         cluster = self.config.cluster
         if cluster.join is not None:
-            return Program(short_hash(cluster.snapshots or ""), self.page, shared=True)
+            return Program(short_hash(mask_credentials(cluster.snapshots or "")), self.page, shared=True)
         return Program(program_id(self.state), self.page)
 
     @property

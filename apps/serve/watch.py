@@ -61,7 +61,7 @@ def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: boo
         if config.state is None:
             every = NEVER_S if config.snapshots is None else config.state_every
             config = config.model_copy(update={"state": folder, "state_every": every})
-            about = [platform.node(), camera.source, *(watch.name for watch in config.watches)]
+            about = [platform.node(), mask_credentials(camera.source), *(watch.name for watch in config.watches)]
             program_id(Path(folder), short_hash(json.dumps(about)))  # the same when it is started again
         sinks = {"stdout": Stdout() if as_json else Lines()}
         service = Service(config, to_stderr_if_lost if quiet else to_stderr, options, sinks)

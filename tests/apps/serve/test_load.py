@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from contextlib import closing, nullcontext
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -15,6 +17,8 @@ from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSetting
 from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.sources import SourceOptions
+from edgevlm.apps.watches.sinks import Sink
+from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
 
 
@@ -122,3 +126,23 @@ def test_a_question_whose_stream_is_closed_is_refused_with_the_reason(tmp_path, 
     finally:
         gate.set()
         service.close()
+
+
+def test_a_start_that_fails_announces_nothing(tmp_path):
+    """Devices of watches that it did not come to would be removed. A camera may have any id."""
+
+    class Announced(Sink):
+        watches: ClassVar[list[str]] = []
+
+        def announce(self, watches):
+            self.watches.extend(each.watch for each in watches)
+
+    red, unknown = Watch(question="is there a red square?"), Watch(question="is it raining?")
+    for watches, announced in (([red, unknown], []), ([red], [red.name])):
+        config = ServeConfig(state=str(tmp_path), cameras={"id": CameraSettings()}, watches=watches)
+        with (
+            closing(Service(config, print, sinks={"kept": Announced()})) as service,
+            nullcontext() if announced else pytest.raises(UserError, match="never taught"),
+        ):
+            service.open()
+        assert list(dict.fromkeys(Announced.watches)) == announced
