@@ -104,7 +104,7 @@ class LogProb(NamedTuple):
         """logits: float32 ``[vocabulary]``. count: of the likeliest tokens."""
         best = float(logits.max())
         total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
-        order = np.argsort(-logits, kind="stable")[:count]
+        order = np.argsort(-logits, kind="stable")[:count] if count else ()
         return cls(token, float(logits[token]) - total, [(int(each), float(logits[each]) - total) for each in order])
 
 
