@@ -115,7 +115,7 @@ class Part(Lenient):
         return not self.is_picture and self.url.lower().startswith("edgevlm:")
 
 
-Content = Text | Annotated[list[Part], Field(max_length=1024)] | None
+Content = Text | Annotated[list[Part], Field(max_length=1024, fail_fast=True)] | None
 
 
 class CalledFunction(Lenient):
@@ -140,7 +140,7 @@ class ToolCall(Lenient):
 class Message(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -235,7 +235,7 @@ class Asked(Lenient):
 class ChatRequest(Asked):
     """OpenAI's fields that mean something here."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens = None
     logprobs: bool | None = False
     top_logprobs: Likeliest = None

@@ -26,6 +26,7 @@ BURST_S = 10.0  # of requests at the highest rate that an address may send at on
 MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 LINGER_S = 2.0  # that the body of a refused request is read on
+MAX_VALUES = 50_000  # of a body's JSON, by its commas: pictures are one string each
 SMALL = 64 << 10  # bytes of a body that is read however many others are
 OPEN_PATHS = ("/static/", "/health")  # need no key: they show nothing of what is watched
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
@@ -64,21 +65,23 @@ class Guard:
         except ApiError as error:
             await self._refuse(error, scope, receive, send)
             return
-        limit, taken = self._service.config.server.max_body, 0
+        limit, taken, values = self._service.config.server.max_body, 0, 0
         deadline: float | None = time.monotonic() + BODY_S  # None once the body is there
 
         async def bounded() -> Message:
-            nonlocal taken, deadline
+            nonlocal taken, values, deadline
             try:
                 message = await asyncio.wait_for(receive(), None if deadline is None else deadline - time.monotonic())
             except asyncio.TimeoutError:
                 raise HTTPException(408, f"the body did not come within {BODY_S:g} s", {"connection": "close"}) from None
             if not message.get("more_body"):
                 deadline = None
-            size = len(message.get("body", b""))
-            taken, self._held = taken + size, self._held + size
+            size = len(body := message.get("body", b""))
+            taken, self._held, values = taken + size, self._held + size, values + body.count(b",")
             if taken > limit:
                 raise too_large(limit)
+            if values > MAX_VALUES:
+                raise ApiError(413, f"the request has more than {MAX_VALUES:,} values", "too_large")
             if taken > SMALL and self._held > 4 * limit:
                 raise ApiError(429, "too many large requests at once; try again in a moment", "rate_limit_exceeded")
             return message

@@ -94,7 +94,7 @@ class ResponsesRequest(Lenient):
     """OpenAI's fields that mean something here."""
 
     model: AskedModel = ""
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: Text | None = None
     stream: bool | None = False
     max_output_tokens: Count = None

@@ -34,6 +34,7 @@ from edgevlm.progress import Notify, progress, silence, to_stderr, to_stderr_if_
 
 HEAD_S = 20.0  # that a request may take to come, without its body
 MAX_HEADERS = 64 << 10  # bytes
+MAX_DIGITS = 640  # of a whole number in a body; reading one takes the square of its digits
 READ_S = 20.0  # that a client may leave unread what was sent to it
 RESERVE = 128  # files that connections leave for cameras and state, or a quarter of those that may be open
 WAITING = 1024  # connections that are not accepted yet
@@ -50,6 +51,7 @@ class Membership(Protocol):
 
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
     """Serve until a signal. Raises UserError. load: reads the configuration; join: makes the service a node of a cluster."""
+    sys.set_int_max_str_digits(MAX_DIGITS)
     config, notify = load(), to_stderr_if_lost if quiet else to_stderr
     service = Service(config, notify)
     listening = bound(config.server.host, config.server.port)

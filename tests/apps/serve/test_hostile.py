@@ -181,6 +181,26 @@ def test_slow_and_large_requests_do_not_disturb_the_stream(server):
     assert process.num_threads() <= before[1] + 8
 
 
+MANY = 40_000
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [
+        ({f"field{number}": number for number in range(3 * MANY)}, 413),
+        ({f"field{number}": number for number in range(MANY)}, 200),
+        ({"x": [int(600 * "9")] * 20_000}, 200),
+        ({"x": [10**700]}, 400),
+        ({"messages": [{"role": "user", "content": NOW, "tool_calls": [1] * MANY}]}, 400),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}] * MANY}]}, 400),
+    ],
+)
+def test_a_body_of_many_values_is_read_in_a_moment_or_refused(server, field, status):
+    before = psutil.Process(server.process.pid).cpu_times().user
+    assert server.request("POST", "/v1/chat/completions", BODIES["POST", "/v1/chat/completions"] | field)[0] == status
+    assert psutil.Process(server.process.pid).cpu_times().user - before < 5
+
+
 def test_no_secret_is_told(tmp_path):
     (tmp_path / "key").write_text(f"{SECRET}-key")
     (tmp_path / "edgevlm.toml").write_text(
