@@ -14,7 +14,7 @@ import typer
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.errors import NoThreads, UserError, reason
-from edgevlm.progress import guard_streams, silence
+from edgevlm.progress import guard_streams, plain, silence
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
@@ -116,7 +116,7 @@ def main() -> None:
 def _fail(line: str) -> NoReturn:
     if os.environ.get("EDGEVLM_DEBUG"):
         traceback.print_exc()
-    typer.echo(f"edgevlm: {mask_credentials(line)}", err=True)
+    typer.echo(f"edgevlm: {plain(mask_credentials(line))}", err=True)
     sys.exit(2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TextIO
 Notify = Callable[[str], object]  # called with a line for the user
 
 OUTPUT = "the output"  # standard output, as the file name of an OSError
+CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # of terminals, and of direction
 SLOW_MS = 1000  # that a message waits for its reader
 
 
@@ -22,8 +24,17 @@ class Lost(str):
     __slots__ = ()
 
 
+def plain(text: str) -> str:
+    """Escape what would control a terminal: others may have written the text. Line ends and tabs stay."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def to_stdout(text: str = "", end: str = "\n") -> None:
+    print(plain(text), end=end, flush=True)
+
+
 def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(plain(line).replace("\n", "\\n"), file=sys.stderr, flush=True)
 
 
 def to_stderr_if_lost(line: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from edgevlm.apps.commands.cli_options import Json, StateKeyFile, of_file, option
 from edgevlm.apps.commands.lazy import plain_app
 from edgevlm.errors import UserError
-from edgevlm.progress import progress
+from edgevlm.progress import progress, to_stderr, to_stdout
 
 
 def cameras(json: Json = False) -> None:
@@ -23,7 +23,7 @@ def cameras(json: Json = False) -> None:
         from edgevlm.apps.doctor.cameras import list_cameras
 
         lines = list(list_cameras(json))
-    typer.echo("\n".join(lines))
+    to_stdout("\n".join(lines))
 
 
 def doctor(json: Json = False) -> None:
@@ -35,7 +35,7 @@ def doctor(json: Json = False) -> None:
         from edgevlm.apps.doctor.checks import report
 
         lines, healthy = report(json)
-    typer.echo("\n".join(lines))
+    to_stdout("\n".join(lines))
     if not healthy:
         raise typer.Exit(1)
 
@@ -52,7 +52,7 @@ def power(
     from edgevlm.apps.doctor.power import show_power
 
     for is_data, line in show_power(interval, seconds, json):
-        typer.echo(line, err=not is_data)
+        (to_stdout if is_data else to_stderr)(line)
 
 
 def show(
@@ -94,7 +94,7 @@ def show(
                 "turns": {name: len(turns) for name, turns in session["conversations"].items()},
             }  # fmt: skip
             words = f"{described(about)}; {facts['name']}, {facts['policy']}, budget {facts['budget']}, {facts['rows']} rows"
-        typer.echo(json_line("snapshot", {"snapshot": path.name, **facts}) if json else f"{path.name}: {words}")
+        to_stdout(json_line("snapshot", {"snapshot": path.name, **facts}) if json else f"{path.name}: {words}")
     if not any(isinstance(snapshot, Snapshot) for _, snapshot in found):
         raise typer.Exit(1)
 

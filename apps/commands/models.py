@@ -13,7 +13,7 @@ import typer
 from edgevlm.apps.commands.cli_options import KV, Device, Json, Threads, flag, lines, option
 from edgevlm.apps.commands.lazy import plain_app
 from edgevlm.errors import UserError
-from edgevlm.progress import progress, to_stderr
+from edgevlm.progress import progress, to_stderr, to_stdout
 
 PLAN = """
 \b
@@ -72,7 +72,7 @@ def plan(
         folder = resolve_config(model, step, to_stderr)
         asked = (device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, cameras)
         lines = list(command.show(command.PlanRequest(folder, *asked), json))
-    typer.echo("\n".join(lines))
+    to_stdout("\n".join(lines))
 
 
 def models(
@@ -88,7 +88,7 @@ def models(
         from edgevlm.apps.planning.plan import show_models
 
         lines = list(show_models(device, fps, json))
-    typer.echo("\n".join(lines))
+    to_stdout("\n".join(lines))
 
 
 def export(
@@ -143,7 +143,7 @@ def export(
             out = cached_bundle(folder, step, to_stderr, **options)
         else:
             export_apart(folder, out, progress=step, notify=to_stderr, **options)
-    typer.echo(str(out))
+    to_stdout(str(out))
 
 
 def build(
@@ -174,7 +174,7 @@ def list_bundles(json: Json = False) -> None:
     from edgevlm.apps.bundles import cache
 
     for line in cache.list_bundles(json):
-        typer.echo(line)
+        to_stdout(line)
 
 
 def verify(
@@ -192,7 +192,7 @@ def verify(
 
         for line, well in cache.verify(bundles or [], step):
             intact &= well
-            print(line, flush=True)
+            to_stdout(line)
     raise typer.Exit(0 if intact else 1)
 
 
@@ -210,7 +210,7 @@ def pull(
         from edgevlm.apps.bundles.hub import Repository, parse_id
 
         path = fetch.pull(Repository(parse_id(name), to_stderr), step, to_stderr, out, force=force)
-    typer.echo(str(path))
+    to_stdout(str(path))
 
 
 def push(
@@ -226,7 +226,7 @@ def push(
         from edgevlm.apps.bundles import fetch
 
         address = fetch.push(bundle, name, step, public=public)
-    typer.echo(address)
+    to_stdout(address)
 
 
 def remove(
@@ -255,7 +255,7 @@ def policies(
 
     With each: its paper, its defaults and what differs from the paper.
     """
-    typer.echo(list_policies(json, name))
+    to_stdout(list_policies(json, name))
 
 
 def list_policies(as_json: bool, name: str | None = None) -> str:
@@ -316,4 +316,4 @@ def calibrate(
         model = resolve_model(bundle, step, to_stderr)
         request = command.CalibrateRequest(model, video or [], frames, out, threads, comparison, layers)
         result = command.start(request, step, to_stderr)
-    typer.echo((command.as_json if json else command.describe)(*result))
+    to_stdout((command.as_json if json else command.describe)(*result))

@@ -26,7 +26,7 @@ from edgevlm.apps.credentials import state_key
 from edgevlm.apps.settings import RunSettings
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
-from edgevlm.progress import progress, to_stderr
+from edgevlm.progress import progress, to_stderr, to_stdout
 
 ASK = """
 \b
@@ -111,7 +111,7 @@ def run(
     if questions:
         from edgevlm.calib.demo.questions import all_questions
 
-        typer.echo("\n".join(all_questions()))
+        to_stdout("\n".join(all_questions()))
         return
     launch(settings, as_json=json, quiet=quiet)
 
@@ -223,7 +223,7 @@ def check(
     state_key(settings.state_key)
     sinks.open_sinks(settings.sinks)
     if json:
-        typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
+        to_stdout(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
     else:
         to_stderr(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")
 
@@ -286,7 +286,7 @@ def forget(
     else:
         done = forget_served(url, given(stream=stream, since=since, until=until, all=everything), key_file)
     for name, counts in done.items():
-        typer.echo(json_line("forgotten", {"stream": name, **counts}) if json else in_words(name, counts))
+        to_stdout(json_line("forgotten", {"stream": name, **counts}) if json else in_words(name, counts))
 
 
 def digest(
@@ -330,4 +330,4 @@ def journal(
     if not lines:
         to_stderr("no line was found; a server writes a journal where its configuration has [journal] every = MINUTES")
     for each in reversed(lines):
-        typer.echo(json_line("line", each) if json else str(Line(each["camera"], moment(each["time"]), each["text"])))
+        to_stdout(json_line("line", each) if json else str(Line(each["camera"], moment(each["time"]), each["text"])))

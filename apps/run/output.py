@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.schemas import Stats, json_line
-from edgevlm.progress import to_stderr, to_stderr_if_lost
+from edgevlm.progress import to_stderr, to_stderr_if_lost, to_stdout
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.writer import ago
 
@@ -91,7 +91,7 @@ class TextOutput:
     def answer(self, answer: AnswerEvent) -> None:
         truth = "" if answer.truth is None else f"   (truth: {answer.truth})"
         seen = f"   ({answer.seen})" if answer.seen else ""
-        print(f"[{answer.when}] {answer.question}  {answer.text}{truth}{seen}", flush=True)
+        to_stdout(f"[{answer.when}] {answer.question}  {answer.text}{truth}{seen}")
 
     def piece(self, text: str) -> None: ...
 

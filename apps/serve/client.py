@@ -17,7 +17,7 @@ from edgevlm.apps.run.clock import NOW_S, clock_time, moment
 from edgevlm.apps.run.output import wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
-from edgevlm.progress import to_stderr
+from edgevlm.progress import to_stderr, to_stdout
 from edgevlm.runtime.snapshots.writer import ago
 
 TIMEOUT_S = 600.0
@@ -56,7 +56,7 @@ def ask_server(
                 piece = choice["delta"].get("content") or ""
                 text += piece
                 if not as_json:
-                    print(piece, end="", flush=True)
+                    to_stdout(piece, end="")
         else:
             raise UserError(f"{mask_credentials(url)}: the server went away in the middle of an answer; ask again")
         if as_json:
@@ -64,7 +64,7 @@ def ask_server(
             fields |= {"question": question, "text": text, "evidence": extension.get("evidence") or []}
             print(json_line("completion", {"time": wall_clock(), **fields}), flush=True)
             return
-        print(flush=True)
+        to_stdout()
         held, moments, now = extension.get("evidence_held"), extension.get("evidence"), time.time()
         if held is False:
             to_stderr("what would answer this is no longer in memory")
@@ -95,9 +95,9 @@ def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_j
             if what is None:
                 how_long = "still open" if each["seconds"] is None else f"for {ago(each['seconds'])}"
                 what = f"{each['question'] or each['watch']}  {how_long} ({each['probability']:.2f})"
-            print(f"{clock_time(moment(at))}  {each['camera']}  {what}")
+            to_stdout(f"{clock_time(moment(at))}  {each['camera']}  {what}")
             for seen in [seen for seen in each["evidence"] if seen.get("jpeg_url")][:1]:
-                print(f"  {mask_credentials(url).rstrip('/')}{seen['jpeg_url']}")
+                to_stdout(f"  {mask_credentials(url).rstrip('/')}{seen['jpeg_url']}")
         if not found["data"]:
             to_stderr(f"nothing happened since {clock_time(moment(found['since']))}: no watch was open, no line was written")
 

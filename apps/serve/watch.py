@@ -24,7 +24,7 @@ from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import Sink, Stdout
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, reason
-from edgevlm.progress import progress, to_stderr, to_stderr_if_lost
+from edgevlm.progress import progress, to_stderr, to_stderr_if_lost, to_stdout
 
 LOOK_S = 0.2  # from one look whether it is to end to the next
 NEVER_S = 86_400.0  # from one snapshot to the next, where nobody comes back for it
@@ -40,7 +40,7 @@ class Lines(Sink):
         else:
             what = f"after {event.time - event.opened:.1f} s"
         time_of_day = f"{datetime.fromtimestamp(event.time):%H:%M:%S}"
-        print(f"{time_of_day}  {event.state:5}  {event.question}  ({event.probability:.2f}, {what})", flush=True)
+        to_stdout(f"{time_of_day}  {event.state:5}  {event.question}  ({event.probability:.2f}, {what})")
 
 
 def checked_watch(settings: dict[str, Any]) -> Watch:

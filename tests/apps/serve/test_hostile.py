@@ -1,6 +1,7 @@
 """``edgevlm serve`` attacked: what it is sent, how slowly, how much of it. The stream goes on, and errors are OpenAI's."""
 
 import http.client
+import http.server
 import json
 import os
 import resource
@@ -8,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from served import KEY, NOW, WAIT_S, Served, eventually, serving
+from typer.testing import CliRunner
+
+from edgevlm.cli import app
 
 pytest.importorskip("fastapi")
 
@@ -246,3 +251,42 @@ source = "http://admin:{SECRET}@127.0.0.1:9/mjpeg?token={SECRET}&user-pw={SECRET
     told += [path.read_bytes() for path in (tmp_path / "served").rglob("*") if path.is_file()]
     assert len(told) > 20
     assert [text[:300] for text in told if SECRET.encode() in text] == []
+
+
+CONTROL = "\x1b]0;owned\x07\x9b2J\r\u202e"
+AT = "2026-11-22T16:30:05.123Z"
+WRITTEN = {  # by others, on a server
+    "/v1/journal": {"data": [{"camera": CONTROL, "time": AT, "text": CONTROL}]},
+    "/v1/digest": {"since": AT, "data": [{"event": "line", "camera": CONTROL, "time": AT, "text": CONTROL, "evidence": []}]},
+    "/v1/chat/completions": {"choices": [{"delta": {"content": CONTROL}}]},
+    "/v1/forget": {"streams": {CONTROL: {CONTROL: 1}}},
+}
+
+
+class Writer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps(WRITTEN[self.path.partition("?")[0]])
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"data: {body}\n\ndata: [DONE]\n\n".encode() if "chat" in self.path else body.encode())
+
+    do_POST = do_GET
+
+
+@pytest.mark.parametrize("command", [["journal"], ["digest"], ["ask", "who?"], ["forget", "--all", "--yes"]])
+def test_what_others_wrote_does_not_control_a_terminal(command):
+    with http.server.HTTPServer(("127.0.0.1", 0), Writer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        told = CliRunner().invoke(app, [*command, "--url", f"http://127.0.0.1:{server.server_port}"], catch_exceptions=False)
+        server.shutdown()
+    assert "owned" in told.stdout
+    assert "".join(filter(str.isprintable, told.output)) == told.output.replace("\n", "")
+
+
+def test_what_a_client_named_does_not_control_the_log(server):
+    status, _, body = server.request("POST", "/v1/streams", {"id": "sly", "source": "rtsp://192.0.2.1:9/\x1b]0;owned\x07"})
+    assert status == 201, body
+    log = Path(server.errors.name)
+    eventually(lambda: "sly: " in log.read_text())
+    server.request("DELETE", "/v1/streams/sly")
+    assert "".join(filter(str.isprintable, log.read_text())) == log.read_text().replace("\n", "")
