@@ -48,11 +48,11 @@ def forget_folder(state: str, span: Span, stream: str | None = None, key: Snapsh
 
 
 def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folders of cameras, and their names."""
+    """Yield the folders of cameras, and their names. Links in the folder are not followed."""
     if (folder / LOCK).exists():
         yield folder, folder.name
     for path in sorted(folder.glob("*")):
-        if any((path / name).exists() for name in (LOCK, Thumbnails.FILE)):
+        if not path.is_symlink() and any((path / name).exists() for name in (LOCK, Thumbnails.FILE)):
             yield path, path.name
 
 

@@ -22,7 +22,7 @@ from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.files import atomic_write, look
 
 TIMEOUT_S = 10.0
-PAUSES_S = (1, 2, 4, 8, 8)  # between attempts of which none brought a byte
+PAUSES_S = (1, 2, 4, 8, 8)  # after an attempt: the first where it brought a byte, else the next, to the last
 ATTEMPTS = 64  # at one file
 MB = 1_000_000
 CONFIG = "config.json"
@@ -202,7 +202,10 @@ class Repository:
 
 
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
-    """Append to ``part`` what it lacks of a file; attempts continue while any brings a byte, up to ATTEMPTS."""
+    """Append to ``part`` what it lacks of a file; attempts continue while any brings a byte, up to ATTEMPTS.
+
+    Each is followed by a pause, also where the server ends its answer early. Raises HTTPError.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -212,6 +215,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
             tell(begin := stream.tell())
             if begin >= file.bytes:
                 return
+            problem: HTTPError | None = None
             wanted = headers | ({"Range": f"bytes={begin}-"} if begin else {})
             try:
                 with get_session().stream("GET", url, headers=wanted, follow_redirects=True, timeout=TIMEOUT_S) as response:
@@ -225,11 +229,16 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         if stream.tell() > file.bytes:
                             return
             except HTTPError as error:
-                failures = 0 if stream.tell() > begin else failures + 1
-                refused = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
-                if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:
-                    raise
-                time.sleep(PAUSES_S[failures])
+                problem = error
+            if stream.tell() >= file.bytes:
+                return
+            failures = 0 if stream.tell() > begin else failures + 1
+            refused = isinstance(problem, HfHubHTTPError) and problem.response.status_code < 500
+            if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:
+                if problem is not None:
+                    raise problem
+                return  # what there is has another hash
+            time.sleep(PAUSES_S[failures])
 
 
 def explain(error: Exception, name: HubId, folder: Path) -> HubError:

@@ -445,6 +445,8 @@ class Service:
     def _open(
         self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool
     ) -> CameraStream:
+        if folder is not None and folder.is_symlink():
+            raise UserError(f"{folder}: is a link, and what it leads to is not ours to clean up; put a folder there")
         options = stream_options(replace(self._options, hosts=hosts), settings)
         stream = CameraStream(self, name, settings, options, folder, paused)
         self.streams = {**self.streams, name: stream}

@@ -182,6 +182,26 @@ def test_a_file_that_changes_while_it_is_downloaded_or_never_ends_is_refused(wor
     fetch.resolve_checkpoint(NAME, quiet, quiet)
 
 
+def test_a_hub_that_sends_other_short_files_is_asked_a_few_times_with_pauses(world, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(hub, "PAUSES_S", (1, 2, 4))
+    monkeypatch.setattr(hub.time, "sleep", pauses.append)
+    for sent in ("", "x"):
+
+        def short(kind, path, headers, sent=sent):
+            return (200, {}, sent) if path.endswith("model.safetensors") else None
+
+        world.hub.answer = short
+        pauses.clear()
+        world.hub.requests.clear()
+        with pytest.raises(HubError, match="is not what the hub lists"):
+            fetch.resolve_checkpoint(NAME, quiet, quiet)
+        asked = world.hub.fetched().count("model.safetensors")
+        assert asked <= hub.ATTEMPTS
+        assert len(pauses) == asked - 1
+        assert min(pauses) >= 1
+
+
 def test_the_disk_is_looked_at_before(world, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(HubError, match=r"0 MB are to be downloaded and 0 MB are free on the disk of .*; make room"):

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from served import eventually, serving
+from served import Served, eventually, serving
 from typer.testing import CliRunner
 
 from edgevlm.cli import app
@@ -69,6 +69,26 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
     forget("--all", "--yes", "--state", folder)
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["lock"]
     refused("no state of a run or a server", "--all", "--yes", "--state", tmp_path)
+
+
+def test_links_in_the_state_folder_are_not_followed(tmp_path):
+    state, other = tmp_path / "kept", tmp_path / "other"
+    for folder in (state, other):
+        folder.mkdir()
+    for name in ("lock", "00000001.snapshot", "00000001.other", "a.unfinished", "thumbnails.sqlite"):
+        (other / name).write_text("mine")
+    before = {path.name: path.read_text() for path in other.iterdir()}
+    (state / "demo").symlink_to(other)
+    with pytest.raises(RuntimeError, match="demo: is a link"):
+        Served(tmp_path, "--state", state)
+    (state / "yard").symlink_to(other)
+    (tmp_path / "edgevlm.toml").write_text(f'state = "{state}"\n[cameras.gate]\nsource = "demo"\n')
+    with serving(tmp_path / "one", tmp_path / "edgevlm.toml") as server:
+        status, _, body = server.request("POST", "/v1/streams", {"id": "yard", "source": "demo"})
+        assert (status, b"is a link" in body) == (400, True)
+        forget("--all", "--yes", "--url", server.url)
+    forget("--all", "--yes", "--state", state)
+    assert {path.name: path.read_text() for path in other.iterdir()} == before
 
 
 def test_all_of_a_running_camera_and_of_a_removed_one_goes(tmp_path):
