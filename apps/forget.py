@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,12 +13,14 @@ from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
+from edgevlm.runtime.files import PRIVATE, private_folder
 from edgevlm.runtime.opening import STORE
 from edgevlm.runtime.snapshots.directory import LOCK, OTHER, SnapshotDirectory, SnapshotKey, is_address
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 
 OURS = ("*.unfinished", f"{Thumbnails.FILE}*", f"{STORE}*", f"*{OTHER}")  # of a camera, in its folder, beside its snapshots
+MARK = "forgotten"  # a file beside them, after all was: a recording would be remembered again if it were opened
 Forgotten = dict[str, int]  # how many of what
 
 
@@ -88,4 +91,15 @@ def forget_pictures(folder: Path, span: Span) -> Forgotten:
     for pattern in OURS if span.everything else ():
         for path in folder.glob(pattern):
             path.unlink()
+    if span.everything:
+        mark(folder)
     return {"thumbnails": count}
+
+
+def mark(folder: Path) -> None:
+    """Note that all was forgotten, until somebody asks to watch again. Raises UserError."""
+    try:
+        private_folder(folder)
+        os.close(os.open(folder / MARK, os.O_CREAT | PRIVATE, 0o600))
+    except OSError as error:
+        raise UserError(f"{folder / MARK}: cannot be written ({error.strerror or error})") from None

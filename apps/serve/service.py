@@ -18,14 +18,14 @@ from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, state_key
-from edgevlm.apps.forget import Forgotten, cameras, forget_camera
+from edgevlm.apps.forget import MARK, Forgotten, cameras, forget_camera, mark
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.names import id_of, program_id, short_hash
 from edgevlm.apps.run.clock import Span
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
 from edgevlm.apps.serve.stream import CameraStream, stream_options
-from edgevlm.apps.sources import SourceOptions, check_source, open_source
+from edgevlm.apps.sources import SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
@@ -152,7 +152,10 @@ class Service:
                 check_source(address, None)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
-            return self._open(name, wanted, self.hooks.camera_folder(self, name), hosts, paused)
+            folder = self.hooks.camera_folder(self, name)
+            if by_client:  # who asks for it now
+                (folder / MARK).unlink(missing_ok=True)
+            return self._open(name, wanted, folder, hosts, paused)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Give a camera another policy or budget and an empty memory, until the server restarts.
@@ -172,7 +175,8 @@ class Service:
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
         """Delete what one camera, or all, removed ones too, saw in a time; returns counts by camera.
 
-        All of it begins an empty memory. Raises UserError; what was deleted before stays deleted.
+        All of it begins an empty memory; a recording is then paused, after a restart too.
+        Raises UserError; what was deleted before stays deleted.
         """
         with self._lock:
             watched = list(self.streams) if name is None else [] if name in self.removed() else [self.stream(name).name]
@@ -213,6 +217,8 @@ class Service:
             raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
         if (address := self.hooks.camera_address(self, name)) is not None:
             self.forget_at(address, Span())
+        if before.ends:
+            mark(folder)
         self._open_again(before, before.settings, before.folder)
         return {"thumbnails": count}
 
@@ -448,6 +454,9 @@ class Service:
         if folder is not None and folder.is_symlink():
             raise UserError(f"{folder}: is a link, and what it leads to is not ours to clean up; put a folder there")
         options = stream_options(replace(self._options, hosts=hosts), settings)
+        if comes_to_an_end(settings.address(), None) and (self.hooks.camera_folder(self, name) / MARK).exists():
+            paused = True
+            self.notify(f"{name}: this recording was forgotten, so it is paused; resume it to watch it again")
         stream = CameraStream(self, name, settings, options, folder, paused)
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)

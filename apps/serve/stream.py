@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.forget import Forgotten
+from edgevlm.apps.forget import MARK, Forgotten
 from edgevlm.apps.journal import Journal, Line, with_notes
 from edgevlm.apps.run.clock import Span, moment
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
@@ -114,7 +114,8 @@ class Owner(Protocol):
 class CameraStream:
     """A camera, watched by a thread of its own until :meth:`close`. It is its run loop's output and observer.
 
-    ``problem``: why nothing is watched, where the source does not say. ``hosts``: that its source may reach; None: any.
+    ``ends``: it is a recording. ``problem``: why nothing is watched, where the source does not say.
+    ``hosts``: that its source may reach; None: any.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class CameraStream:
         self._closing, self._wake, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()  # no frame is being taken in
         self._address = settings.address()
-        self._ends = comes_to_an_end(self._address, None)
+        self.ends = comes_to_an_end(self._address, None)
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None
         config, watches = service.config, service.watches
@@ -165,7 +166,7 @@ class CameraStream:
             self._go_on()
         self.watcher = Watcher(
             name, self.session, thumbnails, taught=lambda question: self.loop.as_taught(question), record=watches.record,
-            last=watches.last, changed=self._watch_changed, notify=self.notice, replays=self._address == "demo" or self._ends,
+            last=watches.last, changed=self._watch_changed, notify=self.notice, replays=self._address == "demo" or self.ends,
             label=settings.name,
         )  # fmt: skip
         self.loop = self._make_loop()
@@ -303,6 +304,7 @@ class CameraStream:
 
     def resume(self) -> None:
         if self.paused:
+            (self._service.hooks.camera_folder(self._service, self.name) / MARK).unlink(missing_ok=True)
             self.paused = False
             self._wake.set()
 
@@ -374,7 +376,7 @@ class CameraStream:
             if self.paused:
                 self._source.close()
             else:
-                self._wake.wait(None if self._ends else RETRY_S)
+                self._wake.wait(None if self.ends else RETRY_S)
             self._wake.clear()
             while self.paused and not self._closing.is_set():
                 self._wake.wait()

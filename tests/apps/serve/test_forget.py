@@ -7,6 +7,7 @@ import pytest
 from served import Served, eventually, serving
 from typer.testing import CliRunner
 
+from edgevlm.apps.forget import MARK
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -67,8 +68,34 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
     forget("--since", f"{time.time() - paused + 3600:.0f}s", "--yes", "--state", folder)  # and in the folder
     assert not any(holds(folder, shown.values()))
     forget("--all", "--yes", "--state", folder)
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["lock"]
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {"lock", MARK}
     refused("no state of a run or a server", "--all", "--yes", "--state", tmp_path)
+
+
+def test_a_recording_that_was_forgotten_is_watched_again_only_when_it_is_asked_for(tmp_path):
+    pictures, config, state = tmp_path / "pictures", tmp_path / "edgevlm.toml", tmp_path / "kept"
+    pictures.mkdir()
+    for number in range(20):
+        (pictures / f"{number}.ppm").write_bytes(b"P6 64 64 255\n" + bytes([10 * number, 99, 7]) * 4096)
+    config.write_text(f'state = "{state}"\nfps = 8\n[cameras.clip]\nsource = "{pictures}"\n')
+
+    def paused(server):
+        described = server.get("/v1/streams/clip")
+        assert (described["state"], described["frames_watched"]) == ("paused", 0)
+
+    with serving(tmp_path / "one", config) as server:
+        server.watched("clip", 4)
+        forget("--all", "--yes", "--url", server.url)
+        paused(server)
+        server.end()
+    with serving(tmp_path / "two", config) as server:
+        paused(server)
+        server.request("PATCH", "/v1/streams/clip", {"state": "running"})
+        server.watched("clip", 4)
+        server.end()
+    forget("--all", "--yes", "--state", state)
+    with serving(tmp_path / "three", config) as server:
+        paused(server)
 
 
 def test_links_in_the_state_folder_are_not_followed(tmp_path):
