@@ -19,6 +19,7 @@ from edgevlm.apps.sources.base import Connection, Grabbed, Image, SourceOptions
 from edgevlm.apps.sources.hosts import AllowedHosts, addresses, unresolved
 from edgevlm.apps.sources.live import KEYFRAME_WAIT_S
 from edgevlm.apps.sources.picture import JPEG, PNG, split_pictures, try_decoding
+from edgevlm.apps.sources.rtsp_relay import Relay
 from edgevlm.apps.sources.video import CONTAINERS, Feed, RecordedClock, Video, load_av
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
@@ -53,8 +54,8 @@ LARGEST, MORE = 16 << 20, 1 << 20  # bytes of a first picture; and beside four t
 def connect(url: str, options: SourceOptions) -> Connection:
     """Open one connection. Raises SourceError; SourceRefused where the camera's answer will stay the same.
 
-    With ``options.hosts`` only allowed hosts are reached, by redirects and playlists too; FFmpeg resolves nothing, and follows
-    redirects inside RTSP only.
+    With ``options.hosts`` only allowed hosts are reached, by redirects and playlists too; FFmpeg resolves nothing, and what
+    redirects inside RTSP is refused.
     """
     parts, hosts = split_address(url), options.hosts
     if parts.scheme.lower() in ("http", "https"):
@@ -69,12 +70,30 @@ def connect(url: str, options: SourceOptions) -> Connection:
         address = hosts.resolve(parts.hostname or "", parts.port or 0)
         host = f"[{address}]" if ":" in address else address
         url = parts._replace(netloc=f"{login}{at}{host}" + f":{parts.port}" * (parts.port is not None)).geturl()
+        if parts.scheme.lower() in ("rtsp", "rtsps"):
+            return _relayed(url, address, options)
     elif parts.hostname:
         try:
             addresses(parts.hostname, parts.port or 0)  # FFmpeg would call an unknown name an input/output error
         except SourceError as error:
             raise SourceError(RAW if is_raw(parts) else str(error)) from None
     return FfmpegConnection(url, options)
+
+
+def _relayed(url: str, address: str, options: SourceOptions) -> Connection:
+    camera = split_address(url)
+    scheme = camera.scheme.lower()
+    try:
+        relay = Relay(address, camera.port or PORTS[scheme], options.open_timeout_s, tls=scheme == "rtsps")
+    except OSError as error:
+        raise SourceError(explain(error, camera)) from None
+    try:
+        return FfmpegConnection(url, options, relay=relay)
+    except BaseException as error:
+        relay.close()
+        if isinstance(error, SourceError) and relay.problem:
+            raise SourceRefused(relay.problem) from None
+        raise
 
 
 def _connected(url: str, parts: SplitResult, options: SourceOptions, response: HTTPResponse) -> Connection:
@@ -233,8 +252,10 @@ class FfmpegConnection(Connection):
     those of ``options.hosts``. Raises SourceError, in words without the address.
     """
 
-    def __init__(self, url: str, options: SourceOptions, response: HTTPResponse | None = None) -> None:
-        self._options, self._camera, self._response = options, split_address(url), response
+    def __init__(
+        self, url: str, options: SourceOptions, response: HTTPResponse | None = None, relay: Relay | None = None
+    ) -> None:
+        self._options, self._camera, self._response, self._relay = options, split_address(url), response, relay
         self._feeds: list[Feed] = []
         self._video: Video | None = None
         scheme = self._camera.scheme.lower()
@@ -277,12 +298,15 @@ class FfmpegConnection(Connection):
         self._release()
 
     def _release(self) -> None:
-        for each in (self._video, self._response, *self._feeds):
+        for each in (self._video, self._relay, self._response, *self._feeds):
             if each is not None:
                 each.close()
 
     def _open(self, url: str, scheme: str) -> Video:
         options, began = self._options, time.monotonic()
+        if self._relay is not None:
+            login, at, _ = self._camera.netloc.rpartition("@")
+            url = self._camera._replace(scheme="rtsp", netloc=f"{login}{at}127.0.0.1:{self._relay.port}").geturl()
         if self._response is None:
             allowed = {"protocol_whitelist": PROTOCOLS, "format_whitelist": f"{CONTAINERS},rtsp,rtp"}
             more: dict[str, Any] = {"options": allowed | (LOW_LATENCY if scheme.startswith("rtsp") else {})}

@@ -3,6 +3,7 @@
 import http.server
 import socket
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -100,10 +101,36 @@ def test_a_name_is_resolved_once_for_each_connection(monkeypatch):
         return [(0, 0, 0, "", (next(answers), port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    monkeypatch.setattr(network, "FfmpegConnection", lambda url, options: opened.append(url))
+    monkeypatch.setattr(network, "FfmpegConnection", lambda url, options, relay: opened.append(url))
+    monkeypatch.setattr(network, "Relay", lambda address, port, timeout_s, tls: opened.append((address, port)))
     options = SourceOptions(hosts=AllowedHosts(None))
     network.connect("rtsp://user:p%40ss@camera.example:8554/1?x=y", options)
     with pytest.raises(SourceRefused):
         network.connect("rtsp://camera.example/1", options)
     network.connect("rtsp://camera.example/1", options)
-    assert opened == ["rtsp://user:p%40ss@10.0.0.5:8554/1?x=y", "rtsp://[fd00::7]/1"]
+    assert opened == [
+        ("10.0.0.5", 8554), "rtsp://user:p%40ss@10.0.0.5:8554/1?x=y", ("fd00::7", 554), "rtsp://[fd00::7]/1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reply", ["RTSP/1.0 302 Moved", "RTSP/1.0  302 Moved", "RTSP/2 301 Moved", "RTSP/1.0 0305 x"])
+def test_rtsp_is_not_redirected_to_another_host(reply):
+    pytest.importorskip("av")
+    asked = []
+
+    def camera(listening):
+        while True:
+            with suppress(OSError), listening.accept()[0] as link:
+                asked.append((link.getsockname()[0], data := link.recv(4096)))
+                number = data.partition(b"CSeq: ")[2].partition(b"\r")[0].decode()
+                place = f"rtsp://127.0.0.2:{listening.getsockname()[1]}/secret"
+                for byte in f"{reply}\r\nCSeq: {number}\r\nLocation: {place}\r\n\r\n".encode():
+                    link.sendall(bytes([byte]))
+                link.recv(4096)
+
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        threading.Thread(target=camera, args=(listening,), daemon=True).start()
+        options = SourceOptions(open_timeout_s=10, hosts=AllowedHosts(["127.0.0.1"]))
+        with pytest.raises(SourceRefused, match="redirects to another address"):
+            network.connect(f"rtsp://127.0.0.1:{listening.getsockname()[1]}/live", options)
+    assert {host for host, _ in asked} == {"127.0.0.1"}
