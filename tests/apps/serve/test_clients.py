@@ -165,7 +165,8 @@ def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
     ("host", "status"),
     [("localhost:8000", 200), ("LOCALHOST", 200), ("[::1]:8000", 200), ("192.168.1.9:8000", 200), ("box.lan", 200),
      ("evil.example", 421), ("localhost.evil.example", 421), ("localhost:80.evil.example", 421), ("a@localhost", 421),
-     ("localhost/", 421), ("", 421), ("[::1", 421), ("127.1", 421), ("[::1].evil.example", 421)],
+     ("localhost/", 421), ("", 421), ("[::1", 421), ("127.1", 421), ("[::1].evil.example", 421),
+     ("[fe80::1%evil.example]", 421)],
 )  # fmt: skip
 def test_names_that_are_not_this_servers_are_refused(host, status):
     sent = []
