@@ -38,8 +38,8 @@ class References(Stateful):
 
     A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide. A distance is 1 -
     cosine. The camera's noise is the median distance of a frame whose references are of the frame before, and never more
-    than a median since; what stands out of it has changed. How far apart a frame's patches are bounds that: a scene that
-    moves everywhere is not noise.
+    than a median since; what stands out of it has changed. It is at most a quarter of the distance between a frame's
+    patches, so that a scene that moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
