@@ -130,7 +130,7 @@ def resolve_model(
         if model != "demo" and look(folder / MANIFEST) == "nothing":
             refuse_files(folder)
             if look(folder) == "nothing" and "/" not in model and (near := nearest_published(model)) is not None:
-                raise UserError(f"--model {model}: there is no such folder; did you mean {near}?")
+                raise UserError(f"--model {model}: no such folder; did you mean {near}?")
         return model
     if (folder / MANIFEST).exists():
         return model if name is None else str(folder)

@@ -244,7 +244,6 @@ class ChatRequest(Asked):
     tools: Annotated[list[Annotated[Tool, BeforeValidator(shallow)]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool | None = Field(None, description="vLLM's; `continue_final_message` decides.")
     continue_final_message: bool | None = Field(None, description="Continue the last message, which is the assistant's.")
 
     @property
@@ -281,7 +280,7 @@ class ChatRequest(Asked):
 
     @property
     def longest(self) -> int | None:
-        """Tokens that the answer may have; None for any number."""
+        """The largest number of answer tokens; None for no limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -352,7 +351,7 @@ class ChatRequest(Asked):
 
     @property
     def functions(self) -> list[Function]:
-        """Those that may be called. Raises FieldError where the one that must be is missing."""
+        """The functions the answer may call. Raises FieldError if the required one is missing."""
         given = [] if self.tool_choice == "none" else [each.function for each in self.tools or () if each.function is not None]
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name

@@ -116,7 +116,7 @@ class Completion:
             self.finish_reason = "tool_calls"
 
     async def pieces(self) -> AsyncGenerator[str, None]:
-        """The answer's text as it comes, up to a stop. The answer is cancelled when nobody reads on."""
+        """Yield the answer's text up to a stop string. Closing the generator cancels the answer."""
         if isinstance(self.answer, str):
             yield self.answer
             return

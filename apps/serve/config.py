@@ -77,7 +77,7 @@ class CameraSettings(Section):
     encode: Encode | None = None
 
     def address(self) -> str:
-        """Return what to open, with the login, and secrets read from where they are kept. Raises UserError."""
+        """Return the source to open, with its login and secrets filled in. Raises UserError."""
         login = (None if each is None else secret(each) for each in (self.username, self.password))
         return with_login(secret(self.source), *login)
 

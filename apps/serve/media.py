@@ -58,7 +58,7 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
         try:
             return spread(opened, count, DECODE_S)
         except (load_av().error.FFmpegError, OSError, ValueError):  # the last two of reading the file
-            raise UserError("this is no video that can be read") from None
+            raise UserError("not a readable video") from None
 
 
 def _inline(url: str, wanted: str) -> bytes:
@@ -95,7 +95,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         host, port = (parts.hostname or "").lower(), parts.port
         is_listed = is_network(host) if host else False
     except ValueError:
-        raise UserError("this is no address") from None
+        raise UserError("not a valid URL") from None
     if parts.username is not None or not host or not url.isascii() or any(char <= " " for char in url):
         raise UserError("give an address without credentials and spaces")
     if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:

@@ -320,7 +320,7 @@ class Service:
         return self._delivery
 
     def _program(self) -> Program:
-        """Describe this program to sinks; the nodes of a cluster have one id, so that cameras that move keep their entities."""
+        """Describe this program to sinks. All nodes of a cluster share one id, so a camera that moves keeps its entities."""
         cluster = self.config.cluster
         if cluster.join is not None:
             return Program(short_hash(mask_credentials(cluster.snapshots or "")), self.page, shared=True)

@@ -65,7 +65,7 @@ def _own_references(schema: Any, before: str) -> Any:
 
 
 class CallReader:
-    """Splits an answer's text, as it comes, into what it says and its calls: Hermes', Qwen's ``<tool_call>{..}</tool_call>``.
+    """Split an answer's text, as it arrives, into text and tool calls: Hermes', Qwen's ``<tool_call>{..}</tool_call>``.
 
     names: functions that may be called; text that calls others is text. whole: the answer is one call, without these marks.
     only_one: what follows the first call is left out. called: whether there was one.

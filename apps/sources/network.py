@@ -159,7 +159,7 @@ def _request(
 
 
 class Unchanged(SourceError):
-    """A picture is the same as when it was last asked for (304)."""
+    """Raised when a still picture has not changed since the last request (304)."""
 
 
 class BoundHandler(http.AbstractHTTPHandler):

@@ -36,7 +36,7 @@ def decode_picture(data: bytes, most_pixels: int = MOST_PIXELS) -> Image:
     except pillow.DecompressionBombError:
         raise SourceError(f"a picture has {most_pixels:,} pixels at most") from None
     except Exception:  # Pillow's decoders raise whatever comes to them
-        raise SourceError("this is no picture that can be read; give JPEG, PNG, WebP or GIF") from None
+        raise SourceError("not a readable image; give JPEG, PNG, WebP or GIF") from None
     if picture.mode.startswith("I"):  # 16 bits: a thermal or depth camera's
         grey = np.clip(np.asarray(picture).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2)

@@ -39,7 +39,7 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class WatchStatus:
-    """How a watch stands on a camera. state: None before it is known. device_class: Home Assistant's.
+    """The state of a watch on a camera; None before it is known. device_class: Home Assistant's.
 
     camera, watch: ids; camera_name, watch_name: for people, where they have names.
     """

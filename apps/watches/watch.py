@@ -135,7 +135,7 @@ def covers(hours: str, now: datetime) -> bool:
 
 @dataclass(slots=True)
 class WatchState:
-    """Return whether a watch is open on a camera, by what it was told of its answer's probability.
+    """Track whether a watch is open on a camera, from the probability of its answer.
 
     is_open, since: since when, in seconds of the stream; None before it first opened. probability, asked: the newest, and when.
     """

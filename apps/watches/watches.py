@@ -135,7 +135,7 @@ class Watches:
         return self._delivery().store.last(camera, watch)
 
     def announce(self, anyway: bool = False) -> None:
-        """Tell the sinks how all watches are, where that changed or ``anyway``, unless it is :meth:`held`."""
+        """Send the state of all watches to the sinks if it changed, or ``anyway``; does nothing while :meth:`held`."""
         if self._holds or self._closed:
             return
         standing = [
@@ -153,7 +153,7 @@ class Watches:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Announce nothing meanwhile, and all at the end: what is opened again is not removed first."""
+        """Delay announcements to the end, so that a camera or watch that is reopened is not removed first."""
         with self._lock:
             self._holds += 1
         try:
@@ -164,7 +164,7 @@ class Watches:
         self.announce()  # unless it failed: what was not opened yet is not removed
 
     def close(self) -> None:
-        """Announce nothing any more: cameras are closed and do not go away."""
+        """Stop announcing: at shutdown cameras are closed, not removed."""
         self._closed = True
 
     def _chosen(self, watch: Watch) -> list[Watcher]:

@@ -1,4 +1,4 @@
-"""Strict in what is said, generous in what is taken: fields of all kinds of clients are honoured, or ignored and named."""
+"""Fields of many clients are honoured, or ignored and named in the reply."""
 
 import json
 

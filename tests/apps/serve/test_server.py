@@ -84,7 +84,7 @@ def test_clients_add_no_files_no_programs_and_nothing_of_this_machine(demo, sour
 
 
 def test_a_camera_has_its_login_beside_its_address(tmp_path, monkeypatch):
-    """With the characters that an address cannot have, in the file and from a client; neither is told to anyone."""
+    """Take a login with characters that a URL cannot hold, from the file and from a client, and never show it."""
     password = "a/b#c?d@e:f%"
     camera = MjpegCamera(1000)
     camera.password = password

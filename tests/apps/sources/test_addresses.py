@@ -1,4 +1,4 @@
-"""What sloppy cameras answer at their address, and in which words a failure is told."""
+"""Sloppy answers of cameras, and the error messages of failures."""
 
 import http.server
 import io

@@ -213,7 +213,7 @@ def test_pauses_grow_to_a_limit_with_jitter():
 
 
 class Unplugged(Scripted):
-    """A USB camera whose driver gives the last picture again and again where it is gone; what is said is a picture's level."""
+    """A USB camera whose driver repeats the last picture once it is unplugged; each step is a picture's grey level."""
 
     repeats = True
 

@@ -111,7 +111,7 @@ def test_what_is_gone_is_removed_also_after_a_restart_and_others_devices_stay(br
     assert json.loads(listener.of(CONFIG)[-2])["components"]["parcel_open"] == {"platform": "binary_sensor"}
     assert listener.of("homeassistant/device/edgevlm_x/config") == [foreign.encode()]
     order = [topic for topic, _, _ in listener.got]
-    assert order[::-1].index("edgevlm/door/parcel/snapshot") < order[::-1].index(CONFIG)  # once nobody reads it
+    assert order[::-1].index("edgevlm/door/parcel/snapshot") < order[::-1].index(CONFIG)  # after its entity is removed
     again.close()
 
 
