@@ -29,8 +29,8 @@ MANY = 0.1  # of the patches: only what changes more of them can be the camera's
 EXPLAINED = 0.5  # of those that seem changed are not, if it was
 BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
 SHIFTED = 0.15  # pixels: less is no shift
-STANDS_OUT = 3.0  # times the noise: a distance of features that is no noise
-MOST_NOISE = 0.25  # of the distance of a frame's patches: more is never noise
+STANDS_OUT = 3.0  # a token has changed if its distance exceeds this many times the noise
+MOST_NOISE = 0.25  # noise is at most this fraction of the distance between a frame's patches
 
 
 class References(Stateful):

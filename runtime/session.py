@@ -200,8 +200,8 @@ class Session:
             encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
                          last encoded; every K frames the whole frame. ``auto``: as calibrated
             store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
-            max_question_tokens  of a question with its conversation, 8192; room is taken when it comes, as far as the model's
-                         positions reach beside the budget; not with a ``text_budget``
+            max_question_tokens  maximum length of a question with its conversation, 8192. Memory for it is allocated when the
+                         question comes, within the model's positions; ignored with a ``text_budget``
 
         state: a directory to keep snapshots in and to resume from, or its SnapshotWriter, which is closed with the session.
         bgr: frames are BGR, as OpenCV reads them, not RGB.
@@ -412,7 +412,7 @@ class Session:
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
-        pictures: frames that this question alone shows, after what was watched; at most :meth:`most_pictures`.
+        pictures: frames for this question only, placed after the watched ones; at most :meth:`most_pictures`.
         since, until: attend to what was seen then alone, seconds of the stream. Where nothing of it is held, reading the answer
         raises NothingHeld.
 

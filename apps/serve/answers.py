@@ -25,7 +25,7 @@ class Named(Record):
 class Model(Named):
     created: int = field("0.")
     owned_by: str = field("The model that watches.")
-    max_model_len: int = field("Tokens that a question, with what was said before, and its answer may have.")
+    max_model_len: int = field("Maximum tokens of a question, its history and its answer.")
 
 
 class Stream(Named):

@@ -91,9 +91,9 @@ class ServerSettings(Section):
 
     max_requests: questions that run or wait at once; the next is answered 429. max_rate: requests a second of one address, over
     some seconds; the next is answered 429. max_body: bytes of a request, and of a picture that is fetched for one.
-    max_question_tokens: of a question with what was said before and its tools, of cameras opened later; room is taken when it
-    comes, as far as the model's positions reach beside the budget. max_pictures: that a question may show, frames of a video
-    among them; those beyond PICTURES count as tokens of the question.
+    max_question_tokens: maximum length of a question with its history and tools, for cameras opened later. Memory for it is
+    allocated when the question comes, within the model's positions. max_pictures: maximum pictures of a question, frames of a
+    video included; those beyond PICTURES count as tokens of the question.
 
     media_hosts: ``HOST`` or ``HOST:PORT`` that pictures may be fetched from, media_private: also where such a name leads to a
     private address. media_folders: whose videos may be shown.
