@@ -56,12 +56,12 @@ def longest_question(text: TextBudget, spare: int) -> int:
     return max(text.question, min(text.most, text.conversation + text.question + spare))
 
 
-def present_rows(model: Model) -> int:
-    """Rows of the newest frame that a question appends, where only what changed enters the memory.
+def present_rows(model: Model, present: int = 1) -> int:
+    """Rows of the ``present`` newest frames that a question appends, where only what changed enters the memory.
 
     A tower that merges frames adds those that changed in the frame before a group that waits.
     """
-    return (2 if model.bundle.vision.group > 1 else 1) * model.rows_per_frame
+    return (present + (model.bundle.vision.group > 1)) * model.rows_per_frame
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:

@@ -69,7 +69,8 @@ def open_stream(
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
     if budget is None:
-        present = present_rows(model) if _append(settings, model, policy, writer) is not None else 0
+        append = _append(settings, model, policy, writer)
+        present = 0 if append is None else present_rows(model, append.present)
         budget = default_budget(model, policy, model.bundle.limit - len(prefix) - rows - present)
     assert isinstance(budget, int), "settings are checked"
     if settings.policy == AUTO:
@@ -96,13 +97,13 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 
     A memory of whole frames, as earlier versions kept it, resumes as one.
     """
-    choices, (name, tau, refresh) = model.bundle.choices(), parse_append(settings.append)
+    choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
         return None
     calibrated = choices.append.tau if choices and choices.append else TAU
     if name == ALL or (name == AUTO and (calibrated is None or policy.needs_whole_frames)):
         return None
-    return AppendChanged(tau or calibrated or TAU, refresh)
+    return AppendChanged(tau or calibrated or TAU, refresh, present)
 
 
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:

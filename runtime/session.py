@@ -194,8 +194,9 @@ class Session:
             budget       vision tokens per layer (|M|), a number or text like "6k"; for ``full`` the declared capacity
             chunk        frames encoded and appended at once, 8
             reindexing   when kept positions are made dense, ``lazy`` or ``eager``
-            append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N]`` since they were last
-                         appended at their patch; every question then sees the newest frame whole. ``auto``: ``changed``, unless
+            append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N,present=N]`` since they
+                         were last appended at their patch; every question then sees the newest frame whole, or the
+                         newest N. ``auto``: ``changed``, unless
                          calibration found whole frames better or the policy needs them
             encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
                          last encoded; every K frames the whole frame. ``auto``: as calibrated

@@ -29,13 +29,16 @@ class Metavar(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AppendChanged:
     """tau: a token is appended if the cosine of its feature to its patch's reference is below it, and below what the camera's
-    noise does. refresh: a patch is appended again after this many frames whatever it shows; 0 never."""
+    noise does. refresh: a patch is appended again after this many frames whatever it shows; 0 never. present: every question
+    sees the newest ``present`` frames whole, held beside the memory."""
 
     tau: float = TAU
     refresh: int = 0
+    present: int = 1
 
     def __str__(self) -> str:
-        return f"{CHANGED}:tau={self.tau:g}" + (f",refresh={self.refresh}" if self.refresh else "")
+        refresh, present = f",refresh={self.refresh}" if self.refresh else "", f",present={self.present}"
+        return f"{CHANGED}:tau={self.tau:g}{refresh}{present if self.present > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +53,20 @@ class EncodeChanged:
         return f"{CHANGED}:interval={self.interval},threshold={self.threshold:g}"
 
 
-def parse_append(text: str) -> tuple[str, float | None, int]:
-    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N]``: the word, tau (None: the model's own) and refresh.
+def parse_append(text: str) -> tuple[str, float | None, int, int]:
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``: the word, tau (None: the model's own) and the rest.
 
     Raises UserError for anything else.
     """
-    name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0})
-    tau, refresh = values.get("tau"), values.get("refresh", 0)
+    name, values = _split_changed("append", text, {"tau": TAU, "refresh": 0, "present": 1})
+    tau, refresh, present = values.get("tau"), values.get("refresh", 0), values.get("present", 1)
     if tau is not None and not 0 < tau <= 1:
         raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
     if refresh != int(refresh):
         raise UserError(f"append {text!r}: refresh is an integer (frames)")
-    return name, tau, int(refresh)
+    if present != int(present) or present < 1:
+        raise UserError(f"append {text!r}: present is an integer (frames), 1 or more")
+    return name, tau, int(refresh), int(present)
 
 
 def parse_encode(text: str) -> tuple[str, EncodeChanged]:

@@ -49,8 +49,9 @@ class Stream:
     capacity of every layer = prefix + |M| + text budget; at no moment does a layer hold more than prefix + |M| rows of memory.
     capture_bytes: of a second buffer for ``snapshots``, which must fit beside the cache; it is not made here.
 
-    append: only the tokens that changed enter the memory. The newest frame is then the *present*: held outside the memory, seen
-    whole by every question, in rows set aside beside the question's; what changed in it is appended when the next one comes.
+    append: only the tokens that changed enter the memory. The newest frames (``append.present``) are then the *present*: held
+    outside the memory, seen whole by every question, in rows set aside beside the question's. What changed in the oldest of
+    them is appended when the next frame comes.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class Stream:
         if append is not None and policy.needs_whole_frames:
             raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
         self._changing = threading.RLock()
-        self.present: StreamFrame | None = None
+        self.present: list[StreamFrame] = []
+        self._most_present = 0 if append is None else append.present
+        self._present_rows = 0 if append is None else present_rows(model, append.present)
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
         self._guidance = [model.embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
-        text_rows += present_rows(model) if append is not None else 0
+        text_rows += self._present_rows
         self.chunk = -(-chunk // vision.group) * vision.group
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), self.rows_per_frame)
         self._set_aside = text_rows
@@ -132,7 +135,7 @@ class Stream:
     def present_bytes(self) -> int:
         """Bytes of the present, and of the references that frames are compared with."""
         references = 0 if self.references is None else self.references.state_bytes
-        return references + sum(part.nbytes for part in self.present or ())
+        return references + sum(part.nbytes for frame in self.present for part in frame)
 
     def store_use(self) -> StoreUse | None:
         """What the store holds; None without one."""
@@ -150,7 +153,8 @@ class Stream:
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         numbers["text_ids"] = sorted(self.text_ids)
         references = {} if self.references is None else add_prefix("references", self.references.state())
-        present = {} if self.present is None else add_prefix("present", self.present._asdict())
+        parts = dict(zip(StreamFrame._fields, map(np.stack, zip(*self.present, strict=True)), strict=False))
+        present = add_prefix("present", parts)
         layers = {f"layer{layer}": self.cache.held(layer) for layer in range(self.cache.layers)}
         held = {f"{layer}.{name}": part for layer, parts in layers.items() for name, part in parts.items()}
         times = add_prefix("times", self.times.state())
@@ -166,12 +170,11 @@ class Stream:
         if self.references is not None:
             self.references.restore(strip_prefix("references", arrays))
         present = strip_prefix("present", arrays)
-        self.present = StreamFrame(*(present[name].copy() for name in StreamFrame._fields)) if present else None
         sizes = (self.model.bundle.vision.tokens_per_frame, self.model.bundle.decoder.row_width), (2,)
-        if self.present and (
-            tuple(part.shape for part in self.present) != sizes or not np.isfinite(self.present.seconds).all()
-        ):
-            raise ValueError(f"present.features and seconds are {[list(part.shape) for part in self.present]}")
+        parts = [present[name].reshape(-1, *size) for name, size in zip(StreamFrame._fields, sizes, strict=True) if present]
+        self.present = [StreamFrame(*(part.copy() for part in frame)) for frame in zip(*parts, strict=True)]
+        if len(self.present) > self._most_present or not all(np.isfinite(frame.seconds).all() for frame in self.present):
+            raise ValueError(f"present.features and seconds are {[list(part.shape) for part in present.values()]}")
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.text_ids = frozenset(numbers.get("text_ids", ()))
         if max(self.text_ids, default=0) >= self.model.bundle.decoder.vocab:
@@ -212,8 +215,8 @@ class Stream:
         frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
         were appended. Raises UserError when an unbounded policy's capacity is used up.
 
-        Where only what changed is appended, a piece is what changed in the frames that fit as it is, each by itself; the frame
-        after the last piece is held back as the present, and counts.
+        Where only what changed is appended, a piece is what changed in the frames that fit as it is, each by itself; the frames
+        after the last piece are held back as the present, and count.
         """
         with self.changing():
             queue, done = self._queue(features, seconds), 0
@@ -232,20 +235,19 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """The frames that are not in the memory: the present, and these, whose times are noted for evidence."""
-        present = [] if self.present is None else [self.present]
-        first = self.frames + len(present)
+        """Return the frames that are not in the memory: the present, and these, whose times are noted for evidence."""
+        first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
             self.times.add(frame, float(second))
-        return [*present, *map(StreamFrame, features, seen)]
+        return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append what changed in all frames but the newest; returns how many of them, without the present, wait no longer.
+        """Append what changed in all frames but the newest; returns how many, without the present, wait no longer.
 
         With more ``coming``, the frames of the last piece wait: others may join them.
         """
-        done, last, held = 0, len(queue) if coming else len(queue) - 1, self.present is not None
+        done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
             self._make_room_changed(references, queue[done])
             with self._positions_kept() as undo:
@@ -267,8 +269,9 @@ class Stream:
             self._compress_for(0)
             done += len(shown)
             self.stats = self.stats.plus(tokens_seen=sum(map(len, shown)), tokens_appended=appended)
-        self.present = StreamFrame(queue[done].features.copy(), queue[done].seconds.copy())
-        return done + 1 - held
+        newest = queue[done : done + self._most_present]
+        self.present = [StreamFrame(frame.features.copy(), frame.seconds.copy()) for frame in newest]
+        return done + len(newest) - held
 
     def _make_room_changed(self, references: References, frame: StreamFrame) -> None:
         if count := int(references.changed(frame.features).sum()):
@@ -435,7 +438,7 @@ class Stream:
         copied to where there is room for them. Raises UserError where that does not fit in the free memory.
         waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece, now and not
         then, so that the memory is the same afterwards.
-        Where there is a present, the newest of it and these is seen whole, and of the others what changed.
+        Where there is a present, the newest of it and these are seen whole, and of the others what changed.
         pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
         now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld where there
         are none, and UserError as :meth:`check_window` does.
@@ -443,17 +446,16 @@ class Stream:
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
         queue = self._queue(features, seconds) if references is not None or len(features) else []
-        if references is not None and len(queue) > 1:
+        older = 0 if references is None else max(len(queue) - self._most_present, 0)
+        if references is not None and older:
             with self.changing():
                 self._make_room_changed(references, queue[0])
         elif references is None and queue:
             with self.changing():
                 self.make_room(self.rows_per_frame * (self._piece(len(queue) + coming) if self.policy.bounded else len(queue)))
-        rows += len(pictures) * self.rows_per_frame + (present_rows(self.model) if references is not None else 0)
+        rows += len(pictures) * self.rows_per_frame + self._present_rows
         with self._room(rows, len(queue) * self.rows_per_frame), self.taken_out():
-            older = 0
-            if references is not None and queue:
-                older = len(queue) - 1
+            if references is not None and older:
                 parts, *_ = self._changed_piece(references, queue[:older])
                 if parts:
                     self._append_timed(*joined(parts))

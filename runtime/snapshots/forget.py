@@ -42,9 +42,9 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
     for layer in {name.partition(".")[0] for name in arrays if name.startswith("layer") and name.endswith(".kind")}:
         kind, frame, confirmed = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "confirmed"))
         gone[layer] = (kind == Kind.VISION) & (frame <= last) & (confirmed >= first)
-    seconds, present = arrays["chunk.seconds"], arrays.get("present.seconds")
+    seconds, present = arrays["chunk.seconds"], arrays.get("present.seconds", np.zeros((0, 2))).reshape(-1, 2)
     is_waiting = ((seconds >= window.since) & (seconds <= window.until)).any()
-    is_present = present is not None and present[0] <= window.until and present[1] >= window.since
+    is_present = ((present[:, 0] <= window.until) & (present[:, 1] >= window.since)).any()
     if not (is_present or is_waiting or any(mask.any() for mask in gone.values())):
         return 0
     if keeps_first_frame and first <= 0 <= last:
@@ -58,7 +58,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
             arrays[f"{layer}.{part}"] = array[keep].reshape(len(array), -1, *array.shape[2:])
     if is_present:
         del arrays["present.features"], arrays["present.seconds"]
-        about["stream"]["frames"] += 1
+        about["stream"]["frames"] += len(present)
     if is_waiting:
         _drop_waiting(about, arrays)
     arrays.update({name: _begun_anew(name, array) for name, array in arrays.items()})

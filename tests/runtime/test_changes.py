@@ -34,10 +34,11 @@ def logits(session):
         return session._stream.append_question(session.model.engine.embed(ids))
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_frames_that_change_everywhere_are_answered_as_whole_frames_are(model, chunk):
-    """The present is another place for the newest frame, not another answer."""
-    with opened(model, "all", chunk=chunk) as whole, opened(model, "changed:refresh=1", chunk=chunk) as changed:
+@pytest.mark.parametrize(("chunk", "present"), [(1, 1), (4, 1), (1, 3), (4, 3), (8, 2)])
+def test_frames_that_change_everywhere_are_answered_as_whole_frames_are(model, chunk, present):
+    """The present is another place for the newest frames, not another answer."""
+    append = f"changed:refresh=1,present={present}"
+    with opened(model, "all", chunk=chunk) as whole, opened(model, append, chunk=chunk) as changed:
         for image in frames(11, model):
             whole.watch(image)
             changed.watch(image)
@@ -88,7 +89,7 @@ def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
 @pytest.mark.parametrize(
     ("policy", "append"),
     [
-        (policy, "changed:tau=0.9999")
+        (policy, "changed:tau=0.9999,present=2")
         for policy in ("last-seen", "mosaic:index=0.25", "simple-stream", "hybrid", "resv:index=0.25")
     ]
     + [("mosaic:index=0.25", "all")],

@@ -10,7 +10,7 @@ from edgevlm.runtime.settings import EncodeChanged, SessionSettings, parse_appen
 def test_typed_values_are_read():
     settings = SessionSettings.checked(budget="1.5k", store_bytes="8G", host_bytes=1 << 20, append="changed:tau=.9")
     assert (settings.budget, settings.store_bytes, settings.host_bytes) == (1500, 8 * 10**9, 1 << 20)
-    assert parse_append(settings.append) == ("changed", 0.9, 0)
+    assert parse_append(settings.append) == ("changed", 0.9, 0, 1)
     assert parse_encode("changed:interval=8") == ("changed", EncodeChanged(8))
     assert SessionSettings.checked(settings, chunk=2).budget == 1500
 

@@ -67,7 +67,7 @@ def test_a_window_is_the_memory_without_all_other_rows(model, checkpoint, policy
         for image in frames(30, model):
             session.watch(image, STEP_S * session.stats.frames)
         session.flush()
-        if session._stream.present is not None:  # the newest frame is seen whole from beside the memory: leave it out
+        if session._stream.present:  # the newest frame is seen whole from beside the memory: leave it out
             session._stream.times.add(session._stream.times.newest, 1e6)
         cache, whole = session.cache, asked_logits(session)[0]
         before = [{name: part.copy() for name, part in cache.held(layer).items()} for layer in range(cache.layers)]

@@ -47,9 +47,8 @@ def test_a_stream_goes_on_without_a_stretch_of_time(model, policy, append):
         assert session.forget(5.0, 20.0) > 0
         held = spans(session)
         assert not ((held[:, 0] <= 20) & (held[:, 1] >= 5)).any()
-        assert (held[:, 0] > 20).any() or session._stream.present is not None
-        if session._stream.present is not None:
-            assert session._stream.present.seconds[0] == 21.0
+        assert (held[:, 0] > 20).any() or session._stream.present
+        assert all(frame.seconds[0] == 21.0 for frame in session._stream.present)
         assert not session._memory.conversations.turns
         for number, image in enumerate(images[22:], 22):
             session.watch(image, float(number))
@@ -74,8 +73,7 @@ def test_nothing_of_it_is_left_in_the_folder(model, tmp_path):
             marks = [cache.key(layer)[0, cache.kind(layer)[0] == Kind.VISION][-1].tobytes() for layer in range(cache.layers)]
             marks += [cache.value(0)[0, cache.kind(0)[0] == Kind.VISION][-1].tobytes()]
             marks.append(session._chunk._pixels[0, 0, 3].tobytes())
-            if session._stream.present is not None:
-                marks.append(session._stream.present.features[0].tobytes())
+            marks += [frame.features[0].tobytes() for frame in session._stream.present]
 
             def found(marks=marks, folder=folder):
                 return [any(mark in path.read_bytes() for path in folder.rglob("*") if path.is_file()) for mark in marks]
