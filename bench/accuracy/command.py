@@ -24,7 +24,8 @@ USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
 def run_suite(
     suite: str, model: str, policy: list[str], budget: str, append: str, encode: str, against: str | None, frames: int,
-    streams: int, seed: str, noise: float, as_json: bool, out: Path | None, resume: bool, workers: int, **_: Any,
+    streams: int, seed: str, noise: float, crf: int | None, as_json: bool, out: Path | None, resume: bool, workers: int,
+    **_: Any,
 ) -> None:  # fmt: skip
     """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""
     seed_words(seed)
@@ -42,7 +43,7 @@ def run_suite(
             from edgevlm.bench.accuracy.text_bundle import text_bundle
 
             model = str(text_bundle(Path(model), Path(folder)))
-        settings = AccuracySettings(resolve_model(model, step, to_stderr), frames, seed, suite, noise)
+        settings = AccuracySettings(resolve_model(model, step, to_stderr), frames, seed, suite, noise, crf)
         comparison = compare(
             settings, variants, budgets, streams, progress=step, out=out, resume=resume, workers=workers, **ways
         )

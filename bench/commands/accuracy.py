@@ -16,7 +16,7 @@ from edgevlm.progress import to_stderr
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
-DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "noise", "against")
+DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "noise", "crf", "against")
 PUBLISHED_ONLY = ("data", "fps")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
@@ -63,6 +63,9 @@ def accuracy(
     streams: Annotated[int, option("N", "Show this many streams.", panel=WORLD, min=1)] = 200,
     seed: Annotated[str, option("N|test", "Draw streams from this seed; test is for reports.", panel=WORLD)] = "0",
     noise: Annotated[float, option("LEVELS", "Add noise of this deviation to pixels.", panel=WORLD, min=0, max=64)] = 0.0,
+    crf: Annotated[
+        int | None, option("N", "Then compress frames as H.264 of this rate factor.", panel=WORLD, min=0, max=51)
+    ] = None,
     against: Annotated[str | None, option("NAME", "Report differences to this policy.", "infinipot-v", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
     fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED, min=1e-5, max=1000)] = 1.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from itertools import product
 
@@ -81,8 +82,13 @@ def seed_words(text: str) -> Words:
     return DEVELOPMENT, int(text)
 
 
-def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0) -> Case:
-    """Make the ``stream``-th stream of a seed, always the same. noise: of each pixel, the deviation in levels of 255."""
+def make_case(
+    words: Words, stream: int, frames: int, suite: str = "streamqa", noise: float = 0.0, crf: int | None = None
+) -> Case:
+    """Make the ``stream``-th stream of a seed, always the same.
+
+    noise: of each pixel, the deviation in levels of 255. crf: then encode and decode the frames as :func:`through_h264`.
+    """
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM
     world = LongWorld(seed, plan_visits(rng, frames) if frames > 1 else []) if is_long else SUITES[suite](seed)
@@ -96,7 +102,25 @@ def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa", n
     if noise:
         levels = images + np.random.default_rng([*words, stream, 2]).normal(0, noise, images.shape)
         images = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+    images = images if crf is None else through_h264(images, crf)
     return Case(images, held, [make_question(asked, answer, world, held) for asked, answer in drawn])
+
+
+def through_h264(images: NDArray[np.uint8], crf: int) -> NDArray[np.uint8]:
+    """Encode and decode frames ``[T, H, W, 3]`` as a camera does: H.264, 4:2:0, no B-frames, a keyframe every 25 frames.
+
+    crf: x264's constant rate factor, 0 to 51; more is worse.
+    """
+    import av  # slow to import, for runs without it
+
+    encoder = av.CodecContext.create("libx264", "w")
+    encoder.height, encoder.width = images.shape[1:3]
+    encoder.pix_fmt, encoder.time_base = "yuv420p", Fraction(1, 25)
+    encoder.options = {"crf": str(crf), "tune": "zerolatency", "g": "25", "threads": "1"}
+    frames = (av.VideoFrame.from_ndarray(image, format="rgb24") for image in images)
+    packets = [packet for frame in (*frames, None) for packet in encoder.encode(frame)]
+    decoder = av.CodecContext.create("h264", "r")
+    return np.stack([shown.to_ndarray(format="rgb24") for packet in (*packets, None) for shown in decoder.decode(packet)])
 
 
 def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list[Drawn]:

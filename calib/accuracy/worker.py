@@ -48,13 +48,14 @@ CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 
 @dataclass(frozen=True, slots=True)
 class AccuracySettings:
-    """Settings that all results of a run share. seed: a number, or ``test``. noise: of the camera, in levels of 255."""
+    """Settings that all results of a run share. seed: a number, or ``test``. noise, crf: of the camera, see ``make_case``."""
 
     model: str = "demo"
     frames: int = 64
     seed: str = "0"
     suite: str = "streamqa"
     noise: float = 0.0
+    crf: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Worker:
     def _make(self, stream: int, frames: int) -> Case:
         if self._text:
             return make_text_case(self._words, stream, frames, self.model.encode)
-        return make_case(self._words, stream, frames, self.settings.suite, self.settings.noise)
+        return make_case(self._words, stream, frames, self.settings.suite, self.settings.noise, self.settings.crf)
 
     def perform(self, task: CaseTask) -> Record:
         """Run one policy at one budget on one stream."""

@@ -1,5 +1,6 @@
 """Evidence is looked for in the pixels' own history: which patches showed what, frame by frame."""
 
+import numpy as np
 import pytest
 
 from edgevlm.calib.accuracy.cases import DEVELOPMENT, TEST_SEEDS, make_case, seed_words
@@ -52,3 +53,9 @@ def test_seeds_for_reports_are_never_those_of_development():
     for text in ("-1", "x", ""):
         with pytest.raises(UserError, match="give a number from 0 up"):
             seed_words(text)
+
+
+def test_h264_loses_more_at_a_higher_rate_factor():
+    sent = make_case(seed_words("3"), 0, 8).frames.astype(float)
+    lost = [np.abs(make_case(seed_words("3"), 0, 8, crf=crf).frames - sent).mean() for crf in (0, 23, 40)]
+    assert 0 < lost[0] < lost[1] < lost[2] < 32, "4:2:0 loses colour at every rate; the frames are the same ones in order"
