@@ -8,9 +8,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_UN
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, ClassVar, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
@@ -64,7 +65,7 @@ class TimedDatabase:
         self._notify, self._days, self._cap = notify, self.DAYS if days is None else days, self.CAP if cap is None else cap
         self._lock, self._failing, self._closed = threading.RLock(), False, False
         self._database: sqlite3.Connection | None = None
-        self._held: IO[bytes] = BytesIO()  # the file, locked as long as it is open: no other process uses it
+        self._held: BinaryIO = BytesIO()  # the file, locked as long as it is open: no other process uses it
         try:
             if folder is not None:
                 private_folder(folder)
@@ -113,6 +114,8 @@ class TimedDatabase:
             self._closed = True
             if self._database is not None:
                 self._database.close()
+            if self.path is not None and not self._held.closed:
+                lock_file(self._held, LOCK_UN)  # a process forked meanwhile holds the file open too
             self._held.close()
 
     def _find(self, columns: str, where: Mapping[str, Any], order: str, limit: int) -> Rows:

@@ -376,7 +376,8 @@ class JsonLines:
 
     def close(self) -> None:
         """Let another process write the file."""
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:
+            lock_file(self._file, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
             self._file.close()
 
     def __enter__(self) -> Self:

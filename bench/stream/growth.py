@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.bench.models import open_model
-from edgevlm.bench.timing import percentiles, spread, time_job, watching
+from edgevlm.bench.timing import percentiles, spread, time_job, timed, watching
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.power import Energy, Meter, find_meter
 from edgevlm.engines.threads import default_threads
@@ -129,8 +129,8 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
                 frames = [world.step() for _ in range(min(work.chunk, mark - seen))]
                 took, seen = time_job(watching(session, frames)).wall, seen + len(frames)
                 chunks.append((len(frames), len(frames) * took / 1e3))
-            session.flush()
-        seconds, after = sum(took for _, took in chunks), session.stats
+            flush_s = timed(session.flush) / 1e3
+        seconds, after = sum(took for _, took in chunks) + flush_s, session.stats
         if not first:  # the first chunk is cold
             count, took = chunks.pop(0)
             cold_ms = round(1e3 * took / count, 3)

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from fcntl import LOCK_UN
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -90,6 +91,7 @@ class Folder:
     def close(self) -> None:
         """Let another process have it."""
         if self._lock >= 0:
+            lock_file(self._lock, LOCK_UN)  # a process forked meanwhile holds the folder open too
             os.close(self._lock)
             self._lock = -1
 

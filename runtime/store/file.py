@@ -7,6 +7,7 @@ import os
 import struct
 import tempfile
 from contextlib import suppress
+from fcntl import LOCK_UN
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -118,6 +119,7 @@ class StoreFile:
     def close(self) -> None:
         """Let another process have it."""
         if self._handle >= 0:
+            lock_file(self._handle, LOCK_UN)  # a process forked meanwhile holds the file open too
             os.close(self._handle)
             self._handle = -1
 

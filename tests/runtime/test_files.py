@@ -1,12 +1,18 @@
 """JSON lines that a stopped run continues, whatever byte it was killed at."""
 
 import json
+import os
+import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from edgevlm.apps.journal import Journal
 from edgevlm.errors import UserError
 from edgevlm.runtime.files import JsonLines, atomic_write
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory
+from edgevlm.runtime.store.file import StoreFile
 
 HEADER = {"journal": "measurements", "seed": "0", "frames": 64}
 
@@ -87,3 +93,27 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with atomic_write(path, private=True) as stream:
         stream.write(b"new")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+
+
+@pytest.mark.parametrize(
+    "open_again",
+    [
+        Journal,
+        lambda folder: SnapshotDirectory(folder / "state"),
+        lambda folder: StoreFile(folder / "store", "a stream", 1 << 20),
+        lambda folder: JsonLines(folder / "lines.jsonl"),
+    ],
+)
+def test_what_is_closed_can_be_opened_while_a_process_forked_meanwhile_lives(tmp_path, open_again):
+    opened = open_again(tmp_path)
+    files = {int(each): Path("/proc/self/fd", each) for each in os.listdir("/proc/self/fd")}
+    mine = [handle for handle, link in files.items() if os.path.realpath(link).startswith(str(tmp_path))]
+    forked = subprocess.Popen(["sleep", "60"], pass_fds=mine)
+    try:
+        with pytest.raises(UserError, match="another process"):
+            open_again(tmp_path)
+        opened.close()
+        open_again(tmp_path).close()
+    finally:
+        forked.kill()
+        forked.wait()

@@ -13,7 +13,8 @@ from processes import rtsp_camera
 
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
 
-PATIENT = SourceOptions(fps=100, open_timeout_s=60, stall_timeout_s=60, read_timeout_s=60)
+# a busy GStreamer server sometimes never answers a client
+PATIENT = SourceOptions(fps=100, open_timeout_s=20, stall_timeout_s=60, read_timeout_s=60, wait=True)
 
 
 def address(camera, user=""):
