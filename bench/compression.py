@@ -21,7 +21,7 @@ from edgevlm.progress import show
 from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KV_TYPES
-from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
+from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting, layers_of
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import AUTO
 
@@ -88,12 +88,10 @@ def measure(text: str, shape: CacheShape, dtype: str, threads: int, rounds: int)
 
 def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
     if appended is not None:
-        policy.after_append(cache, appended)
+        policy.after_append(layers_of(cache), appended)
     plan = policy.before_append(cache, policy.shape.tokens_per_frame, lambda: guidance)
     assert plan is not None, "the memory is full"
-    cache.evict(plan.keep)
-    for layer, new in plan.add.items():
-        cache.append(layer, new.key, new.value, new.rows)
+    plan.carry_out(cache)
 
 
 def _queries(policy: Policy, memory: FilledCache, rows: Rows | None) -> Appended | None:

@@ -14,7 +14,7 @@ from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.kernels import attention_mass, value_norms
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Appended, Needs
+from edgevlm.runtime.policies import Appended, Layer, Needs
 from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
@@ -62,7 +62,7 @@ class TracedFull(Full):
     def needs(self) -> Needs:
         return Needs(probe_layers=tuple(range(self.shape.layers)))
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         self.seq = np.concatenate([self.seq, appended.seq])[-WINDOW:]
         for layer, queries in appended.queries.items():
             rows = [self.queries[layer], queries] if layer in self.queries else [queries]

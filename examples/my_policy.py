@@ -16,9 +16,8 @@ class SmallKeys(Policy):
 
     newest: float = setting(0.25, "fraction of the tokens held that is kept for being new", at_least=0, at_most=1)
 
-    def score(self, cache, layer):
+    def score(self, layer):
         """Higher stays, [kv_heads, n]; prefix and text are kept without being asked for."""
-        score = -np.linalg.norm(cache.dequantize("key", layer), axis=-1)
-        seq = cache.seq(layer)
-        score[seq >= np.quantile(seq, 1 - self.newest)] = np.inf
+        score = -np.linalg.norm(layer.keys, axis=-1)
+        score[layer.seq >= np.quantile(layer.seq, 1 - self.newest)] = np.inf
         return score

@@ -21,7 +21,7 @@ from edgevlm.runtime.engine import Decoder, Fetch, FramePattern, Int32, StepResu
 from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, seen_rows
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
+from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, layers_of
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.settings import AppendChanged
@@ -343,7 +343,7 @@ class Stream:
         with self._timed("compress_ms"):
             seen = np.stack([frame.features.mean(0) for frame in frames]) if needs.features else None
             appended = Appended(first + vision, rows.position[vision], queries, rows.frame[vision], seen)
-            self.policy.after_append(self.cache, appended)
+            self.policy.after_append(layers_of(self.cache), appended)
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
         """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
@@ -401,11 +401,10 @@ class Stream:
     def _compress_for(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
         started, guided = time.perf_counter(), self.stats.guidance_ms
-        plan = self.policy.before_append(self.cache, rows, self._guide)
+        plan = self.policy.before_append(self.cache, rows, self._guide, self.times)
         if plan is not None:
-            evicted = self.cache.evict(plan.keep)
-            for layer, new in plan.add.items():
-                self.cache.append(layer, new.key, new.value, new.rows)
+            evicted = plan.carry_out(self.cache)
+            for new in plan.add.values():
                 self.positions.next = max(self.positions.next, int(new.rows.position.max()) + 1)
             took = 1e3 * (time.perf_counter() - started) - (self.stats.guidance_ms - guided)
             self.stats = self.stats.plus(evicted=evicted, compressions=1, compress_ms=took)

@@ -164,8 +164,8 @@ class Shadow:
         self.before_append, stream.policy.before_append = stream.policy.before_append, self._before_append
         stream.decoder.step = self._watched(stream.decoder.step)
 
-    def _before_append(self, cache, rows, guide):
-        plan = self.before_append(cache, rows, guide)
+    def _before_append(self, cache, rows, *others):
+        plan = self.before_append(cache, rows, *others)
         for layer, mask in enumerate(plan.keep if plan else []):
             for head in range(cache.kv_heads if mask is not None else 0):
                 rows_of = self.decoder.cache[layer][head]

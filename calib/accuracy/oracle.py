@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import Case
-from edgevlm.runtime.cache import Kind, KVCache
-from edgevlm.runtime.policies.base import Policy
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.policies import Layer, Policy
 
 Order = Literal["newest", "spread"]
 
@@ -42,10 +42,9 @@ class Oracle(Policy):
         """One frame, so that no more than necessary is evicted."""
         return self.shape.tokens_per_frame
 
-    def score(self, cache: KVCache, layer: int) -> NDArray[np.float32]:
-        seq, frame = cache.seq(layer), cache.frame(layer)
-        score = self.priority[np.maximum(seq - self.shape.prefix, 0)]
-        score[(cache.kind(layer) != Kind.PREFIX) & (frame > frame.max() - self.recent)] = np.inf
+    def score(self, layer: Layer) -> NDArray[np.float32]:
+        score = self.priority[np.maximum(layer.seq - self.shape.prefix, 0)]
+        score[(layer.kind != Kind.PREFIX) & (layer.frame > layer.frame.max() - self.recent)] = np.inf
         return score
 
 

@@ -8,24 +8,24 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.plugins import load_class, names
 from edgevlm.runtime.policies.base import (
     Appended,
-    Context,
-    Guidance,
+    Layer,
     Needs,
-    NewRows,
     Plan,
     Policy,
     StreamShape,
+    layers_of,
     parse_settings,
     setting,
     setting_fields,
 )  # fmt: skip
+from edgevlm.runtime.policies.layer import Guidance
 from edgevlm.runtime.policies.retrieval import Retrieval
 
 POLICIES: dict[str, type[Policy]] = {name: load_class("policies", name) for name in names("policies", own=True)}
 
 __all__ = [
-    "POLICIES", "Appended", "Context", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape",
-    "as_policy", "create_policy", "evicting", "find_policy", "setting", "setting_fields",
+    "POLICIES", "Appended", "Guidance", "Layer", "Needs", "Plan", "Policy", "StreamShape",
+    "as_policy", "create_policy", "evicting", "find_policy", "layers_of", "setting", "setting_fields",
 ]  # fmt: skip
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Float32, counted, newest
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.policies.base import Appended, Float32
+from edgevlm.runtime.policies.layer import Layer
 from edgevlm.runtime.retrieval.working_set import rotate
 from edgevlm.runtime.stateful import State, Stateful
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -54,22 +51,22 @@ class QueryWindow(Stateful):
             old = self._queries.get(layer, new[:, :0])
             self._queries[layer] = np.concatenate([old, new], 1)[:, -self.rows :]
 
-    def at(self, cache: KVCache, layer: int) -> tuple[Float32, Int64]:
-        """Queries ``[heads, w, head_dim]`` rotated to where each KV head has their rows now, and their seq ``[w]``.
+    def at(self, layer: Layer) -> tuple[Float32, Int64]:
+        """Return queries ``[heads, w, head_dim]`` rotated to where each KV head has their rows now, and their seq ``[w]``.
 
         w: as many of the newest rows as every head of the layer still holds without a gap.
         """
-        mine = counted(cache.kind(layer))
+        cache, mine = layer.cache, (layer.kind == Kind.VISION) | (layer.kind == Kind.SUMMARY)
         count = min(len(self._seq), int(mine[0].sum()))
-        at = np.nonzero(newest(cache.seq(layer), mine, count))[1].reshape(-1, count)  # [kv_heads, count], in no order
-        seq = np.take_along_axis(cache.seq(layer), at, 1)
+        at = np.nonzero(layer.newest(count, mine))[1].reshape(-1, count)  # [kv_heads, count], in no order
+        seq = np.take_along_axis(layer.seq, at, 1)
         order = np.argsort(seq, 1)
         at, seq = np.take_along_axis(at, order, 1), np.take_along_axis(seq, order, 1)
         gaps = np.flatnonzero((seq != self._seq[len(self._seq) - count :]).any(0))
         count -= int(gaps[-1]) + 1 if len(gaps) else 0
         at, start = at[:, at.shape[1] - count :], len(self._seq) - count
-        now = np.take_along_axis(cache.position(layer), at[..., None], 1)  # [kv_heads, w, axes]
-        queries, by = self._queries[layer][:, start:], now - self._position[start:]
+        now = np.take_along_axis(cache.position(layer.index), at[..., None], 1)  # [kv_heads, w, axes]
+        queries, by = self._queries[layer.index][:, start:], now - self._position[start:]
         if by.any():
             by = np.repeat(by, len(queries) // len(by), 0)
             queries = rotate(queries, by, cache.inv_freq, cache.pair_axis)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from functools import cache as once
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.plugins import split_options
+from edgevlm.runtime.policies.layer import Bool, Compression, Float32, Guide, Layer, NewRows, layers_of
 from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache, Rows
+    from edgevlm.runtime.cache import KVCache
     from edgevlm.runtime.calibration import Calibration
-
-Float32 = NDArray[np.float32]
-Bool = NDArray[np.bool_]
+    from edgevlm.runtime.evidence import FrameTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +74,24 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class NewRows:
-    """Rows that a policy makes for one layer: key (rotated to ``rows.position``) and value, ``[kv_heads, n, head_dim]``."""
-
-    key: Float32
-    value: Float32
-    rows: Rows
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """What a compression does: per layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add."""
+    """What a compression does: per layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add.
+
+    merged: the keys and values of layers whose rows took in others, as stored.
+    """
 
     keep: list[Bool | None]
     add: Mapping[int, NewRows] = field(default_factory=dict)
+    merged: Mapping[int, Mapping[str, NDArray]] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True)
-class Guidance:
-    """What the guidance rows were in each guidance layer, all rotated.
-
-    queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: how many each of the texts has.
-    """
-
-    queries: Mapping[int, Float32]
-    keys: Mapping[int, Float32]
-    rows: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a compression is for. rows: about to be appended. guide: runs the guidance texts of ``needs`` over the memory as it
-    is, and leaves no rows behind."""
-
-    rows: int
-    guide: Guide
-
-
-Guide = Callable[[], Guidance]
+    def carry_out(self, cache: KVCache) -> int:
+        """Change the memory; returns how many rows left all layers and heads together."""
+        for layer, parts in self.merged.items():
+            cache.load(layer, {name: np.array(part) for name, part in cache.held(layer).items()} | dict(parts))
+        evicted = cache.evict(self.keep)
+        for layer, new in self.add.items():
+            cache.append(layer, new.key, new.value, new.rows)
+        return evicted
 
 
 class Policy(Stateful):
@@ -122,12 +101,13 @@ class Policy(Stateful):
 
         @dataclass
         class SmallKeys(Policy):
-            def score(self, cache, layer):
-                return -np.linalg.norm(cache.dequantize("key", layer), axis=-1)
+            def score(self, layer):
+                return -np.linalg.norm(layer.keys, axis=-1)
 
     The base keeps the prefix, text and, where later frames see it for good, frame 0, and of the other rows those of the highest
-    score. A policy that decides over all layers at once overrides :meth:`compress` instead. One that ranks by attention names
-    the layers whose queries it wants in :attr:`needs` and takes them in :meth:`after_append`.
+    score. A policy that keeps rows by another rule, or merges them, overrides :meth:`compress` instead; one that looks at
+    several layers does so in :meth:`prepare`. One that ranks by attention names the layers whose queries it wants in
+    :attr:`needs` and takes them in :meth:`after_append`.
 
     What it keeps from one call to the next, beside the cache, is made in :meth:`attach` and declared in ``state_fields``.
     Snapshots store those attributes, equal bytes are charged for their arrays, and ``policy_bytes`` of the stats counts them;
@@ -205,28 +185,24 @@ class Policy(Stateful):
         """Return whether what changed in a frame must be appended by itself, though what changed in several would fit."""
         return False
 
-    @property
-    def keeps_whole_frames(self) -> bool:
-        """Return whether targets are rounded down to whole frames."""
-        return False
+    def prepare(self, layers: Sequence[Layer]) -> Any:
+        """Look at all layers, once a compression; each layer has the result as ``layer.prepared``."""
 
-    def score(self, cache: KVCache, layer: int) -> NDArray[np.floating]:
-        """How much each row of ``layer`` matters, ``[kv_heads, n]``: the highest stay, of equal ones the newer."""
+    def score(self, layer: Layer) -> NDArray[Any]:
+        """Return how much each row of a layer matters, ``[kv_heads, n]``: the highest stay, of equal ones the newer."""
         raise NotImplementedError
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> Mapping[int, Bool]:
-        """Choose in all layers that are too full, in one call; by :meth:`score` unless overridden.
+    def compress(self, layer: Layer) -> None:
+        """Call ``layer.keep`` or ``layer.merge``, so that ``layer.target`` rows stay; by :meth:`score` unless overridden."""
+        score, rows = self.score(layer), layer.seq.shape
+        if getattr(score, "shape", None) != rows:
+            given = list(score.shape) if isinstance(score, np.ndarray) else type(score).__name__
+            raise UserError(f"policy {self.name}: score() gave {given} for layer {layer.index}, not an array {list(rows)}")
+        if not score.dtype.kind == "b" and np.isnan(score).any():
+            raise UserError(f"policy {self.name}: score() gave NaN for layer {layer.index}; give each row a number")
+        layer.keep(layer.top(score, layer.target))
 
-        targets: layer -> how many vision rows (and summaries) to keep per KV head, those of a protected frame 0 among them.
-        Returns layer -> mask ``[kv_heads, n_l]``. Prefix and text stay whatever it says of them.
-        """
-        return {layer: self.keep_top(cache, layer, self.score(cache, layer), target) for layer, target in targets.items()}
-
-    def summaries(self, cache: KVCache, keep: Mapping[int, Bool], rows: int) -> Mapping[int, NewRows]:
-        """Rows to append once ``keep`` is done, by layer, before the ``rows`` that come; they count in the layer's target."""
-        return {}
-
-    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
+    def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
         """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due.
 
         Raises UserError for a policy that keeps more or fewer rows than it was asked to.
@@ -239,67 +215,44 @@ class Policy(Stateful):
         due = [layer for layer, target in enumerate(wanted) if held[layer] > target]
         if not due:
             return None
-        text = {layer: frame_text(cache, layer) for layer in due}
-        targets = {layer: max(0, wanted[layer] - np.count_nonzero(text[layer][0])) for layer in due}
-        if self.keeps_whole_frames:
-            targets = {layer: target - target % self.shape.tokens_per_frame for layer, target in targets.items()}
-        chosen, keep = self.compress(cache, targets, Context(rows, guide)), {}
-        if not isinstance(chosen, Mapping):
-            raise UserError(f"policy {self.name}: compress() gave a {type(chosen).__name__}, not masks by layer")
-        for layer in due:
-            mask = self._with_fixed(cache, layer, chosen.get(layer))
-            keep[layer] = without_lone_text(cache, layer, mask) if text[layer].any() else mask
-        add = self.summaries(cache, keep, rows)
-        for layer, target in targets.items():
-            self._check_kept(cache, layer, keep[layer], max(0, target - (len(add[layer].rows) if layer in add else 0)))
-        return Plan([keep.get(layer) for layer in range(len(budgets))], add)
+        shared = Compression(rows, self.needs.guidance, guide and once(guide), times, self.keeps_first_frame)
+        layers = layers_of(cache, shared)
+        for layer in layers:
+            fixed = layer.kind[0] != Kind.PREFIX
+            fixed &= layer.fixed[0]  # frame text and frame 0 count in |M|
+            layer.target = max(0, wanted[layer.index] - np.count_nonzero(fixed))
+        shared.prepared = self.prepare(layers)
+        keep: list[Bool | None] = [None] * len(layers)
+        for layer in (layers[index] for index in due):
+            self.compress(layer)
+            keep[layer.index] = self._checked(layer)
+        add = {layer.index: layer.added for layer in layers if layer.added is not None}
+        return Plan(keep, add, {layer.index: layer.merged for layer in layers if layer.merged is not None})
 
-    def _with_fixed(self, cache: KVCache, layer: int, mask: Bool | None) -> Bool:
-        """``mask`` with prefix and text. Raises UserError for what is no mask of the layer."""
-        kind = cache.kind(layer)
-        if mask is None or mask.shape != kind.shape or mask.dtype != np.bool_:
+    def _checked(self, layer: Layer) -> Bool:
+        """The rows of a layer that stay, prefix and text among them. Raises UserError for another number than ``target``."""
+        mask, shape = layer.kept, layer.seq.shape
+        if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
-            raise UserError(f"policy {self.name}: compress() gave {what} for layer {layer}, not a mask {list(kind.shape)}")
-        return mask | (kind == Kind.PREFIX) | (kind == Kind.TEXT)
-
-    def _check_kept(self, cache: KVCache, layer: int, keep: Bool, target: int) -> None:
-        kept = [np.count_nonzero(head) for head in keep & counted(cache.kind(layer))]
-        if any(rows != target for rows in kept):
-            head = next(head for head, rows in enumerate(kept) if rows != target)
             raise UserError(
-                f"policy {self.name} keeps too {'few' if kept[head] < target else 'many'} rows: {kept[head]} in layer {layer}, "
-                f"KV head {head}, and {target} were asked for"
+                f"policy {self.name}: compress() kept {what} of layer {layer.index}, not a mask {list(shape)} of bool"
             )
+        target = max(0, layer.target - (0 if layer.added is None else len(layer.added.rows)))
+        for head, rows in enumerate((mask & layer.free).sum(1).tolist()):
+            if rows != target:
+                raise UserError(
+                    f"policy {self.name} keeps too {'few' if rows < target else 'many'} rows: {rows} in layer {layer.index}, "
+                    f"KV head {head}, and {target} were asked for"
+                )
+        return without_lone_text(layer, mask | layer.fixed)
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         """Called when vision rows have been committed, with the queries of ``needs.probe_layers``."""
 
     @property
     def keeps_first_frame(self) -> bool:
         """Return whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
         return self.needs.variant == "st-spattn"
-
-    def protected(self, cache: KVCache, layer: int) -> Bool:
-        """Rows that stay whatever their score, ``[kv_heads, n_l]``: prefix and text, frame 0 if :attr:`keeps_first_frame`."""
-        kind = cache.kind(layer)
-        mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
-        return mask | ((kind == Kind.VISION) & (cache.frame(layer) == 0)) if self.keeps_first_frame else mask
-
-    def beside_first_frame(self, cache: KVCache, layer: int, target: int) -> int:
-        """``target`` without the rows of a frame 0 that stays whatever its score."""
-        if not self.keeps_first_frame:
-            return target
-        first = (cache.kind(layer)[0] == Kind.VISION) & (cache.frame(layer)[0] == 0)
-        return max(0, target - int(first.sum()))
-
-    def keep_top(self, cache: KVCache, layer: int, score: NDArray[np.floating], target: int) -> Bool:
-        """The protected rows, and of the others the best by ``score`` ``[kv_heads, n_l]`` until ``target`` count in |M|."""
-        fixed, shape = self.protected(cache, layer), getattr(score, "shape", None)
-        if shape != fixed.shape:
-            given = type(score).__name__ if shape is None else list(shape)
-            raise UserError(f"policy {self.name}: a score of layer {layer} is {given}, not an array {list(fixed.shape)}")
-        target = self.beside_first_frame(cache, layer, target)
-        return fixed | kernels.top_k(np.ascontiguousarray(score, np.float32), cache.seq(layer), ~fixed, target)
 
 
 class FixedTarget(Policy):
@@ -330,33 +283,16 @@ class EvictsOnDemand(Policy):
         return max(self.budget // 4, self.shape.tokens_per_frame)
 
 
-def counted(kind: NDArray[np.uint8]) -> Bool:
-    """Rows that count in |M|: vision and summaries."""
-    among: Bool = (kind == Kind.VISION) | (kind == Kind.SUMMARY)
-    return among
-
-
-def frame_text(cache: KVCache, layer: int) -> Bool:
-    """Text that stands around frames, ``[kv_heads, n_l]``; the same rows in every head."""
-    text: Bool = cache.kind(layer) == Kind.TEXT
-    return text & (cache.frame(layer) >= 0) if text.any() else text
-
-
-def without_lone_text(cache: KVCache, layer: int, keep: Bool) -> Bool:
+def without_lone_text(layer: Layer, keep: Bool) -> Bool:
     """``keep`` without the text of frames of which no head keeps a token."""
-    frame, text = cache.frame(layer), frame_text(cache, layer)
-    return keep & ~(text & ~np.isin(frame, frame[keep & (cache.kind(layer) == Kind.VISION)]))
+    kind, frame = layer.kind, layer.frame
+    text = (kind == Kind.TEXT) & (frame >= 0)
+    return keep & ~(text & ~np.isin(frame, frame[keep & (kind == Kind.VISION)])) if text.any() else keep
 
 
 def tokens_of(fraction: float, count: int) -> int:
     """``floor(fraction * count)`` that does not fall below an exact product by rounding (0.75 * 4 is 3)."""
     return math.floor(fraction * count + 1e-9)
-
-
-def newest(seq: NDArray[np.int64], among: Bool, count: int) -> Bool:
-    """Per head the ``count`` newest rows by ``seq``: all arrays ``[kv_heads, n]``."""
-    age = (seq - seq.max(initial=0)).astype(np.float32)  # where it is rounded to equal numbers, seq decides
-    return kernels.top_k(age, seq, among, count)
 
 
 def setting(

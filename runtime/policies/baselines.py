@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.policies.base import (
-    Bool,
-    Context,
-    EvictsOnDemand,
-    Float32,
-    Guide,
-    Plan,
-    Policy,
-    SteadyTarget,
-    StreamShape,
-    setting,
-    without_lone_text,
-)
+from edgevlm.runtime.policies.base import EvictsOnDemand, Plan, Policy, SteadyTarget, StreamShape, setting, without_lone_text
+from edgevlm.runtime.policies.layer import Bool, Float32, Layer, layers_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -53,8 +41,8 @@ class SlidingWindow(EvictsOnDemand):
     name: ClassVar[str] = "sliding-window"
     paper: ClassVar[str] = "baseline (FIFO)"
 
-    def score(self, cache: KVCache, layer: int) -> Float32:
-        return np.zeros(cache.seq(layer).shape, np.float32)
+    def score(self, layer: Layer) -> Float32:
+        return np.zeros(layer.seq.shape, np.float32)
 
 
 @dataclass
@@ -83,22 +71,18 @@ class SimpleStream(Policy):
         """A frame sees the k - 1 before it, and no more."""
         return True
 
-    def score(self, cache: KVCache, layer: int) -> Float32:
+    def score(self, layer: Layer) -> Float32:
         """Where a budget is smaller than what changed in so many frames, what was shown last stays."""
-        confirmed = cache.confirmed(layer)
-        return (confirmed - confirmed.max()).astype(np.float32)
+        return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
-    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
+    def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
         """What is past leaves even where there is room."""
         coming = 1 if self.shape.thinned else rows // self._per_frame
         oldest = int(cache.confirmed(0).max(initial=-1)) + coming - self._frames + 1
-        keep = [
-            without_lone_text(cache, layer, self.protected(cache, layer) | (cache.confirmed(layer) >= oldest))
-            for layer in range(cache.layers)
-        ]
+        keep = [without_lone_text(layer, layer.fixed | (layer.confirmed >= oldest)) for layer in layers_of(cache)]
         held = max(int(mask[0].sum()) for mask in keep) - self.shape.prefix
         if held + rows > self.budget:
-            return super().before_append(cache, rows, guide)
+            return super().before_append(cache, rows, *others)
         return None if all(mask.all() for mask in keep) else Plan([*keep])
 
 
@@ -121,20 +105,16 @@ class Uniform(SteadyTarget):
     name: ClassVar[str] = "uniform"
     paper: ClassVar[str] = "baseline (Uniform Select of InfiniPot-V, arXiv 2506.15745)"
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        return {layer: self._whole_frames(cache, layer, target) for layer, target in targets.items()}
-
-    def _whole_frames(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, frame, prefix = cache.seq(layer), cache.frame(layer), self.protected(cache, layer)
-        mine = ~prefix[0]
+    def compress(self, layer: Layer) -> None:
+        seq, frame, mine = layer.seq, layer.frame, layer.free[0]
         frames, held = np.unique(frame[0, mine], return_counts=True)
-        kept = thin(frames.astype(np.int64), held, 1 if self.shape.thinned else self.shape.tokens_per_frame, target)
+        kept = thin(frames.astype(np.int64), held, 1 if self.shape.thinned else self.shape.tokens_per_frame, layer.target)
         rows = np.flatnonzero(mine)[np.argsort(-seq[0, mine])]  # newest first
         at = np.searchsorted(frames, frame[0, rows])
         rank = np.empty(len(rows), np.int64)  # among the rows of its frame, from the newest
         order = np.argsort(at, kind="stable")
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(held) - held, held)
-        return prefix | np.isin(seq, seq[0, rows[rank < kept[at]]])
+        layer.keep(np.isin(seq, seq[0, rows[rank < kept[at]]]))
 
 
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
@@ -174,9 +154,9 @@ class RandomTokens(SteadyTarget):
     name: ClassVar[str] = "random"
     paper: ClassVar[str] = "baseline (reservoir sampling)"
 
-    def score(self, cache: KVCache, layer: int) -> Float32:
+    def score(self, layer: Layer) -> Float32:
         """The rank of each token's priority, which float32 holds exactly."""
-        seq = cache.seq(layer)
+        seq = layer.seq
         drawn = priority(seq, mix(mix(np.full(1, self.seed % 2**64, np.uint64))))
         rank = np.empty(seq.shape, np.float32)
         np.put_along_axis(rank, np.argsort(drawn, 1), np.arange(seq.shape[1], dtype=np.float32)[None], 1)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-import numpy as np
-
-from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import SeqScores
-from edgevlm.runtime.policies.base import Appended, Bool, EvictsOnDemand, Needs, StreamShape, newest, setting, tokens_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from edgevlm.runtime.cache import KVCache
-    from edgevlm.runtime.policies.base import Context
+from edgevlm.runtime.policies.base import Appended, EvictsOnDemand, Needs, StreamShape, setting, tokens_of
+from edgevlm.runtime.policies.layer import Layer
 
 
 @dataclass
@@ -43,17 +36,12 @@ class H2O(EvictsOnDemand):
     def needs(self) -> Needs:
         return Needs(probe_layers=tuple(range(self.shape.layers)))
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
-        for layer, query in appended.queries.items():
-            key, seq, known = cache.key(layer), cache.seq(layer), self._scores[layer]
-            mass = kernels.attention_mass(query, appended.seq, key, seq, scale=cache.key_scale(layer))
-            known.replace(seq, known.get(seq) + mass, int(cache.capacities[layer]))
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
+        for layer in layers:
+            mass, known = layer.attention_of(appended.queries[layer.index], seq=appended.seq), self._scores[layer.index]
+            known.replace(layer.seq, known.get(layer.seq) + mass, int(layer.cache.capacities[layer.index]))
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        keep = {}
-        for layer, target in targets.items():
-            seq, fixed, count = cache.seq(layer), self.protected(cache, layer), tokens_of(self.recent, target)
-            fixed |= newest(seq, ~fixed, count)
-            score = self._scores[layer].get(seq).astype(np.float32)
-            keep[layer] = fixed | kernels.top_k(score, seq, ~fixed, target - count)
-        return keep
+    def compress(self, layer: Layer) -> None:
+        count = tokens_of(self.recent, layer.target)
+        newest, score = layer.newest(count), self._scores[layer.index].get(layer.seq)
+        layer.keep(newest | layer.top(score, layer.target - count, layer.free & ~newest))

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.policies.attention import Float64, Int64
-from edgevlm.runtime.policies.base import (
-    Bool,
-    Context,
-    FixedTarget,
-    Float32,
-    Guidance,
-    Needs,
-    NewRows,
-    StreamShape,
-    counted,
-    setting,
-    tokens_of,
-)  # fmt: skip
+from edgevlm.runtime.policies.base import FixedTarget, Needs, StreamShape, setting, tokens_of, without_lone_text
+from edgevlm.runtime.policies.layer import Bool, Layer, NewRows
 from edgevlm.runtime.stateful import State
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
@@ -86,43 +71,37 @@ class Hermes(FixedTarget):
         """A quarter of |M| at least, so that one guidance forward serves several frames."""
         return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
-    def summaries(self, cache: KVCache, keep: Mapping[int, Bool], rows: int) -> dict[int, NewRows]:
-        add = {}
-        for layer in (layer for layer in keep if self.summary and self.kind_of(layer) == 2):
-            if int(keep[layer][0].sum()) - self.shape.prefix + 1 + rows > self.budget:
-                self._merged[layer] = 0  # a budget that the coming rows fill has no room for a summary
-            else:
-                add[layer] = self.summarise(cache, layer, keep[layer][0])
-        return add
+    def prepare(self, layers: Sequence[Layer]) -> list[Float64]:
+        """Return the smoothed score of the competing rows of every layer."""
+        return self.smooth(layers, [self.score_rows(layer) for layer in layers])
 
-    def summarise(self, cache: KVCache, layer: int, keep: Bool) -> NewRows:
+    def compress(self, layer: Layer) -> None:
+        """Keep the same rows in all heads; one fewer where a summary takes a place."""
+        among, deep = self.competing(layer), self.summary and self.kind_of(layer.index) == 2
+        placed = np.zeros((1, len(among)), np.float32)
+        placed[0, among] = layer.prepared[layer.index]
+        best = kernels.top_k(placed, layer.seq[:1], among[None], max(0, layer.target - deep))
+        keep = np.repeat(best, len(layer.seq), 0)
+        layer.keep(keep)
+        stays = keep | layer.fixed
+        if deep and int(without_lone_text(layer, stays)[0].sum()) - self.shape.prefix + 1 + layer.coming <= self.budget:
+            layer.add(self.summarise(layer, stays[0]))
+        elif deep:
+            self._merged[layer.index] = 0  # a budget that the coming rows fill has no room for a summary
+
+    def summarise(self, layer: Layer, keep: Bool) -> NewRows:
         """Return the row that stands for the rows of a layer not in ``keep``, its former summary among them."""
-        kind = cache.kind(layer)[0]
-        gone, weight = ~keep & counted(kind), np.where(kind == Kind.SUMMARY, float(self._merged[layer]), 1.0)
-        self._merged[layer] = int(weight[gone].sum())
-        return summary_of(cache, layer, gone, weight)
+        weight = np.where(layer.kind[0] == Kind.SUMMARY, float(self._merged[layer.index]), 1.0)
+        self._merged[layer.index] = int(weight[~keep].sum())
+        return summary_of(layer, ~keep, weight)
 
-    def competing(self, cache: KVCache, layer: int) -> Bool:
+    def competing(self, layer: Layer) -> Bool:
         """The rows that compete, ``[n]``, the same in all heads."""
-        return np.asarray(cache.kind(layer)[0] == Kind.VISION)
+        return np.asarray(layer.kind[0] == Kind.VISION)
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        guidance = context.guide() if self.needs.guidance else None
-        among = [self.competing(cache, layer) for layer in range(self.shape.layers)]
-        scores = [self.score_rows(cache, layer, rows, guidance) for layer, rows in enumerate(among)]
-        scores = self.smooth(cache, among, scores)
-        kept = {}
-        for layer, target in targets.items():  # the same rows in all heads; one fewer where a summary takes a place
-            count = max(0, target - 1) if self.summary and self.kind_of(layer) == 2 else target
-            placed = np.zeros((1, len(among[layer])), np.float32)
-            placed[0, among[layer]] = scores[layer]
-            best = kernels.top_k(placed, cache.seq(layer)[:1], among[layer][None], count)
-            kept[layer] = np.repeat(best, cache.kv_heads, 0)
-        return kept
-
-    def smooth(self, cache: KVCache, among: Sequence[Bool], scores: Sequence[Float64]) -> list[Float64]:
+    def smooth(self, layers: Sequence[Layer], scores: Sequence[Float64]) -> list[Float64]:
         """Eq. 5 from the deepest layer up: a token takes a fraction of its score from the layer above, if that holds it."""
-        done, seqs = list(scores), [cache.seq(layer)[:1, rows] for layer, rows in enumerate(among)]
+        done, seqs = list(scores), [layer.seq[:1, self.competing(layer)] for layer in layers]
         for layer in range(len(done) - 2, -1, -1):
             above, weight = done[layer + 1], LAMBDAS[self.kind_of(layer)]
             if len(above):
@@ -130,17 +109,15 @@ class Hermes(FixedTarget):
                 done[layer] = np.where(place >= 0, (1 - weight) * done[layer] + weight * above[place], done[layer])
         return done
 
-    def score_rows(self, cache: KVCache, layer: int, among: Bool, guidance: Guidance | None) -> Float64:
-        """Eqs. 1 to 4: raw importance of the rows ``among`` of a layer."""
-        depth, seq = self.kind_of(layer), cache.seq(layer)
-        k, omega = self.fading(layer)
-        if depth == 0 or guidance is None:
-            return normalised(recency(seq[0, among], k))
-        rows = slice(0, guidance.rows[0] if depth == 2 else sum(guidance.rows))
-        keys, queries = guidance.keys[layer][:, rows], guidance.queries[layer][:, rows]
-        held = cache.key(layer), seq, cache.key_scale(layer)
-        attended = normalised(guidance_attention(queries, keys, *held)[among])
-        return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(seq[0, among], k))
+    def score_rows(self, layer: Layer) -> Float64:
+        """Eqs. 1 to 4: raw importance of the competing rows of a layer. A row's attention (eq. 2) is summed, not averaged."""
+        depth, among = self.kind_of(layer.index), self.competing(layer)
+        k, omega = self.fading(layer.index)
+        if depth == 0:
+            return normalised(recency(layer.seq[0, among], k))
+        texts = self.needs.guidance[: 1 if depth == 2 else None]
+        attended = normalised(layer.attention_of(*texts).sum(0, dtype=np.float64)[among])
+        return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(layer.seq[0, among], k))
 
     def fading(self, layer: int) -> tuple[float, float]:
         """The layer's k and omega, which fall over the middle layers (App. D)."""
@@ -162,41 +139,23 @@ def recency(order: Int64, k: float) -> Float64:
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
-def guidance_attention(
-    queries: Float32,
-    own_keys: Float32,
-    key: NDArray[np.number],
-    seq: Int64,
-    scale: Float32 | None = None,
-    *,
-    causal: bool = True,
-) -> Float64:
-    """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
-
-    queries, own_keys: of the guidance rows, ``[heads or kv_heads, m, head_dim]``; each sees the keys up to its own, or all of
-    them unless ``causal``. key, seq, scale: the layer's, as stored.
-    """
-    positions = seq.max(initial=-1) + 1 + np.arange(own_keys.shape[1]) * causal
-    mass = kernels.attention_mass(queries, positions, key, seq, own_keys, positions, scale)
-    return mass.sum(0, dtype=np.float64) / (queries.shape[0] * queries.shape[1])
-
-
-def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
+def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """One row that stands for the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight`` ``[n]``.
 
     It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position on every
     axis (or to ``position`` on all of them), value = weighted mean of their values (App. G; eqs. 10 and 13). Raises CacheError
     for a cache that does not say which axis a rotary pair turns by.
     """
+    cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:
         raise CacheError(f"a summary turns keys, and this cache of {cache.axes} position axes has no sections: use summary=off")
-    seq, at = cache.seq(layer)[0], cache.position(layer)[0].astype(np.int64)
+    seq, at = layer.seq[0], cache.position(layer.index)[0].astype(np.int64)
     newest = int(np.argmax(np.where(gone, seq, -1)))
     target = at[newest] if position is None else np.full(cache.axes, position)
     pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
     turns = (target - at[gone])[:, pair_axis] * (cache.inv_freq / (2 * np.pi))
     angle = (2 * np.pi * (turns - np.rint(turns))).astype(np.float32)  # of a small one, quicker and as exact
-    first, second = np.split(cache.dequantize("key", layer, gone), 2, -1)
+    first, second = np.split(cache.dequantize("key", layer.index, gone), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
     none = np.zeros(1, np.int16)
@@ -204,6 +163,6 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         np.array([Kind.SUMMARY], np.uint8), seq[[newest]].astype(np.int64), np.array([-1], np.int32), none, none.copy(),
         target[None].astype(np.int32),
     )  # fmt: skip
-    share, parts = weight[gone] / weight[gone].sum(), (aligned, cache.dequantize("value", layer, gone))
+    share, parts = weight[gone] / weight[gone].sum(), (aligned, cache.dequantize("value", layer.index, gone))
     key, value = (np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in parts)
     return NewRows(key, value, rows)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies.base import Bool, Context, FixedTarget, Float32, StreamShape, frame_text, newest, setting
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.policies.base import FixedTarget, StreamShape, setting
+from edgevlm.runtime.policies.layer import Bool, Float32, Layer
 
 WINDOWS = (7, 5, 3, 1)
 
@@ -66,37 +64,48 @@ class InfiniPotV(FixedTarget):
         """r = ceil(recent * f), f = |M| / p, at least 1."""
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        """Alg. 1; in one call of the kernel where all layers are alike."""
-        equal, recent_rows = set(targets.values()), self.recent_frames * self.shape.tokens_per_frame
-        vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
-        if all(recent_rows > target for target in equal):
-            return {layer: newest(cache.seq(layer), vision[layer], target) for layer, target in targets.items()}
-        distinct = {
-            target: max(0, math.floor(self.alpha * target + 0.5) - recent_rows) for target in equal
-        }  # past tokens by TaR
-        if not self.shape.thinned and len(equal) == 1 and not any(frame_text(cache, layer).any() for layer in targets):
-            (target,) = equal
+    def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
+        """Select in one call of the kernel where all layers are alike; return masks, else the scores TaR and VaN go by."""
+        due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
+        targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
+        if all(recent_rows > target for target in targets):
+            return None
+        if not self.shape.thinned and len(targets) == 1 and not any((layer.kind == Kind.TEXT).any() for layer in due):
+            (target,) = targets
             windows = [] if self.thresholds else [self._preset(layer) for layer in range(self.shape.layers)]
-            keep = kernels.infinipot_select(cache, self.recent_frames, distinct[target], target, windows, self.thresholds)
-            return {layer: keep[layer] for layer in targets}
-        recent = [
-            newest(cache.seq(layer), of, recent_rows)  # where only what changed enters, as many rows as whole frames have
-            if self.shape.thinned
-            else kernels.newest_frames(cache.frame(layer), of, self.recent_frames)
-            for layer, of in enumerate(vision)
-        ]
-        scores, kept = kernels.infinipot_scores(cache, recent, vision), {}
-        for layer, target in targets.items():
-            seq, among, (similarity, norms) = cache.seq(layer), vision[layer], scores[layer]
-            if recent_rows > target:
-                kept[layer] = newest(seq, among, target)
-                continue
-            chosen = recent[layer] | kernels.top_k(-similarity, seq, among & ~recent[layer], distinct[target])
-            window = self._window(layer, norms[among])
-            norms = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), among, window)
-            kept[layer] = kernels.top_k(np.where(chosen, np.float32(np.inf), norms), seq, among, target)
-        return kept
+            return kernels.infinipot_select(cache, self.recent_frames, self._distinct(target), target, windows, self.thresholds)
+        return kernels.infinipot_scores(
+            cache, [self._recent(layer) for layer in layers], [vision_of(layer) for layer in layers]
+        )
+
+    def compress(self, layer: Layer) -> None:
+        """Alg. 1."""
+        if self._recent_rows > layer.target:
+            layer.keep(layer.newest(layer.target, vision_of(layer)))
+            return
+        if isinstance(found := layer.prepared[layer.index], np.ndarray):
+            layer.keep(found)
+            return
+        similarity, norms = found
+        among, recent = vision_of(layer), self._recent(layer)
+        chosen = recent | layer.top(-similarity, self._distinct(layer.target), among & ~recent)
+        window = self._window(layer.index, norms[among])
+        norms = kernels.pool_norms(norms, layer.frame, layer.row, layer.col, among, window)
+        layer.keep(layer.top(np.where(chosen, np.float32(np.inf), norms), layer.target, among))
+
+    @property
+    def _recent_rows(self) -> int:
+        return self.recent_frames * self.shape.tokens_per_frame
+
+    def _recent(self, layer: Layer) -> Bool:
+        """The rows of recent frames; where only what changed enters, as many rows as whole frames have."""
+        if self.shape.thinned:
+            return layer.newest(self._recent_rows, vision_of(layer))
+        return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)
+
+    def _distinct(self, target: int) -> int:
+        """Past tokens by TaR."""
+        return max(0, math.floor(self.alpha * target + 0.5) - self._recent_rows)
 
     def _preset(self, layer: int) -> int:
         return WINDOWS[4 * layer // self.shape.layers]
@@ -106,6 +115,11 @@ class InfiniPotV(FixedTarget):
         if not self.thresholds:
             return self._preset(layer)
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
+
+
+def vision_of(layer: Layer) -> Bool:
+    vision: Bool = layer.kind == Kind.VISION
+    return vision
 
 
 def variation(norms: Float32) -> float:

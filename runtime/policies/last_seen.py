@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.attention import SeqScores
-from edgevlm.runtime.policies.base import Bool, Context, Float32, SteadyTarget, StreamShape, setting
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.policies.base import SteadyTarget, StreamShape, setting
+from edgevlm.runtime.policies.layer import Bool, Float32, Int64, Layer
 
 
 @dataclass
@@ -38,34 +36,28 @@ class LastSeen(SteadyTarget):
         self._known = SeqScores()  # 1 + u
         self._since = 0  # the first token that no other has been compared with
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        score, ranked = self._novelty(cache), cache.seq(self.shape.layers - 1)
-        shared: dict[int, Bool] = {}  # target -> what stays in all layers that hold the rows that were scored
-        keep = {}
-        for layer, target in targets.items():
-            seq = cache.seq(layer)
-            if np.array_equal(seq, ranked):
-                if target not in shared:
-                    shared[target] = _best(cache, layer, score, target)
-                keep[layer] = shared[target]
-            else:  # someone else has evicted; what the layer that ranks has lost goes first
-                at = kernels.index_of(seq, ranked)
-                known = np.take_along_axis(score, np.maximum(at, 0), 1)
-                keep[layer] = _best(cache, layer, np.where(at < 0, np.float32(-np.inf), known), target)
-        return keep
+    def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
+        """Return -u and ``seq`` of the deepest layer's rows, ``[kv_heads, n]``, and by target the rows to keep."""
+        return self._novelty(layers[-1]), layers[-1].seq, {}
 
-    def _novelty(self, cache: KVCache) -> Float32:
-        """-u of each row of the deepest layer, ``[kv_heads, n]``: those held meet what came since the last compression."""
-        layer = self.shape.layers - 1
-        seq, valid = cache.seq(layer), cache.kind(layer) == Kind.VISION
-        known = np.maximum(self._known.get(seq), 1 + kernels.newer_similarity(cache, layer, valid, self._since))
-        self._known.replace(seq, known, int(cache.capacities[layer]))
+    def compress(self, layer: Layer) -> None:
+        score, ranked, shared = layer.prepared
+        vision = layer.kind == Kind.VISION
+        if not np.array_equal(layer.seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
+            at = kernels.index_of(layer.seq, ranked)
+            known = np.take_along_axis(score, np.maximum(at, 0), 1)
+            layer.keep(layer.top(np.where(at < 0, np.float32(-np.inf), known), layer.target, vision))
+            return
+        if layer.target not in shared:
+            shared[layer.target] = layer.top(score, layer.target, vision)
+        layer.keep(shared[layer.target])
+
+    def _novelty(self, layer: Layer) -> Float32:
+        """Return -u of each row of a layer, ``[kv_heads, n]``: those held meet what came since the last compression."""
+        seq = layer.seq
+        newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
+        known = np.maximum(self._known.get(seq), 1 + newer)
+        self._known.replace(seq, known, int(layer.cache.capacities[layer.index]))
         self._since = int(seq.max()) + 1
         likeness = (known - 1).astype(np.float32)
         return -np.broadcast_to(likeness.mean(0, dtype=np.float64).astype(np.float32), likeness.shape)
-
-
-def _best(cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
-    """The prefix of a layer and its ``target`` vision rows of the highest score."""
-    kind = cache.kind(layer)
-    return (kind == Kind.PREFIX) | kernels.top_k(score, cache.seq(layer), kind == Kind.VISION, target)

@@ -14,6 +14,7 @@ from edgevlm.runtime.cache import ROW_DTYPES
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.policies.attention import Float64
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, setting
+from edgevlm.runtime.policies.layer import Layer
 from edgevlm.runtime.policies.retrieval import Chosen, Int32, Int64, Retrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.working_set import Phase, dequantize, head_of, rotate, unrotated_keys
@@ -462,8 +463,8 @@ class Mosaic(Retrieval):
         self.clusters = MosaicClusters(cache, store, slots, self.tight, self.loose)
         self.visual: Partitions | None = None  # made when the first features say how wide they are
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
-        super().after_append(cache, appended)
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
+        super().after_append(layers, appended)
         assert appended.features is not None, "a session gives what a policy needs"
         visual = self.visual = self.visual or self._partitions(appended.features.shape[1])
         for into, gone in visual.take(np.unique(appended.frame), appended.features):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import Int64, QueryWindow
-from edgevlm.runtime.policies.base import Appended, Bool, Context, EvictsOnDemand, Float32, Needs, StreamShape, newest, setting
+from edgevlm.runtime.policies.base import Appended, EvictsOnDemand, Needs, StreamShape, setting
+from edgevlm.runtime.policies.layer import Float32, Layer
 from edgevlm.runtime.stateful import State
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
 
 PRESET = 2  # the CLIE layer that does best in fig. 5
 
@@ -69,36 +67,37 @@ class PureKV(EvictsOnDemand):
     def needs_whole_frames(self) -> bool:
         return self.st_spattn
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         self._queries.add(appended)
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+    def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
+        """Return how many of the newest rows observe, and the importance of every row by them."""
         first_frame = self.shape.tokens_per_frame if self.keeps_first_frame else 0
-        recent = min(self.window, max(0, self.budget - context.rows - first_frame) // 2)
-        importance, kept = self.importance(cache, recent), {}
-        for layer, target in targets.items():
-            seq, keep = cache.seq(layer), self.protected(cache, layer)
-            free = self.beside_first_frame(cache, layer, target)
-            keep = keep | newest(seq, ~keep, min(recent, free))
-            kept[layer] = keep | kernels.top_k(importance[layer], seq, ~keep, free - min(recent, free))
-        return kept
+        recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
+        return recent, self.importance(layers, recent)
 
-    def importance(self, cache: KVCache, window: int) -> list[Float32]:
+    def compress(self, layer: Layer) -> None:
+        recent, importance = layer.prepared
+        newest = layer.newest(min(recent, layer.target))
+        rest = layer.target - min(recent, layer.target)
+        layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
+
+    def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
         """``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
 
         Eqs. 1 and 2 give S of the low layers, eqs. 3 and 4 that of the others: a token has S of its own KV head in the CLIE
         layer, joined by ``seq``; one that the CLIE layer has dropped has the last S it was given, one never scored has 0.
         """
-        found = []
-        for layer in range(self._clie + 1):
-            queries, seq = self._queries.at(cache, layer)
-            start, held = max(0, len(seq) - window), (cache.key(layer), cache.seq(layer))
-            found.append(kernels.attention_mass(queries[:, start:], seq[start:], *held, scale=cache.key_scale(layer)))
-        for layer in range(self._clie + 1, self.shape.layers):
-            seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
-            if layer in self._last_seq:
-                kernels.join(seq, self._last_seq[layer], self._last_mass[layer], above)
-            kernels.join(seq, cache.seq(self._clie), found[self._clie], above)
-            self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
+        found, clie = [], layers[self._clie]
+        for layer in layers[: self._clie + 1]:
+            queries, seq = self._queries.at(layer)
+            start = max(0, len(seq) - window)
+            found.append(layer.attention_of(queries[:, start:], seq=seq[start:]))
+        for layer in layers[self._clie + 1 :]:
+            seq, above = layer.seq, np.zeros(layer.seq.shape, np.float32)
+            if layer.index in self._last_seq:
+                kernels.join(seq, self._last_seq[layer.index], self._last_mass[layer.index], above)
+            kernels.join(seq, clie.seq, found[self._clie], above)
+            self._last_seq[layer.index], self._last_mass[layer.index] = seq.copy(), above
             found.append(above)
-        return [mass * cache.value_norms(layer) for layer, mass in enumerate(found)]
+        return [mass * layer.value_norms for mass, layer in zip(found, layers, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, setting
+from edgevlm.runtime.policies.layer import Layer
 from edgevlm.runtime.policies.retrieval import Chosen, Int32, Int64, Retrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.working_set import Phase, rotate
@@ -173,12 +175,12 @@ class ReSV(Retrieval):
         middle = self.working_rows // 2 if axes == 1 else self.working_rows // (2 * self.shape.tokens_per_frame)
         self._middle = np.array([self.shape.prefix + middle] + [self.shape.prefix] * (axes - 1), np.float32)
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
-        super().after_append(cache, appended)
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
+        super().after_append(layers, appended)
         self.forget_lost()
-        held = np.sort(cache.seq(0)[0])
+        held = np.sort(layers[0].seq[0])
         self.row_clusters.keep(held[np.isin(held, self.row_clusters.seq, assume_unique=True)])
-        self._join(cache)
+        self._join(self.cache)
 
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
         if layer == 0:

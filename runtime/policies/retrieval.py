@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cache import row_bytes as metadata_bytes
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, setting
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, Plan, Policy, StreamShape, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
+from edgevlm.runtime.policies.layer import Layer
 from edgevlm.runtime.retrieval.working_set import Phase, WorkingSet
 from edgevlm.runtime.stateful import State, add_prefix, strip_prefix
 from edgevlm.runtime.store import Block, Store
@@ -88,9 +89,9 @@ class Retrieval(Policy, ABC):
     def max_append(self) -> int:
         return self.arena.max_append
 
-    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
+    def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
         """Offload rows that leave the window to the store first."""
-        plan = self.arena.before_append(cache, rows, guide)
+        plan = self.arena.before_append(cache, rows, *others)
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
             if keep is not None and (leaving := ~keep & ((kind == Kind.VISION) | (kind == Kind.TEXT))).any():
@@ -100,8 +101,8 @@ class Retrieval(Policy, ABC):
             self.working.forget()
         return plan
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
-        self.arena.after_append(cache, appended)
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
+        self.arena.after_append(layers, appended)
 
     def compacted(self) -> None:
         self.working.contiguous = True

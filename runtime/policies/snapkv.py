@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.attention import QueryWindow
-from edgevlm.runtime.policies.base import Appended, Bool, Context, FixedTarget, Float32, Needs, StreamShape, newest, setting
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.policies.base import Appended, FixedTarget, Needs, StreamShape, setting
+from edgevlm.runtime.policies.layer import Bool, Float32, Layer
 
 
 @dataclass
@@ -49,20 +46,16 @@ class SnapKV(FixedTarget):
     def needs(self) -> Needs:
         return Needs(probe_layers=tuple(range(self.shape.layers)))
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
+    def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         self._queries.add(appended)
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        kept = {}
-        for layer, target in targets.items():
-            seq, fixed = cache.seq(layer), self.protected(cache, layer)
-            keep = fixed | newest(seq, ~fixed, min(self.window, target))
-            if target > self.window:
-                query, query_seq = self._queries.at(cache, layer)
-                score = kernels.attention_mass(query, query_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
-                keep |= kernels.top_k(pooled(score, seq, ~keep, self.kernel), seq, ~keep, target - self.window)
-            kept[layer] = keep
-        return kept
+    def compress(self, layer: Layer) -> None:
+        keep = layer.newest(min(self.window, layer.target))
+        if layer.target > self.window:
+            past = layer.free & ~keep
+            score = pooled(layer.attention_of(self._queries), layer.seq, past, self.kernel)
+            keep |= layer.top(score, layer.target - self.window, past)
+        layer.keep(keep)
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from edgevlm.runtime.policies.base import Bool, Context, EvictsOnDemand, newest, setting
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.policies.base import EvictsOnDemand, setting
+from edgevlm.runtime.policies.layer import Layer
 
 
 @dataclass
@@ -25,10 +22,8 @@ class StreamingLLM(EvictsOnDemand):
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
-    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+    def compress(self, layer: Layer) -> None:
         """The oldest rows held are the stream's first: no compression ever took them."""
-        keep = {}
-        for layer, target in targets.items():
-            seq, others, sinks = cache.seq(layer), ~self.protected(cache, layer), min(self.sinks, target)
-            keep[layer] = ~newest(seq, others, int(others[0].sum()) - sinks) | newest(seq, others, target - sinks)
-        return keep
+        sinks = min(self.sinks, layer.target)
+        younger = layer.newest(int(layer.free[0].sum()) - sinks)
+        layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))

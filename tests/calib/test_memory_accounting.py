@@ -11,7 +11,7 @@ from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budge
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, Variant
 from edgevlm.calib.accuracy.worker import AccuracySettings, Worker, run_case
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
+from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting, layers_of
 
 GRID, BUDGET = (2, 2), 12
 
@@ -28,10 +28,8 @@ def stream(policy, frames=12):
 
     for _ in range(frames):
         if (plan := policy.before_append(filled.cache, 4, guide)) is not None:
-            filled.cache.evict(plan.keep)
-            for layer, new in plan.add.items():
-                filled.cache.append(layer, new.key, new.value, new.rows)
-        policy.after_append(filled.cache, told(policy, filled.frame()))
+            plan.carry_out(filled.cache)
+        policy.after_append(layers_of(filled.cache), told(policy, filled.frame()))
 
 
 @dataclass
@@ -46,8 +44,8 @@ class Mine(Policy):
         super().attach(budget, shape)
         self.history = {0: [np.zeros(100, np.uint8), np.zeros(15, np.uint8)], "seen": None}
 
-    def score(self, cache, layer):
-        return cache.frame(layer).astype(np.float64)
+    def score(self, layer):
+        return layer.frame.astype(np.float64)
 
 
 def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():

@@ -10,7 +10,7 @@ from reference_decoder import ReferenceDecoder
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Guidance, Needs, setting
-from edgevlm.runtime.policies.hermes import GLOBAL, LAMBDAS, LOCAL, Hermes, guidance_attention, normalised, recency, summary_of
+from edgevlm.runtime.policies.hermes import GLOBAL, LAMBDAS, LOCAL, Hermes, normalised, recency, summary_of
 from edgevlm.runtime.policies.infinipot_v import WINDOWS, InfiniPotV
 
 ADDED = 1e-6  # to the range of a min-max
@@ -41,23 +41,18 @@ class OfficialInfiniPotV(InfiniPotV):
     def needs_whole_frames(self):
         return True
 
-    @property
-    def keeps_whole_frames(self):
-        return True
-
-    def compress(self, cache, targets, context):
-        return {layer: self._as_frames(cache, layer, target) for layer, target in targets.items()}
-
-    def _as_frames(self, cache, layer, target):
-        """Keep the prefix and ``target`` vision tokens a head, ``[kv_heads, n_l]``."""
-        per_frame, kind, seq = self.shape.tokens_per_frame, cache.kind(layer), cache.seq(layer)
+    def compress(self, layer):
+        """Keep whole frames' worth of vision tokens a head."""
+        per_frame, kind, seq = self.shape.tokens_per_frame, layer.kind, layer.seq
+        layer.target -= layer.target % per_frame
+        target = layer.target
         vision = kind == Kind.VISION
         count = int(vision[0].sum())
         slots = np.argsort(np.where(vision, seq, np.iinfo(np.int64).max), 1, kind="stable")[:, :count]
-        held = (cache.dequantize("key", layer), cache.dequantize("value", layer))
+        held = (layer.cache.dequantize("key", layer.index), layer.values)
         key, value = (np.take_along_axis(part, slots[..., None], 1).astype(np.float64) for part in held)
         order, everything = np.take_along_axis(seq, slots, 1), np.ones(slots.shape, np.bool_)
-        score = self.salience(cache, layer, np.linalg.norm(value, axis=-1))
+        score = self.salience(layer, np.linalg.norm(value, axis=-1))
         if self.alpha > 0:
             new = per_frame * max(1, int(self.recent * (count // per_frame)))
             past = everything & (np.arange(count) < count - new)
@@ -68,9 +63,9 @@ class OfficialInfiniPotV(InfiniPotV):
         kept = kernels.top_k(score.astype(np.float32), order, everything, target)
         keep = kind == Kind.PREFIX
         np.put_along_axis(keep, slots, kept, 1)
-        return keep
+        layer.keep(keep)
 
-    def salience(self, cache, layer, norms):
+    def salience(self, layer, norms):
         """VaN's score of value norms ``[kv_heads, n]``, oldest first."""
         return norms
 
@@ -117,25 +112,25 @@ class OfficialHermes(Hermes):
     def guidance(self):
         return tuple(filter(str.strip, prompts(GLOBAL, LOCAL, self.last_turn)))
 
-    def before_append(self, cache, rows, guide):
+    def before_append(self, cache, rows, *others):
         self._compressing = True
         try:
             return super().before_append(cache, 0, lambda: self.project(self.guidance))
         finally:
             self._compressing = False
 
-    def competing(self, cache, layer):
-        return np.isin(cache.kind(layer)[0], (Kind.VISION, Kind.SUMMARY))
+    def competing(self, layer):
+        return np.isin(layer.kind[0], (Kind.VISION, Kind.SUMMARY))
 
-    def summarise(self, cache, layer, keep):
-        gone = ~keep & self.competing(cache, layer)
-        after = int(cache.position(layer)[0, keep].max(initial=-1)) + 1
-        return summary_of(cache, layer, gone, np.ones(len(gone)), after)
+    def summarise(self, layer, keep):
+        after = int(layer.cache.position(layer.index)[0, keep].max(initial=-1)) + 1
+        return summary_of(layer, ~keep, np.ones(len(keep)), after)
 
-    def smooth(self, cache, among, scores):
+    def smooth(self, layers, scores):
         """The n-th token takes from the n-th of the layer above, by linear interpolation where that has more or fewer."""
         done = list(scores)
-        held = [(cache.seq(layer)[0, rows], cache.position(layer)[0, rows, 0]) for layer, rows in enumerate(among)]
+        among = [(layer, self.competing(layer)) for layer in layers]
+        held = [(layer.seq[0, rows], layer.cache.position(layer.index)[0, rows, 0]) for layer, rows in among]
         order = [np.lexsort(of_layer) for of_layer in held]
         for layer in range(len(done) - 2, -1, -1):
             above, own, weight = done[layer + 1], scores[layer].copy(), LAMBDAS[self.kind_of(layer)]
@@ -146,18 +141,25 @@ class OfficialHermes(Hermes):
                 done[layer] = own
         return done
 
-    def score_rows(self, cache, layer, among, guidance):
-        depth, seq = self.kind_of(layer), cache.seq(layer)
-        k, omega = self.fading(layer)
-        recent = normalised(recency(seq[0, among], k), ADDED)
-        if depth == 0 or guidance is None:
+    def score_rows(self, layer):
+        depth, among = self.kind_of(layer.index), self.competing(layer)
+        k, omega = self.fading(layer.index)
+        recent, guidance = normalised(recency(layer.seq[0, among], k), ADDED), layer.shared.guide()
+        if depth == 0 or not guidance.rows:
             return recent
         texts = guidance.rows[:1] if depth == 2 else guidance.rows[-1:]
         rows = (0 if depth == 2 else sum(guidance.rows[:-1])) + np.arange(sum(texts))
-        queries, keys = guidance.queries[layer][:, rows], guidance.keys[layer][:, rows]
-        held = cache.key(layer), seq, cache.key_scale(layer)
-        attended = normalised(guidance_attention(queries, keys, *held, causal=False)[among], ADDED)
+        attended = normalised(
+            attention(layer, guidance.queries[layer.index][:, rows], guidance.keys[layer.index][:, rows])[among], ADDED
+        )
         return attended if depth == 2 else (1 - omega) * attended + omega * recent
+
+
+def attention(layer, queries, own_keys):
+    """Eq. 2: the attention weight of each row, averaged over heads and guidance rows, which all see one another, ``[n]``."""
+    positions = np.full(own_keys.shape[1], layer.seq.max(initial=-1) + 1)
+    held = layer.cache.key(layer.index), layer.seq, own_keys, positions, layer.cache.key_scale(layer.index)
+    return kernels.attention_mass(queries, positions, *held).sum(0, dtype=np.float64) / (queries.shape[0] * queries.shape[1])
 
 
 def projected(checkpoint, stream):
@@ -198,14 +200,14 @@ class PooledInfiniPotV(OfficialInfiniPotV):
 
     revision: str = setting("head", "head or first")
 
-    def salience(self, cache, layer, norms):
+    def salience(self, layer, norms):
         """Average over a window, zeros outside, by quarter of the depth.
 
         The first quarter's is 7 patches wide, at head in time as well; the second's 5; the third's is 3 tokens in a row. At
         head the first two are no larger than the frames held or than a side of the grid.
         """
-        per_frame, rows = self.shape.tokens_per_frame, int(cache.row(layer)[cache.kind(layer) == Kind.VISION].max()) + 1
-        quarter = min(3, layer // max(1, cache.layers // 4))
+        per_frame, rows = self.shape.tokens_per_frame, int(layer.row[layer.kind == Kind.VISION].max()) + 1
+        quarter = min(3, layer.index // max(1, layer.cache.layers // 4))
         if quarter == 3:
             return norms
         if quarter == 2:

@@ -8,7 +8,7 @@ from reference import rotate
 
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.kv import KVScales, codes
-from edgevlm.runtime.policies import Appended
+from edgevlm.runtime.policies import Appended, layers_of
 
 HEADS, DIM, PREFIX = 2, 8, 3  # KV heads, head size, rows of the prefix
 GROUP = 2  # query heads of a KV head
@@ -174,7 +174,7 @@ def play(filled, policy, pieces, expected, appended=lambda layer, rows: None, re
                 filled.reindex()
         assert np.all(cache.lengths - PREFIX + rows <= max(policy.budget, rows)), "the cap holds"
         news = filled.frame(count=frames)
-        policy.after_append(cache, told(policy, news))
+        policy.after_append(layers_of(cache), told(policy, news))
         for layer in range(cache.layers):
             appended(layer, news.seq.tolist())
     return compressions

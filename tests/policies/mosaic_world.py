@@ -7,7 +7,7 @@ from policies.filled import GROUP, HEADS, PREFIX, Filled, turned
 from policies.reference_mosaic import EARLY_ROWS, FLOOR, Head, Visual, early_variance
 from stored import PlainStore
 
-from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies import StreamShape, create_policy, layers_of
 
 GRID, LAYERS, BUDGET, WIDTH = (2, 2), 2, 160, 6
 PER_FRAME = GRID[0] * GRID[1]
@@ -73,7 +73,7 @@ class World:
             news = self.filled.frame(count=piece)
             frame = np.repeat(np.arange(first, first + piece), PER_FRAME).astype(np.int32)
             features = (feature + 0.2 * self.random.normal(size=(piece, WIDTH))).astype(np.float32)
-            self.policy.after_append(self.cache, replace(news, queries={}, frame=frame, features=features))
+            self.policy.after_append(layers_of(self.cache), replace(news, queries={}, frame=frame, features=features))
             self.watch(first, features)
 
     def make_room(self, rows):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies import Policy, StreamShape, create_policy
+from edgevlm.runtime.policies import Policy, StreamShape, create_policy, layers_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples/my_policy.py"
 LAYERS, BUDGET = 3, 16
@@ -25,14 +25,14 @@ def watched(policy, frames=9):
     for _ in range(frames):
         if (plan := policy.before_append(filled.cache, 4, None)) is not None:
             filled.cache.evict(plan.keep)
-        policy.after_append(filled.cache, told(policy, filled.frame()))
+        policy.after_append(layers_of(filled.cache), told(policy, filled.frame()))
     return filled.cache
 
 
 @dataclass
 class Oldest(Policy):
-    def score(self, cache, layer):
-        return -cache.seq(layer)
+    def score(self, layer):
+        return -layer.seq
 
 
 def test_one_method_is_a_policy():
@@ -56,23 +56,16 @@ def test_the_example_runs_from_its_file():
 
 
 class Keeps(Policy):
-    """Keeps what it is told to, in the last layer that is due."""
+    """Keeps the oldest rows; ``change``: a layer, and what becomes of its mask."""
 
     name = "keeps"
 
     def __init__(self, change):
         self.change = change
 
-    def compress(self, cache, targets, context):
-        keep = {layer: self.keep_top(cache, layer, -cache.seq(layer), target) for layer, target in targets.items()}
-        return self.change(keep)
-
-
-def with_mask(layer, change):
-    def changed(keep):
-        return keep | {layer: change(keep[layer])}
-
-    return changed
+    def compress(self, layer):
+        keep = layer.fixed | layer.top(-layer.seq, layer.target)
+        layer.keep(self.change[1](keep) if layer.index == self.change[0] else keep)
 
 
 def one_more(mask):
@@ -83,12 +76,11 @@ def one_more(mask):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (with_mask(2, np.zeros_like), "policy keeps keeps too few rows: 0 in layer 2, KV head 0, and 12 were asked for"),
-        (with_mask(1, one_more), "policy keeps keeps too many rows: 13 in layer 1, KV head 1, and 12 were asked for"),
-        (with_mask(0, lambda mask: mask[:, 1:]), r"gave bool \[2, 18\] for layer 0, not a mask \[2, 19\]"),
-        (with_mask(0, lambda mask: mask.astype(int)), r"gave int64 \[2, 19\]"),
-        (lambda keep: {}, "gave nothing for layer 0"),
-        (lambda keep: list(keep.values()), r"compress\(\) gave a list, not masks by layer"),
+        ((2, np.zeros_like), "policy keeps keeps too few rows: 0 in layer 2, KV head 0, and 12 were asked for"),
+        ((1, one_more), "policy keeps keeps too many rows: 13 in layer 1, KV head 1, and 12 were asked for"),
+        ((0, lambda mask: mask[:, 1:]), r"kept bool \[2, 18\] of layer 0, not a mask \[2, 19\] of bool"),
+        ((0, lambda mask: mask.astype(int)), r"kept int64 \[2, 19\]"),
+        ((0, lambda mask: None), "kept nothing of layer 0"),
     ],
 )
 def test_a_policy_that_breaks_its_contract_is_told(change, says):
@@ -98,8 +90,8 @@ def test_a_policy_that_breaks_its_contract_is_told(change, says):
 
 def test_a_policy_that_raises_is_one_line_with_its_place_and_snapshots_stay(tmp_path):
     mine = tmp_path / "mine.py"
-    fails = "        [][0] if cache.seq(layer).max() > 400 else 0\n"
-    mine.write_text(EXAMPLE.read_text().replace("        seq =", f"{fails}        seq ="))
+    fails = "        [][0] if layer.seq.max() > 400 else 0\n"
+    mine.write_text(EXAMPLE.read_text().replace("        score =", f"{fails}        score ="))
     line = next(number for number, text in enumerate(mine.read_text().splitlines(), 1) if "[][0]" in text)
     asked = ("run", "--policy", f"{mine}:SmallKeys", "--budget", "256", "--append", "all", "--frames", "60")
     asked += ("--state", str(tmp_path / "state"), "--state-every", "0.01")

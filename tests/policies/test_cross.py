@@ -6,7 +6,7 @@ from cuda_backend import DEVICES, backend
 from policies.filled import PREFIX, Filled, play, told
 from policies.references import REFERENCES
 
-from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
+from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy, layers_of
 from edgevlm.runtime.policies.retrieval import Retrieval
 
 of_every_policy = pytest.mark.parametrize("text", list(REFERENCES))
@@ -75,7 +75,7 @@ def stream(text, where, dtype, axes, monkeypatch):
             held.append([np.sort(filled.cache.seq(layer), 1) for layer in range(LAYERS)])
             if len(held) == 3:
                 filled.reindex()
-        policy.after_append(filled.cache, told(policy, filled.frame(count=CHUNK)))
+        policy.after_append(layers_of(filled.cache), told(policy, filled.frame(count=CHUNK)))
     return held, [filled.cache.dequantize("key", layer) for layer in range(LAYERS)]
 
 

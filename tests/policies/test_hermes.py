@@ -34,12 +34,6 @@ def tokens_of(cache, layer):
     ]
 
 
-def carry_out(cache, plan):
-    cache.evict(plan.keep)
-    for layer, new in plan.add.items():
-        cache.append(layer, new.key, new.value, new.rows)
-
-
 class Hermes:
     """A policy on a filled cache beside the reference, compression by compression."""
 
@@ -95,7 +89,7 @@ class Hermes:
                 self.check_summary(plan.add[layer], layer, gone)
             elif summarised:
                 self.evicted[layer] = []  # there was no room for it
-        carry_out(cache, plan)
+        plan.carry_out(cache)
         assert (cache.lengths - PREFIX + rows <= self.budgets).all()
         return True
 
@@ -179,7 +173,7 @@ def test_one_frame_and_less():
         filled.frame()
         for _ in range(3):
             plan = tried.policy.before_append(filled.cache, 4, tried.guide)
-            carry_out(filled.cache, plan)
+            plan.carry_out(filled.cache)
             assert (filled.cache.lengths - PREFIX == max(0, budget - 4)).all()
             assert bool(plan.add) == (budget > 4)
             filled.frame()

@@ -47,9 +47,7 @@ def test_a_summary_stands_for_all_that_went_whatever_the_axes(dtype, axes):
             np.testing.assert_allclose(new.key[:, 0], turned(key, placed(cache, layer, newest)), atol=ERROR[dtype])
             np.testing.assert_allclose(new.value[:, 0], value, atol=ERROR[dtype])
         if plan:
-            cache.evict(plan.keep)
-            for layer, new in plan.add.items():
-                cache.append(layer, new.key, new.value, new.rows)
+            plan.carry_out(cache)
             filled.reindex()
         filled.frame()
     assert all(len(parts) == 5 for parts in gone.values())

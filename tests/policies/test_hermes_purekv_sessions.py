@@ -8,7 +8,7 @@ from pictures import frames
 
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies.hermes import guidance_attention
+from edgevlm.runtime.policies.layer import Compression, Layer
 from edgevlm.runtime.session import Session, TextBudget
 
 TEXT_BUDGET = TextBudget(16, 64, 8)
@@ -48,8 +48,8 @@ def test_guidance_leaves_no_trace(model):
         assert stream.cache.capacities.max() >= stream.prefix + 6 * per_frame + sum(guidance.rows)
 
 
-def test_guidance_attention_is_what_transformers_computes(model):
-    """Eq. 2 on the memory of a stream equals the attention weights of one forward over everything."""
+def test_attention_of_texts_is_what_transformers_computes(model):
+    """Of all guidance texts, and of the first alone, it equals the attention weights of one forward over everything."""
     import torch
     from transformers import AutoModelForImageTextToText
 
@@ -60,18 +60,22 @@ def test_guidance_attention_is_what_transformers_computes(model):
         stream.append = lambda rows, *rest: given.append(rows) or append(rows, *rest)
         for image in frames(9, model):
             session.watch(image)
-        guidance, cache = stream._guide(), stream.cache
-        found = {
-            layer: guidance_attention(guidance.queries[layer], guidance.keys[layer], cache.key(layer), cache.seq(layer))
-            for layer in stream.policy.needs.guidance_layers
-        }
-        order, rows = np.argsort(cache.seq(0)[0]), sum(guidance.rows)
+        guidance, needs = stream._guide(), stream.policy.needs
+        shared = Compression(texts=needs.guidance, guide=lambda: guidance)
+        layers = [Layer(stream.cache, index, shared=shared) for index in needs.guidance_layers]
+        order, rows = np.argsort(layers[0].seq[0]), sum(guidance.rows)
+        found = [
+            (layer.index, texts, layer.attention_of(*texts))
+            for layer in layers
+            for texts in (needs.guidance, needs.guidance[:1])
+        ]
         embeds = [model.engine.embed(np.asarray(session._chat.prefix, np.int64))]
     path = model.bundle.path.parent / "checkpoint"
     hf = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         everything = torch.from_numpy(np.concatenate(embeds + given))[None]
         weights = hf.model.language_model(inputs_embeds=everything, output_attentions=True).attentions
-    for layer, mine in found.items():
-        theirs = weights[layer][0, :, -rows:, :-rows].mean((0, 1)).numpy()
-        np.testing.assert_allclose(mine[order], theirs, atol=2e-6, rtol=1e-3)
+    for layer, texts, mine in found:
+        asked = weights[layer][0, :, -rows:, :-rows][:, : sum(guidance.rows[: len(texts)])].sum(1)
+        theirs = asked.reshape(len(mine), -1, asked.shape[1]).sum(1).numpy()
+        np.testing.assert_allclose(mine[:, order], theirs, atol=2e-5, rtol=1e-3)

@@ -7,6 +7,7 @@ from policies.reference_retrieval import Alike
 from policies.test_rekv import GRID, LAYERS, P, asked, opened
 from stored import PlainStore
 
+from edgevlm.runtime.policies import layers_of
 from edgevlm.runtime.policies.hybrid import ClusterIndex
 
 WIDTH = 6
@@ -74,7 +75,7 @@ def watched(filled, policy, pieces):
             seq = filled.cache.seq(0)[0]
             left.append(np.sort(seq[~plan.keep[0][0]]))
             filled.cache.evict(plan.keep)
-        policy.after_append(filled.cache, filled.frame(count=count))
+        policy.after_append(layers_of(filled.cache), filled.frame(count=count))
     return left
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from policies.filled import DIM, GROUP, HEADS, STORAGE, Filled
 
+from edgevlm.runtime.policies import Layer
 from edgevlm.runtime.policies.attention import QueryWindow
 
 
@@ -21,7 +22,7 @@ def test_query_window_follows_its_rows_through_a_reindexing(dtype, axes):
     for _ in range(4):
         window.add(filled.frame())
     for layer in range(2):
-        query, seq = window.at(filled.cache, layer)
+        query, seq = window.at(Layer(filled.cache, layer))
         assert seq.tolist() == list(range(filled.seq - 8, filled.seq))
         bare = np.stack([filled.bare[layer][s] for s in seq.tolist()], 1)
         np.testing.assert_array_equal(query, filled.rotated(bare, held_at(filled, layer, 0, seq)).astype(np.float32))
@@ -34,7 +35,7 @@ def test_query_window_follows_its_rows_through_a_reindexing(dtype, axes):
     moves = np.array([[0, 0, 0], [5, 2, 9]], np.int32)[:, None, :axes]  # of each head, one an axis
     filled.cache.shift(1, filled.cache.position(1) + moves)
     for layer in range(2):
-        query, seq = window.at(filled.cache, layer)
+        query, seq = window.at(Layer(filled.cache, layer))
         bare = np.stack([filled.bare[layer][s] for s in seq.tolist()], 1)  # [query heads, w, DIM]
         for head in range(HEADS):
             group = slice(head * GROUP, (head + 1) * GROUP)

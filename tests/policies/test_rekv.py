@@ -6,7 +6,7 @@ from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, 
 from policies.reference_retrieval import Frames
 from stored import PlainStore
 
-from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies import StreamShape, create_policy, layers_of
 from edgevlm.runtime.positions import rope_tables
 
 LAYERS, GRID = 2, (2, 3)
@@ -39,7 +39,7 @@ def watched(filled, policy, pieces, reindex_every=3):
                 filled.reindex()
                 policy.compacted()
         first = filled.frames
-        policy.after_append(filled.cache, filled.frame(noise=1.0, count=count))
+        policy.after_append(layers_of(filled.cache), filled.frame(noise=1.0, count=count))
         for layer in range(LAYERS):
             seen[layer] |= {frame: content(filled, layer, frame) for frame in range(first, filled.frames)}
     return seen

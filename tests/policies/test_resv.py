@@ -10,7 +10,7 @@ from reference import rotate
 from stored import PlainStore
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies import StreamShape, create_policy, layers_of
 from edgevlm.runtime.retrieval import cluster_pages
 from edgevlm.runtime.store import joined
 
@@ -59,7 +59,7 @@ class Watched:
             if self.references:
                 self.compacted()
         news = self.filled.frame()
-        self.policy.after_append(self.cache, told(self.policy, news))
+        self.policy.after_append(layers_of(self.cache), told(self.policy, news))
         if self.references:
             self.join(news.seq.tolist())
 

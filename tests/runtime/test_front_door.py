@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 class Oldest(SlidingWindow):
     """Keeps the oldest rows, and is in no registry."""
 
-    def score(self, cache, layer):
-        return -cache.seq(layer)
+    def score(self, layer):
+        return -layer.seq
 
 
 @pytest.mark.parametrize("policy", [Oldest, Oldest()], ids=["class", "instance"])

@@ -34,13 +34,12 @@ class Lottery(Policy):
     def compress_to(self):
         return self.budget // 2
 
-    def after_append(self, cache, appended):
+    def after_append(self, layers, appended):
         assert sorted(appended.queries) == [0, START]
         assert appended.queries[START].shape[1] == len(appended.seq)
 
-    def score(self, cache, layer):
-        seq = cache.seq(layer)
-        return np.random.default_rng(int(seq.max()) + layer).random(seq.shape, np.float32)
+    def score(self, layer):
+        return np.random.default_rng(int(layer.seq.max()) + layer.index).random(layer.seq.shape, np.float32)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,281 @@
+"""One layer of the memory as a policy sees it: what its rows are, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.runtime import kernels
+from edgevlm.runtime.cache import Kind, KVCache, Rows
+from edgevlm.runtime.kv import codes
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.evidence import FrameTimes
+
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows that a policy makes for one layer: key (rotated to ``rows.position``) and value, ``[kv_heads, n, head_dim]``."""
+
+    key: Float32
+    value: Float32
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What the guidance rows were in each guidance layer, all rotated.
+
+    queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: how many each of the texts has.
+    """
+
+    queries: Mapping[int, Float32]
+    keys: Mapping[int, Float32]
+    rows: tuple[int, ...]
+
+
+Guide = Callable[[], Guidance]
+
+
+class Queries(Protocol):
+    """Queries kept from earlier calls, such as :class:`~edgevlm.runtime.policies.attention.QueryWindow`."""
+
+    def at(self, layer: Layer) -> tuple[Float32, Int64]:
+        """Return queries ``[heads, m, head_dim]`` rotated for the keys of ``layer`` and their ``seq`` ``[m]``."""
+
+
+@dataclass(slots=True)
+class Compression:
+    """What the layers of one compression share.
+
+    coming: rows about to be appended. texts: of the policy's ``needs``, which guide runs over the memory. times: when frames
+    were seen. first_frame: whether frame 0 stays whatever its score. prepared: the result of the policy's ``prepare``.
+    """
+
+    coming: int = 0
+    texts: tuple[str, ...] = ()
+    guide: Guide | None = None
+    times: FrameTimes | None = None
+    first_frame: bool = False
+    prepared: Any = None
+
+
+class Layer:
+    """The n rows that one layer holds, and the ``target`` of them to keep in each KV head.
+
+    Rows are in no particular order; ``seq`` is the order of the stream. Heads hold equally many, not always the same tokens.
+    Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where they can be.
+
+    index: 0 is the first layer. target: rows of ``free`` to keep in each head. coming: rows about to be appended. prepared:
+    the result of the policy's ``prepare``. cache: of all layers, for kernels.
+    """
+
+    def __init__(self, cache: KVCache, index: int, target: int = 0, shared: Compression | None = None) -> None:
+        self.cache, self.index, self.target, self.shared = cache, index, target, shared or Compression()
+        self.kept: Bool | None = None
+        self.added: NewRows | None = None
+        self.merged: dict[str, NDArray] | None = None  # keys and values as stored
+
+    def __repr__(self) -> str:
+        return f"Layer({self.index}, {self.seq.shape[1]} rows in each of {self.cache.kv_heads} KV heads, {self.target} to keep)"
+
+    @property
+    def kind(self) -> NDArray[np.uint8]:
+        """What a row is, see :class:`~edgevlm.runtime.cache.Kind`: 0 prefix, 1 vision, 2 summary, 3 text."""
+        return self.cache.kind(self.index)
+
+    @property
+    def seq(self) -> Int64:
+        """A row's place in the stream: larger is newer, and no two are equal."""
+        return self.cache.seq(self.index)
+
+    @property
+    def frame(self) -> NDArray[np.int32]:
+        """The number of the frame that a row came with; -1 for text outside frames."""
+        return self.cache.frame(self.index)
+
+    @property
+    def confirmed(self) -> NDArray[np.int32]:
+        """The last frame that still showed what the row shows."""
+        return self.cache.confirmed(self.index)
+
+    @property
+    def row(self) -> NDArray[np.int16]:
+        """The row of the frame's grid that a token came from."""
+        return self.cache.row(self.index)
+
+    @property
+    def col(self) -> NDArray[np.int16]:
+        """The column of the frame's grid that a token came from."""
+        return self.cache.col(self.index)
+
+    @cached_property
+    def time(self) -> NDArray[np.float64]:
+        """When a row's frame was seen, in seconds of the stream; 0 for text outside frames."""
+        times = self.shared.times
+        known = times is not None and len(times.frame)
+        return np.interp(self.frame, times.frame, times.seconds) if times and known else np.zeros(self.frame.shape)
+
+    @cached_property
+    def keys(self) -> Float32:
+        """Keys before their rotary embedding, float32 ``[kv_heads, n, head_dim]``: a copy, made when first read."""
+        return self._turned(self.cache.dequantize("key", self.index), -1)
+
+    @cached_property
+    def values(self) -> Float32:
+        """Values, float32 ``[kv_heads, n, head_dim]``: a copy, made when first read."""
+        return self.cache.dequantize("value", self.index)
+
+    @property
+    def value_norms(self) -> Float32:
+        """The L2 norm of each value."""
+        return self.cache.value_norms(self.index)
+
+    @cached_property
+    def fixed(self) -> Bool:
+        """Rows that stay in any case: prefix, text, and frame 0 where later frames see it for good."""
+        kind = self.kind
+        mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
+        return mask | ((kind == Kind.VISION) & (self.frame == 0)) if self.shared.first_frame else mask
+
+    @cached_property
+    def free(self) -> Bool:
+        """Rows that the policy decides about: all that are not ``fixed``, as many in each head."""
+        return ~self.fixed
+
+    @property
+    def coming(self) -> int:
+        """Rows about to be appended."""
+        return self.shared.coming
+
+    @property
+    def prepared(self) -> Any:
+        """The result of the policy's ``prepare``, the same object in all layers."""
+        return self.shared.prepared
+
+    def top(self, score: NDArray[Any], count: int, among: Bool | None = None) -> Bool:
+        """Return in each head the ``count`` rows of the highest score, of equal ones the newer; among ``free`` unless given."""
+        which = self.free if among is None else among
+        return kernels.top_k(np.ascontiguousarray(score, np.float32), self.seq, which, count)
+
+    def newest(self, count: int, among: Bool | None = None) -> Bool:
+        """Return in each head the ``count`` newest rows ``among`` (``free`` unless given)."""
+        seq = self.seq
+        age = (seq - seq.max(initial=0)).astype(np.float32)  # where it is rounded to equal numbers, seq decides
+        return self.top(age, count, among)
+
+    def attention_of(self, *asked: str | Queries | Float32, seq: Int64 | None = None) -> Float32:
+        """Return the attention that each row receives, float32: summed over query rows and the query heads of a KV head.
+
+        asked: texts of the policy's ``needs.guidance``, appended after the memory and taken out again; or a
+        :class:`~edgevlm.runtime.policies.attention.QueryWindow`; or rotated queries ``[heads, m, head_dim]`` with the ``seq``
+        ``[m]`` of their rows. A query sees rows up to its own. Raises UserError for a text that ``needs`` does not name, and in
+        a layer that ``needs.guidance_layers`` does not name.
+        """
+        first, cache = asked[0], self.cache
+        own: Any = (None, None)
+        if isinstance(first, str):
+            queries, seq, own = self._guided([str(text) for text in asked])
+        elif isinstance(first, np.ndarray):
+            if seq is None:
+                raise UserError("attention_of: queries go with the seq of their rows")
+            queries = first
+        else:
+            queries, seq = first.at(self)
+        scale = cache.key_scale(self.index)
+        return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
+
+    def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
+        """Queries and seq of the rows of ``asked``, and keys and seq of all rows of the texts up to them."""
+        texts, guide = self.shared.texts, self.shared.guide
+        if unknown := [text for text in asked if text not in texts]:
+            raise UserError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
+        assert guide is not None
+        found = guide()
+        if self.index not in found.queries:
+            raise UserError(f"attention_of: needs.guidance_layers has no layer {self.index}; add it there")
+        ends = np.cumsum(found.rows)
+        rows = np.concatenate([np.arange(ends[at] - found.rows[at], ends[at]) for at in map(texts.index, asked)])
+        first, last = int(self.seq.max(initial=-1)) + 1, int(rows.max()) + 1
+        return (
+            np.ascontiguousarray(found.queries[self.index][:, rows]), first + rows,
+            (np.ascontiguousarray(found.keys[self.index][:, :last]), first + np.arange(last)),
+        )  # fmt: skip
+
+    def keep(self, rows: Bool) -> None:
+        """Keep these rows, and those of ``fixed``; the rest leave. Each head keeps ``target`` rows of ``free``."""
+        self.kept = rows
+
+    def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
+        """Merge rows into others that stay, and keep all but ``gone``.
+
+        gone: the rows that leave. into: ``[kv_heads, n]``, for each of them the row of its head that takes it in. weight:
+        ``[kv_heads, n]``, how many tokens each row represents. A row that takes others in has the weighted mean of their keys
+        (un-rotated, then rotated to its own position) and values, and stays what and where it is otherwise. Raises UserError
+        for a row that leaves itself, or is fixed.
+        """
+        weights, keys, values = (
+            np.broadcast_to(np.asarray(weight, np.float32), gone.shape),
+            self.keys.copy(),
+            self.values.copy(),
+        )
+        changed = np.zeros(gone.shape, np.bool_)
+        for head, leaving in enumerate(gone):
+            rows = np.flatnonzero(leaving)
+            places, which = np.unique(into[head, rows], return_inverse=True)
+            if len(places) and (places[0] < 0 or places[-1] >= gone.shape[1] or (leaving | self.fixed[head])[places].any()):
+                raise UserError(f"merge: in layer {self.index}, KV head {head}, `into` names a row that leaves or is fixed")
+            changed[head, places] = True
+            total = weights[head, places] + np.bincount(which, weights[head, rows], len(places)).astype(np.float32)
+            for part in (keys[head], values[head]):
+                mean = weights[head, places, None] * part[places]
+                np.add.at(mean, which, weights[head, rows, None] * part[rows])
+                part[places] = mean / total[:, None]
+        parts = {"key": self._turned(keys, 1), "value": values}
+        self.merged = {name: self._stored(name, part, changed) for name, part in parts.items()}
+        self.keep(~gone)
+
+    def add(self, new: NewRows) -> None:
+        """Append rows that stand for those that leave; each counts in ``target``."""
+        self.added = new
+
+    def _turned(self, keys: Float32, sign: int) -> Float32:
+        """Rotate keys to their rows' positions (``sign`` 1) or back (-1), with the tables that the rows were rotated by."""
+        cache = self.cache
+        position = cache.position(self.index)
+        known, place = np.unique(position, return_inverse=True)
+        angles = known[:, None] * cache.inv_freq
+        cos, sin = np.cos(angles).astype(np.float32), (sign * np.sin(angles)).astype(np.float32)
+        place = place.reshape(position.shape)
+        if cache.axes == 1 or cache.pair_axis is None:
+            at: Any = place[..., 0]
+        else:
+            at = (place[..., cache.pair_axis], np.arange(len(cache.inv_freq)))
+        low, high = np.split(keys, 2, -1)
+        cos, sin = cos[at], sin[at]
+        return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+    def _stored(self, part: str, rows: Float32, changed: Bool) -> NDArray:
+        """Return keys or values as the cache stores them, with those of ``changed`` rows from ``rows``."""
+        cache = self.cache
+        key = part == "key"
+        stored = np.array(cache.key(self.index) if key else cache.value(self.index))
+        scale = cache.key_scale(self.index) if key else cache.value_scale(self.index)
+        new = rows.astype(cache.dtype) if scale is None else codes(rows, scale)
+        stored[changed] = new[changed]
+        return stored
+
+
+def layers_of(cache: KVCache, shared: Compression | None = None) -> list[Layer]:
+    """Return a view of every layer of a cache."""
+    return [Layer(cache, index, shared=shared) for index in range(cache.layers)]
