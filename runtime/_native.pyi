@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Cache', 'Mark', 'RowPart', 'attend', 'attention_mass', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'multiplies_codes', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
+__all__: list[str] = ['Cache', 'Mark', 'RowPart', 'attend', 'attention_mass', 'coreset', 'dequantize', 'hash_bits', 'hash_join', 'hash_seal', 'index_of', 'infinipot_scores', 'infinipot_select', 'join', 'levels', 'loose_allocations', 'mosaic_assign', 'multiplies_codes', 'newer_similarity', 'newest_frames', 'patch_distances', 'patch_sums', 'pool_norms', 'read', 'set_threads', 'simd', 'temporal_similarity', 'threads', 'top_k', 'use_simd', 'value_norms', 'wicsum']
 class Mark:
     """
     A moment of a cache, to roll back to.
@@ -196,6 +196,15 @@ def attention_mass(query: numpy.typing.NDArray[numpy.float32], query_seq: numpy.
     where a row at stream place query_seq sees the tokens whose seq is not above its own, summed over the w rows and over the query
     heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
     the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.
+    """
+def coreset(rows: numpy.typing.NDArray[numpy.float32], count: int, *, diversity: float = 0.0, directions: int = 0) -> numpy.typing.NDArray[numpy.int32]:
+    """
+    The rows of a greedy coreset, in the order in which they are taken: int32 [count].
+    
+    rows: float32 [n, width], finite, of length 1 or less. The first row is taken first, then always that of the highest
+    1 - c + diversity log(0.01 + r), of equal ones the first. c: its highest product with a row taken; r: the square of what is
+    orthogonal to the first `directions` (width at most) independent rows taken. O(n count width). Raises CacheError for more rows
+    than there are.
     """
 def dequantize(stored: numpy.typing.NDArray[numpy.number], scale: numpy.typing.NDArray[numpy.float32] | None) -> numpy.typing.NDArray[numpy.float32]:
     """

@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 RowPart = _native.RowPart
 attend = _native.attend
+coreset = _native.coreset
 index_of = _native.index_of
 join = _native.join
 levels = _native.levels

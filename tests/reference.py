@@ -168,6 +168,26 @@ def newer_similarity(
     return out
 
 
+def coreset(rows: NDArray[np.floating], count: int, diversity: float = 0.0, directions: int = 0) -> tuple[list[int], float]:
+    """The rows of a greedy coreset in order, and the least by which one was ahead of others that are not equal to it."""
+    rows = rows.astype(np.float64)
+    cover, rest, taken, ahead = np.full(len(rows), -1.0), (rows**2).sum(1), [], np.inf
+    basis = np.zeros((0, rows.shape[1]))
+    for step in range(count):
+        score = 1 - cover + (diversity * np.log(0.01 + np.maximum(rest, 0)) if diversity else 0)
+        score[taken] = -np.inf
+        best = int(score.argmax()) if step else 0
+        others = score[score < score[best]]
+        ahead = min(ahead, score[best] - others.max(initial=-np.inf)) if step else ahead
+        taken.append(best)
+        cover = np.maximum(cover, rows @ rows[best])
+        new = rows[best] - basis.T @ (basis @ rows[best])
+        if diversity and len(basis) < min(directions, rows.shape[1]) and np.linalg.norm(new) > 1e-3:
+            basis = np.vstack([basis, new / np.linalg.norm(new)])
+            rest = (rows**2).sum(1) - ((rows @ basis.T) ** 2).sum(1)
+    return taken, ahead
+
+
 def newest_frames(frame: NDArray[np.int32], among: Bool, count: int) -> Bool:
     """Rows of ``among`` in one of its ``count`` newest frames."""
     return among & np.isin(frame, sorted(set(frame[among].tolist()))[-count:] if count else [])

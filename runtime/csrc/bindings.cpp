@@ -366,6 +366,7 @@ PYBIND11_MODULE(_native, module) {
         }
     });
     bind_cache(module);
+    bind_coreset(module);
     bind_kernels(module);
     bind_infinipot(module);
     bind_newer_similarity(module);

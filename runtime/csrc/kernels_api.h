@@ -17,6 +17,7 @@ std::vector<Run> runs_of(Call& call, pybind11::handle pair_axis, std::int64_t ax
 
 void check_window(int window);  // of VaN's pooling: 1, 3, 5 or 7
 
+void bind_coreset(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_infinipot(pybind11::module_& module);
 void bind_newer_similarity(pybind11::module_& module);

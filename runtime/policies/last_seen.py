@@ -15,8 +15,32 @@ from edgevlm.runtime.policies.base import SteadyTarget, StreamShape, setting
 from edgevlm.runtime.policies.layer import Bool, Float32, Int64, Layer
 
 
+class OneChoice(SteadyTarget):
+    """A policy that scores the tokens of the deepest layer; all layers and heads keep the best."""
+
+    def worth(self, layer: Layer) -> Float32:
+        """Score each row of the deepest layer, ``[kv_heads, n]``; the highest stay, of equal ones the newer."""
+        raise NotImplementedError
+
+    def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
+        """Return scores and ``seq`` of the deepest layer's rows, ``[kv_heads, n]``, and by target the rows to keep."""
+        return self.worth(layers[-1]), layers[-1].seq, {}
+
+    def compress(self, layer: Layer) -> None:
+        score, ranked, shared = layer.prepared
+        vision = layer.kind == Kind.VISION
+        if not np.array_equal(layer.seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
+            at = kernels.index_of(layer.seq, ranked)
+            known = np.take_along_axis(score, np.maximum(at, 0), 1)
+            layer.keep(layer.top(np.where(at < 0, np.float32(-np.inf), known), layer.target, vision))
+            return
+        if layer.target not in shared:
+            shared[layer.target] = layer.top(score, layer.target, vision)
+        layer.keep(shared[layer.target])
+
+
 @dataclass
-class LastSeen(SteadyTarget):
+class LastSeen(OneChoice):
     """Keep the tokens least similar to any later token, by the deepest layer's keys.
 
     u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated, averaged over heads; the lowest u stay, in
@@ -36,24 +60,8 @@ class LastSeen(SteadyTarget):
         self._known = SeqScores()  # 1 + u
         self._since = 0  # the first token that no other has been compared with
 
-    def prepare(self, layers: Sequence[Layer]) -> tuple[Float32, Int64, dict[int, Bool]]:
-        """Return -u and ``seq`` of the deepest layer's rows, ``[kv_heads, n]``, and by target the rows to keep."""
-        return self._novelty(layers[-1]), layers[-1].seq, {}
-
-    def compress(self, layer: Layer) -> None:
-        score, ranked, shared = layer.prepared
-        vision = layer.kind == Kind.VISION
-        if not np.array_equal(layer.seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
-            at = kernels.index_of(layer.seq, ranked)
-            known = np.take_along_axis(score, np.maximum(at, 0), 1)
-            layer.keep(layer.top(np.where(at < 0, np.float32(-np.inf), known), layer.target, vision))
-            return
-        if layer.target not in shared:
-            shared[layer.target] = layer.top(score, layer.target, vision)
-        layer.keep(shared[layer.target])
-
-    def _novelty(self, layer: Layer) -> Float32:
-        """Return -u of each row of a layer, ``[kv_heads, n]``: those held meet what came since the last compression."""
+    def worth(self, layer: Layer) -> Float32:
+        """Return -u: those held meet what came since the last compression."""
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)

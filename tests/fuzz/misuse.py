@@ -47,6 +47,7 @@ SHAPES = {
     "index_of": "Hn Hm",
     "join": "Hn Hm Hm Hn",
     "newer_similarity": "Hn",
+    "coreset": "nD",
     "mosaic_assign": "mD m SD S S S m",
     "newest_frames": "Hn Hn",
     "attention_mass": "QqD q HnD Hn HmD m HD",

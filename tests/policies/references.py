@@ -1,8 +1,11 @@
 """The reference of each policy, by the text that makes the policy."""
 
+import numpy as np
+import reference
 from policies import reference_attention, reference_baselines, reference_infinipot_v
 from policies.filled import HEADS, INV_FREQ
 from policies.reference_attention import PureKV
+from policies.reference_infinipot_v import NearTieError, best, unrotated
 from policies.reference_last_seen import LastSeen
 
 from edgevlm.runtime.cache import Kind
@@ -73,6 +76,28 @@ def last_seen_of(filled):
     return likeness.expected, likeness.appended
 
 
+def coreset_of(filled, diversity=0.3, directions=64):
+    """The order in which the deepest layer's tokens are taken decides in every layer, then age."""
+
+    def expected(layer, target):
+        heads = [sorted(head, key=lambda token: -token["seq"]) for head in filled.heads(filled.cache.layers - 1)]
+        both = [[[unrotated(token, INV_FREQ), token["value"]] for token in head] for head in heads]
+        units = np.array(both, np.float64)  # [heads, n, 2, dim]
+        units /= np.maximum(np.linalg.norm(units, axis=-1, keepdims=True), 1e-30) * np.sqrt(2 * len(heads))
+        rows = units.transpose(1, 0, 2, 3).reshape(len(heads[0]), -1)
+        taken, ahead = reference.coreset(rows, min(target, len(rows)), diversity, directions)
+        if ahead < 1e-6:
+            raise NearTieError
+        rank = {token["seq"]: -len(rows) for token in heads[0]}
+        rank |= {heads[0][row]["seq"]: -place for place, row in enumerate(taken)}
+        return [
+            {token["seq"] for token in best(head, [rank.get(token["seq"], -1e9) for token in head], target)}
+            for head in filled.heads(layer)
+        ]
+
+    return without_sums(expected)
+
+
 def newest(head, target):
     return set(sorted(token["seq"] for token in head)[len(head) - target :])
 
@@ -95,5 +120,6 @@ REFERENCES = {  # the policy's text -> what play takes of the reference on a str
     "h2o": lambda filled, _: h2o_of(filled),
     "purekv:clie=1,window=4": lambda filled, _: without_sums(PureKV(filled, clie=1, window=4).expected),
     "infinipot-v": lambda filled, budget: without_sums(infinipot_v_of(filled, budget)),
+    "coreset": lambda filled, _: coreset_of(filled),
     "last-seen": lambda filled, _: last_seen_of(filled),
 }

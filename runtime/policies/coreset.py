@@ -1,0 +1,53 @@
+"""Coreset: few tokens near which all others are, in keys and values. After CoRDS, arXiv 2605.14310; ours in detail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edgevlm.runtime import kernels
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.policies.base import setting
+from edgevlm.runtime.policies.last_seen import OneChoice
+from edgevlm.runtime.policies.layer import Float32, Int64, Layer
+
+
+@dataclass
+class Coreset(OneChoice):
+    """Keep the newest token, then always the one that is least covered and most orthogonal, by the deepest layer.
+
+    x_t: the token's un-rotated key and its value in each KV head, each of length 1, joined and scaled to length 1. The next
+    token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken before, of equal ones it is
+    the newest. r_t: the squared length of x_t's part that is orthogonal to the first ``directions`` tokens taken. The terms
+    are the greedy steps of a k-centre and of a log-determinant. All layers and heads keep the same tokens.
+
+    Ours: CoRDS has no program; the weights, the layer and the bound on directions are our own. Its recent tokens stay whole;
+    here rows are appended after the choice, so a question sees the newest frame whole anyway.
+    """
+
+    diversity: float = setting(0.3, "weight of the log-determinant", at_least=0)
+    directions: int = setting(64, "tokens that the log-determinant takes in", at_least=0)
+    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+
+    name: ClassVar[str] = "coreset"
+    paper: ClassVar[str] = "after CoRDS, arXiv 2605.14310"
+
+    def worth(self, layer: Layer) -> Float32:
+        seq = layer.seq
+        rows = np.flatnonzero(layer.kind[0] == Kind.VISION)
+        rows = rows[np.argsort(-seq[0, rows])]
+        count = min(layer.target, len(rows))
+        taken = kernels.coreset(joint_rows(layer, rows), count, diversity=self.diversity, directions=self.directions)
+        score = np.full(seq.shape, -len(rows), np.float32)
+        score[:, rows[taken]] = -np.arange(count, dtype=np.float32)
+        return score
+
+
+def joint_rows(layer: Layer, rows: Int64) -> Float32:
+    """Join un-rotated keys and values of ``rows`` ``[n]`` over all heads: ``[n, kv_heads 2 head_dim]``, rows of length 1."""
+    both = np.stack([layer.keys[:, rows], layer.values[:, rows]], 2)  # [kv_heads, n, 2, head_dim]
+    lengths = np.sqrt(np.einsum("hnpd,hnpd->hnp", both, both))
+    both /= np.maximum(lengths, np.finfo(np.float32).tiny)[..., None] * np.float32(np.sqrt(2 * len(both)))
+    return np.ascontiguousarray(both.transpose(1, 0, 2, 3)).reshape(len(rows), -1)
