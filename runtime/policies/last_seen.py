@@ -65,7 +65,7 @@ class LastSeen(OneChoice):
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)
-        self._known.replace(seq, known, int(layer.cache.capacities[layer.index]))
+        self._known.replace(seq, known, self.shape.prefix + max(self.budget, self.shape.tokens_per_frame))
         self._since = int(seq.max()) + 1
         likeness = (known - 1).astype(np.float32)
         return -np.broadcast_to(likeness.mean(0, dtype=np.float64).astype(np.float32), likeness.shape)
