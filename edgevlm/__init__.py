@@ -3,7 +3,6 @@
 import os
 import sys
 from glob import glob
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if not glob(f"{__path__[0]}/runtime/_native*.so"):  # Python started in a clone 
 __version__: str
 __all__ = ["Answer", "Model", "Session", "UserError", "__version__", "open_source"]
 
-_PUBLIC = {
+_HOMES = {
     "Answer": "runtime.answer",
     "Model": "runtime.model",
     "Session": "runtime.session",
@@ -31,12 +30,20 @@ _PUBLIC = {
 }
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "extend", "testing"]
+
+
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for, so that the command starts at once."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("edgevlm")
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    if name in ("extend", "testing"):
+        from importlib import import_module
+
+        return import_module(f"edgevlm.{name}")
+    from edgevlm.packages import lazy_names
+
+    return lazy_names(__name__, _HOMES)(name)

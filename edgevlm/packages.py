@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,17 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
             raise
         why = str(error).splitlines()[0]
         raise UserError(f"{what} needs a package that cannot be loaded ({why}); install it again") from error
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__``: it imports each name from its home, a module of edgevlm's, when it is first read."""
+
+    def read(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"edgevlm.{homes[name]}"), name)
+
+    return read
 
 
 def needed(module: str, what: str, extra: str | None = None) -> Any:

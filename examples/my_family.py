@@ -13,7 +13,7 @@ class MyVLM(Family):
     content_type = "video"  # what the chat template calls a frame
 
     def parts(self, checkpoint, camera):
-        """The tower, and the grid of a frame's tokens; one of your own is a VisionTower, which adds its layers to a graph."""
+        """The tower, and the grid of a frame's tokens; one of your own is a Tower, which adds its layers to a graph."""
         from edgevlm.export.vision.square import SquareTower
 
         vision = SquareTower(checkpoint)

@@ -25,6 +25,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, check_target, hash_file, seal_manifest
 from edgevlm.runtime.files import atomic_directory, journal_of
 from edgevlm.runtime.graph_profiles import vision_precision
+from edgevlm.runtime.plugins import blamed, place
 from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
@@ -153,9 +154,14 @@ def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, prog
     decoder.first_sparse_layer(shape, options.st_spattn_from)
     progress("reading the vision tower")
     try:
-        parts = family.parts(checkpoint, options.camera)
+        with blamed(f"family {model_type}", family):
+            parts = family.parts(checkpoint, options.camera)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{config}: cannot be understood ({error!r})") from None
+    if (made := math.prod(parts.grid)) != parts.vision.tokens:
+        rows, columns = parts.grid
+        what = f"its grid of {rows} x {columns} has {made} tokens, and its tower {parts.vision.tokens}"
+        raise UserError(f"family {model_type}: {what}; parts() must agree ({place(type(family))})")
     if (shape.sections is None) != (family.positions == "rows"):
         raise UserError(f"{config}: mrope_section is {shape.sections} and frames take positions by {family.positions!r}")
     if parts.deepstack > shape.layers:

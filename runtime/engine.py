@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.plugins import load_class
+from edgevlm.runtime.plugins import blamed, load_class
 
 DEFAULT_ENGINE = "onnxruntime-cpu"
 
@@ -201,5 +201,7 @@ def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
     options: the backend's own (``threads`` for the CPU). Raises UserError for a name that is unknown, a package that is not
     installed, and a bundle that the backend refuses.
     """
-    engine: Engine = load_class("engines", name)(bundle, **options)
+    made = load_class("engines", name)
+    with blamed(f"engine {name}", made):
+        engine: Engine = made(bundle, **options)
     return engine

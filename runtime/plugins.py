@@ -1,4 +1,4 @@
-"""Classes found by name: edgevlm's own, those of installed packages, and those in a user's file.
+"""Classes and functions found by name: edgevlm's own, those of installed packages, and those in a user's file.
 
 A name is looked up in a group of :data:`GROUPS`; edgevlm and other packages declare theirs as entry points::
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -75,20 +76,35 @@ def split_options(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def blamed(what: str, plugin: object) -> Iterator[None]:
-    """Turn an error in the file of ``plugin``'s class, unless edgevlm's own, into a UserError with file, line and error."""
+def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Turn an error in the file of ``plugin``, a class, its instance or a function, into a ``kind`` with file, line and error.
+
+    Errors of edgevlm's own classes, and those raised elsewhere, pass.
+    """
     try:
         yield
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        kind = type(plugin)
-        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        path = getattr(sys.modules.get(plugin.__module__), "__file__", None)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        if kind.__module__.startswith("edgevlm.") or not lines:
+        if not is_foreign(plugin) or not lines:
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"{what} failed: {path}, line {lines[-1]}: {reason} (EDGEVLM_DEBUG=1 shows the traceback)") from error
+        raise kind(f"{what} failed: {path}, line {lines[-1]}: {reason} (EDGEVLM_DEBUG=1 shows the traceback)") from error
+
+
+def is_foreign(plugin: Any) -> bool:
+    """Return whether a class, its instance or a function is not edgevlm's own."""
+    return not plugin.__module__.startswith("edgevlm.")
+
+
+def place(function: Any) -> str:
+    """Return where a function or class is written: ``file, line N``; empty where that is unknown."""
+    try:
+        return f"{inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
+    except (OSError, TypeError):
+        return ""
 
 
 @cache
@@ -106,7 +122,7 @@ def _from_file(text: str) -> Any:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     module = _module(path.resolve())
-    classes = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+    classes = [key for key, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
     if not name:
         raise UserError(f"{path}: which class of it? {nearest('', [f'{path}:{known}' for known in classes])}")
     if not hasattr(module, name):

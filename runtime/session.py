@@ -292,7 +292,8 @@ class Session:
         self._check_memory()
         memory, chunks = self._memory, self._memory.chunks
         try:
-            with blamed(f"policy {self.policy}", self._stream.policy):
+            engine = self.model.engine
+            with blamed(f"engine {type(engine).__name__}", engine), blamed(f"policy {self.policy}", self._stream.policy):
                 return work(*arguments)
         except CallerError as error:
             failed: Any = error.__cause__

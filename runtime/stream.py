@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -75,7 +76,10 @@ class Stream:
             decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, model.bundle.calibration(),
             thinned=append is not None, text_per_frame=self._most_text,
         )  # fmt: skip
+        if policy.stream is not None and policy.stream() is not None:
+            raise UserError(f"policy {policy.name}: this instance is in use by another session; give each its own, or a name")
         policy.attach(budget, shape)
+        policy.check_declared()
         needs = policy.needs
         if needs.variant == "st-spattn" and self._most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
@@ -125,6 +129,7 @@ class Stream:
         self._seq = 0
         if len(prefix):
             self._append_text(engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
+        policy.stream = weakref.ref(self)
 
     @property
     def tokens(self) -> int:
@@ -144,7 +149,8 @@ class Stream:
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
 
     def close(self) -> None:
-        """Close the store, if there is one."""
+        """Let go of the policy, and close the store, if there is one."""
+        self.policy.stream = None
         if self.store is not None:
             self.store.close()
 
@@ -344,6 +350,7 @@ class Stream:
             seen = np.stack([frame.features.mean(0) for frame in frames]) if needs.features else None
             appended = Appended(first + vision, rows.position[vision], queries, rows.frame[vision], seen)
             self.policy.after_append(layers_of(self.cache), appended)
+            self.policy.check_declared()
 
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
         """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
@@ -402,6 +409,7 @@ class Stream:
         """Compress before an append that would cross |M|, and re-index when it is due."""
         started, guided = time.perf_counter(), self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide, self.times)
+        self.policy.check_declared()
         if plan is not None:
             evicted = plan.carry_out(self.cache)
             for new in plan.add.values():

@@ -13,6 +13,7 @@ from edgevlm.apps.sources.devices import ROOT, UsbConnection, devices, problem_o
 from edgevlm.apps.sources.gstreamer import csi_problem
 from edgevlm.engines.devices.machine import Machine, Outcome
 from edgevlm.errors import UserError
+from edgevlm.runtime.plugins import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def look_through(path: Path, root: Path = ROOT) -> tuple[str | None, str]:
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
     """Yield the lines of the command."""
     found = look_around(root)
-    yield from (entry.as_json() if as_json else str(entry) for entry in found)
+    packages = [CameraEntry(name, "package", f"of an installed package, also {name}://..", None) for name in names("sources")]
+    yield from (entry.as_json() if as_json else str(entry) for entry in [*found, *packages])
     if len(found) == 1 and not as_json:
         yield "no camera: there is no /dev/videoN; connect one (a container needs --device /dev/video0), or give a URL"
 

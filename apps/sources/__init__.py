@@ -1,7 +1,8 @@
 """Sources of frames: edgevlm's own kinds, those of other packages, and classes in a user's file.
 
-A package's kind is an entry point of the group ``edgevlm.sources``: called with what to open and :class:`SourceOptions`, it
-returns a :class:`Source`. ``--camera name`` or ``name://rest`` opens it, and ``./file.py:Class`` a file's.
+A package's kind is an entry point of the group ``edgevlm.sources``: a :class:`Source` class, made with what to open and
+:class:`SourceOptions`, or a generator function. ``--camera name`` or ``name://rest`` opens it,
+``./file.py:Name[:rest]`` a file's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import Connection, Frame, Source, SourceOptions, State
 from edgevlm.apps.sources.gstreamer import is_pipeline
+from edgevlm.apps.sources.plugin import open_plugin
 from edgevlm.errors import SourceError
 from edgevlm.runtime.files import look
 from edgevlm.runtime.plugins import is_file, load_class, names, split_options
@@ -34,7 +36,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
 
     options = options or SourceOptions()
     kind, target = check_source(camera, video)
-    source = _open(kind, target, options) if kind in OWN else load_class("sources", kind)(target, options)
+    source = _open(kind, target, options) if kind in OWN else open_plugin(kind, target, options)
     if source.live:
         return source
     if options.rule == "drop-oldest" and not options.realtime:
@@ -103,7 +105,8 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
     if kind == "nothing" and video is None:
         raise SourceError(
             f"--camera {mask_credentials(given)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
-            "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, or a folder of pictures"
+            "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, a folder of pictures, or ./file.py:Name"
+            + "".join(f", {name}://" for name in names("sources"))
         )
     return ("folder" if kind == "folder" else "video"), given
 

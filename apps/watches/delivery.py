@@ -16,6 +16,7 @@ from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Program, Sink, WatchStatus
 from edgevlm.errors import UserError
 from edgevlm.progress import Lost, Notify
+from edgevlm.runtime.plugins import blamed
 
 FIRST_S, MOST_S = 1.0, 60.0  # from one attempt to the next: doubled each time
 CLOSE_S = 2.0  # that sinks have for what is still to be sent
@@ -120,7 +121,8 @@ class Sender(threading.Thread):
                 self.wake.wait()
                 continue
             try:
-                self.sink.send(*found)
+                with blamed("send", self.sink):
+                    self.sink.send(*found)
             except Exception as error:
                 delivery.failures[name] += 1
                 if not failed:

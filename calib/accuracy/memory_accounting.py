@@ -24,15 +24,7 @@ class PeakBytes:
         self.bytes = 0
 
     def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
-        """present: bytes of the newest frame and of its references for changes, if held beside the memory.
-
-        Raises UserError for a user's policy that keeps arrays it does not declare.
-        """
-        if not type(policy).__module__.startswith("edgevlm.") and (names := policy.undeclared()):
-            raise UserError(
-                f"policy {policy.name} keeps arrays in {', '.join(names)}, which its state_fields must name as an array, a "
-                "Stateful, or a dict or list of those: they count in its bytes, and a snapshot would lose them"
-            )
+        """present: bytes of the newest frame and of its references for changes, if held beside the memory."""
         self.bytes = max(self.bytes, cache.nbytes + policy.state_bytes + present)
 
 

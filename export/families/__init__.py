@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgevlm.export.checkpoint import Checkpoint
-    from edgevlm.export.vision import VisionTower
+    from edgevlm.export.vision import Tower
     from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 
 Config = Mapping[str, Any]
@@ -63,7 +63,7 @@ class TowerGeometry:
 class FamilyParts:
     """What a family makes of one checkpoint."""
 
-    vision: VisionTower  # pixels [G, group * 3, H, W] -> rows [G, tokens, width]
+    vision: Tower  # pixels [G, group * 3, H, W] -> rows [G, tokens, width]
     grid: tuple[int, int]  # rows and columns of a frame's tokens
     closing: NDArray[np.float32] | None = None  # rows that close a video, [n, hidden]
     tokens_per_second: float | None = None  # see VisionSpec

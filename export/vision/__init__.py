@@ -18,7 +18,7 @@ from edgevlm.export.vision.layers import ChangedGraph, Float32, VisionGraph
 GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 
 
-class VisionTower:
+class Tower:
     """Pixels ``[G, group * 3, H, W]`` to language-space rows ``[G, tokens, width]``, one frame group after another.
 
     size: (height, width) of a frame in pixels. is_sized: other sizes can be had of one graph. group: frames that a tower merges
@@ -49,7 +49,7 @@ class VisionTower:
 
 
 def write_vision(
-    tower: VisionTower,
+    tower: Tower,
     checkpoint: Checkpoint,
     folder: Path,
     precision: str = "fp32",
@@ -82,13 +82,13 @@ def write_vision(
     return spec
 
 
-def check_tensors(tower: VisionTower, checkpoint: Checkpoint) -> None:
+def check_tensors(tower: Tower, checkpoint: Checkpoint) -> None:
     """Raise UserError if the checkpoint lacks one of a tower's tensors; none is read."""
     graph = GraphBuilder("vision", WrittenNowhere(BytesIO(), WEIGHTS))
     _build(tower, VisionGraph(graph, checkpoint.without_reading(), fixed=False))
 
 
-def _build(tower: VisionTower, g: VisionGraph) -> None:
+def _build(tower: Tower, g: VisionGraph) -> None:
     g.fixed |= not tower.is_sized
     size = tower.size if g.fixed else ("H", "W")
     pixels = g.graph.input("pixel_values", TensorProto.FLOAT, ["F", 3 * tower.group, *size])

@@ -30,7 +30,7 @@ from edgevlm.export.precisions.layouts import Channels
 from edgevlm.export.rotation import MeanKeeping
 
 if TYPE_CHECKING:
-    from edgevlm.export.vision import VisionTower
+    from edgevlm.export.vision import Tower
 
 CHANNELS = Channels()
 NORMED = 4.5  # standard deviations of a rotated row, beyond which its numbers are clipped
@@ -421,7 +421,7 @@ class ChangedGraph(VisionGraph):
     def count(self) -> int:
         return self.grid[0] * self.grid[1]
 
-    def start(self, tower: VisionTower) -> str:
+    def start(self, tower: Tower) -> str:
         """The inputs, where patches are kept and which tokens they are part of; returns the tensor of pixels."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgevlm.export.backbones import inverse_frequencies
-from edgevlm.export.vision import VisionTower
+from edgevlm.export.vision import Tower
 from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
 EPSILON = 1e-6  # of all norms
@@ -100,7 +100,7 @@ def _joined(g: VisionGraph, windows: Windows) -> Windows:
     return joined
 
 
-class QwenTower(VisionTower):
+class QwenTower(Tower):
     """Qwen2-VL's: every patch sees its whole frame pair.
 
     vision: ``vision_config``, complete. inner: width of a block's MLP. hidden: of what the tower gives.

@@ -8,13 +8,13 @@ import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
-from edgevlm.export.vision import VisionTower
+from edgevlm.export.vision import Tower
 from edgevlm.export.vision.layers import Float32, VisionGraph
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
-class EncoderTower(VisionTower):
+class EncoderTower(Tower):
     """Blocks of pre-norm attention and MLP over the patches of a square, as ``vision_config`` describes them."""
 
     def __init__(self, section: dict[str, Any]) -> None:

@@ -41,7 +41,9 @@ def find_policy(name: str) -> type[Policy]:
     """
     found = POLICIES.get(name) or load_class("policies", name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise UserError(f"policy {name}: {getattr(found, '__name__', found)} is no subclass of edgevlm.runtime.policies.Policy")
+        raise UserError(f"policy {name}: {getattr(found, '__name__', found)} is not a subclass of edgevlm.extend.Policy")
+    if problem := found.problem():
+        raise UserError(f"policy {name}: {problem}")
     return found
 
 

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache as once
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.plugins import split_options
+from edgevlm.runtime.plugins import is_foreign, place, split_options
 from edgevlm.runtime.policies.layer import Bool, Compression, Float32, Guide, Layer, NewRows, layers_of
 from edgevlm.runtime.stateful import Stateful
 
@@ -120,6 +121,7 @@ class Policy(Stateful):
 
     budget: int
     shape: StreamShape
+    stream: Callable[[], object] | None = None  # a weak reference to the one that it is attached to
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,10 +129,31 @@ class Policy(Stateful):
             cls.name = cls.__name__
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if problem := cls.problem():
+            raise TypeError(problem)
+        return super().__new__(cls)
+
+    @classmethod
+    def problem(cls) -> str:
+        """What is wrong with how the class is written, with its place; empty where nothing is."""
         written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
         if cls.bounded and not written:
-            raise TypeError(f"{cls.__name__} defines neither score() nor compress()")
-        return super().__new__(cls)
+            return f"{cls.__name__} defines neither score() nor compress()"
+        if settings := [name for name, value in vars(cls).items() if isinstance(value, Field)]:
+            return f"{cls.__name__} has settings ({', '.join(settings)}) and no @dataclass above it: {place(cls)}"
+        for name in ("score", "compress", "prepare", "after_append"):
+            ours, theirs = (list(signature(getattr(kind, name)).parameters) for kind in (Policy, cls))
+            if len(ours) != len(theirs) and not any(each.startswith("*") for each in theirs):
+                return f"{name} takes ({', '.join(ours)}), not ({', '.join(theirs)}): {place(getattr(cls, name))}"
+        return ""
+
+    def check_declared(self) -> None:
+        """Raise UserError where a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
+        if is_foreign(self) and (names := self.undeclared()):
+            raise UserError(
+                f"policy {self.name} keeps arrays in {', '.join(names)}, which state_fields must name: they count in its "
+                f"bytes, and a snapshot would lose them ({place(type(self))})"
+            )
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting outside its range."""
@@ -194,12 +217,14 @@ class Policy(Stateful):
 
     def compress(self, layer: Layer) -> None:
         """Call ``layer.keep`` or ``layer.merge``, so that ``layer.target`` rows stay; by :meth:`score` unless overridden."""
-        score, rows = self.score(layer), layer.seq.shape
+        score: Any = self.score(layer)
+        rows = layer.seq.shape
         if getattr(score, "shape", None) != rows:
             given = list(score.shape) if isinstance(score, np.ndarray) else type(score).__name__
-            raise UserError(f"policy {self.name}: score() gave {given} for layer {layer.index}, not an array {list(rows)}")
-        if not score.dtype.kind == "b" and np.isnan(score).any():
-            raise UserError(f"policy {self.name}: score() gave NaN for layer {layer.index}; give each row a number")
+            raise self.blame("score", f"gave {given} for layer {layer.index}, not an array {list(rows)}")
+        if score.dtype.kind not in "biuf" or np.isnan(score).any():
+            what = "NaN" if score.dtype.kind == "f" else score.dtype
+            raise self.blame("score", f"gave {what} for layer {layer.index}; give each row a number")
         layer.keep(layer.top(score, layer.target))
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
@@ -234,17 +259,18 @@ class Policy(Stateful):
         mask, shape = layer.kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
-            raise UserError(
-                f"policy {self.name}: compress() kept {what} of layer {layer.index}, not a mask {list(shape)} of bool"
-            )
+            raise self.blame("compress", f"kept {what} of layer {layer.index}, not a mask {list(shape)} of bool")
         target = max(0, layer.target - (0 if layer.added is None else len(layer.added.rows)))
         for head, rows in enumerate((mask & layer.free).sum(1).tolist()):
             if rows != target:
-                raise UserError(
-                    f"policy {self.name} keeps too {'few' if rows < target else 'many'} rows: {rows} in layer {layer.index}, "
-                    f"KV head {head}, and {target} were asked for"
-                )
+                many = f"too {'few' if rows < target else 'many'} rows: {rows} in layer {layer.index}, KV head {head}"
+                raise self.blame("compress", f"keeps {many}, and {target} were asked for")
         return without_lone_text(layer, mask | layer.fixed)
+
+    def blame(self, method: str, what: str) -> UserError:
+        """Return an error that names the policy, its method and where that is written."""
+        where = place(getattr(type(self), method)) if is_foreign(getattr(type(self), method)) else ""
+        return UserError(f"policy {self.name}: {method}() {what}{where and f' ({where})'}")
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         """Called when vision rows have been committed, with the queries of ``needs.probe_layers``."""

@@ -17,7 +17,7 @@ from edgevlm.bench.seeded import decoder_bundle
 from edgevlm.engines.onnx_file import operators
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.precisions.layouts import Channels
-from edgevlm.export.vision import GRAPH, VisionTower, write_vision
+from edgevlm.export.vision import GRAPH, Tower, write_vision
 from edgevlm.export.vision.layers import ACTIVATIONS, VisionGraph
 from edgevlm.runtime.bundle import FileRecord
 from edgevlm.runtime.engine import load_engine
@@ -44,7 +44,7 @@ class Tensors:
         yield from np.array_split(self.tensor(name, shape), 3)
 
 
-class Small(VisionTower):
+class Small(Tower):
     """Two linears, one without a bias, and attention of 3 heads between them: ``[F, 3, 12, 6]`` to ``[F, 12, 8]``."""
 
     size, tokens, width = (PATCHES, 6), PATCHES, WIDTH
@@ -125,7 +125,7 @@ def test_a_frames_features_do_not_depend_on_its_company(
     assert (BEFORE in operators((tmp_path / GRAPH).read_bytes())) == of_before
 
 
-class OneLinear(VisionTower):
+class OneLinear(Tower):
     """A linear and its activation: ``[F, 3, 9, 4]`` to ``[F, 9, 6]``."""
 
     size, tokens, width = (9, 4), 9, 6

@@ -1,0 +1,102 @@
+"""Sources of packages and of a user's file: classes, and generator functions, both checked as they are read."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from edgevlm.apps.sources.base import Frame, FrameSampler, Source, SourceOptions, State
+from edgevlm.errors import SourceError
+from edgevlm.runtime.plugins import blamed, load_class, place
+
+RGB = "give uint8 RGB [H, W, 3]"
+
+
+class FrameCheck:
+    """Checks the frames of one source. what: names the source; made: its class or function."""
+
+    def __init__(self, what: str, made: Any) -> None:
+        self._what, self._where, self._newest = what, f" ({place(made)})", -math.inf
+
+    def __call__(self, image: Any, seconds: Any) -> None:
+        """Raise SourceError for anything but uint8 RGB ``[H, W, 3]`` at finite seconds that do not run backwards."""
+        if not isinstance(image, np.ndarray):
+            raise self.wrong(f"gave a {type(image).__name__} for an image; {RGB}")
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+            raise self.wrong(f"gave an image of {image.dtype} {list(image.shape)}; {RGB}")
+        if not isinstance(seconds, Real) or not self._newest <= float(seconds) < math.inf:
+            raise self.wrong(f"gave a frame at {seconds!r} s after {self._newest:g} s; give seconds that rise")
+        self._newest = float(seconds)
+
+    def wrong(self, problem: str) -> SourceError:
+        return SourceError(f"{self._what} {problem}{self._where}")
+
+
+class GeneratorSource(Source):
+    """The frames that a generator function yields: ``image``, or ``(seconds, image)``.
+
+    The function is called with those of ``target``, ``fps`` and ``options`` that it takes. Frames without a time come ``fps`` a
+    second, from 0 s on; of the others ``fps`` a second are taken. Closing the source closes the generator.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], target: str, options: SourceOptions, check: FrameCheck) -> None:
+        given, taken = {"target": target, "fps": options.fps, "options": options}, inspect.signature(function).parameters
+        if unknown := [each.name for each in taken.values() if each.name not in given and each.default is each.empty]:
+            raise check.wrong(f"takes {unknown[0]!r}, and a source is given target, fps and options")
+        self.name, self._fps, self._sampler, self._count, self._check = name, options.fps, FrameSampler(options.fps), 0, check
+        self._frames: Iterator[Any] = function(**{key: value for key, value in given.items() if key in taken})
+
+    def read(self) -> Frame | None:
+        for found in self._frames:
+            timed = isinstance(found, tuple) and len(found) == 2
+            seconds, image = found if timed else (self._count / self._fps, found)
+            self._check(image, seconds)
+            self._count += 1
+            self.state = State.RUNNING
+            if not timed or self._sampler.wants(seconds):
+                return Frame(image, float(seconds))
+        self.close()
+        return None
+
+    def close(self) -> None:
+        if self.state is not State.ENDED and (close := getattr(self._frames, "close", None)):
+            close()
+        super().close()
+
+
+def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
+    """Open a source by its name or ``./file.py:Name``.
+
+    Raises SourceError for anything but a Source class and a generator function. Reading it raises SourceError, which names the
+    source and its place, for whatever it raises, and for frames and times of other types.
+    """
+    made: Any = load_class("sources", name)
+    what = f"source {name}"
+    check = FrameCheck(what, made)
+    if inspect.isgeneratorfunction(made):
+        found: Any = GeneratorSource(name, made, target, options, check)
+    elif isinstance(made, type) and issubclass(made, Source):
+        opened: Any = made
+        with blamed(what, made, SourceError):
+            found = opened(target, options)
+    else:
+        raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")
+    read = found.read
+
+    def checked() -> Frame | None:
+        with blamed(what, made, SourceError):
+            frame = read()
+        if isinstance(frame, Frame):
+            if not isinstance(found, GeneratorSource):
+                check(frame.image, frame.time_s)
+        elif frame is not None:
+            raise check.wrong(f"gave a {type(frame).__name__}, not a Frame")
+        return frame
+
+    found.read = checked
+    return found

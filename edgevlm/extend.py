@@ -1,0 +1,47 @@
+"""Everything that a policy, source, sink, model family, engine or precision of your own is written with.
+
+What is here is documented and stable; a change is in the changelog. docs/guide/extend.md has a page on each, ``edgevlm check``
+tries what you wrote.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from edgevlm.packages import lazy_names
+
+if TYPE_CHECKING:
+    from edgevlm.apps.sources import Frame, Source, SourceOptions
+    from edgevlm.apps.watches.events import WatchEvent
+    from edgevlm.apps.watches.sinks import Sink
+    from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
+    from edgevlm.export.backbones import Backbone
+    from edgevlm.export.families import Family, FamilyParts
+    from edgevlm.export.precisions import Layout, Layouts, Precision
+    from edgevlm.export.vision import Tower
+    from edgevlm.export.vision.layers import VisionGraph
+    from edgevlm.runtime.engine import Decoder, Engine, KVBuffer, StepResult
+    from edgevlm.runtime.policies import Appended, Layer, Needs, Policy, StreamShape, setting
+    from edgevlm.runtime.policies.attention import QueryWindow
+
+_HOMES = {
+    "Appended": "runtime.policies", "Backbone": "export.backbones", "Decoder": "runtime.engine", "Engine": "runtime.engine",
+    "Family": "export.families", "FamilyParts": "export.families", "Frame": "apps.sources", "KVBuffer": "runtime.engine",
+    "Layer": "runtime.policies", "Layout": "export.precisions", "Layouts": "export.precisions", "Needs": "runtime.policies",
+    "OnnxRuntimeCpu": "engines.onnxruntime_cpu", "Policy": "runtime.policies", "Precision": "export.precisions",
+    "QueryWindow": "runtime.policies.attention", "Sink": "apps.watches.sinks", "Source": "apps.sources",
+    "SourceOptions": "apps.sources", "StepResult": "runtime.engine", "StreamShape": "runtime.policies",
+    "Tower": "export.vision",
+    "VisionGraph": "export.vision.layers", "WatchEvent": "apps.watches.events", "setting": "runtime.policies",
+}  # fmt: skip
+__all__ = [
+    "Appended", "Backbone", "Decoder", "Engine", "Family", "FamilyParts", "Frame", "KVBuffer", "Layer", "Layout", "Layouts",
+    "Needs", "OnnxRuntimeCpu", "Policy", "Precision", "QueryWindow", "Sink", "Source", "SourceOptions", "StepResult",
+    "StreamShape", "Tower", "VisionGraph", "WatchEvent", "setting",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    return lazy_names(__name__, _HOMES)(name)
