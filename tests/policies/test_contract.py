@@ -76,8 +76,8 @@ def one_more(mask):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ((2, np.zeros_like), "policy keeps keeps too few rows: 0 in layer 2, KV head 0, and 12 were asked for"),
-        ((1, one_more), "policy keeps keeps too many rows: 13 in layer 1, KV head 1, and 12 were asked for"),
+        ((2, np.zeros_like), r"policy keeps: compress\(\) keeps too few rows: 0 in layer 2, KV head 0, and 12 were asked for"),
+        ((1, one_more), r"policy keeps: compress\(\) keeps too many rows: 13 in layer 1, KV head 1, and 12 were asked for"),
         ((0, lambda mask: mask[:, 1:]), r"kept bool \[2, 18\] of layer 0, not a mask \[2, 19\] of bool"),
         ((0, lambda mask: mask.astype(int)), r"kept int64 \[2, 19\]"),
         ((0, lambda mask: None), "kept nothing of layer 0"),
