@@ -197,14 +197,14 @@ def attention_mass(query: numpy.typing.NDArray[numpy.float32], query_seq: numpy.
     heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
     the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.
     """
-def coreset(rows: numpy.typing.NDArray[numpy.float32], count: int, *, diversity: float = 0.0, directions: int = 0) -> numpy.typing.NDArray[numpy.int32]:
+def coreset(rows: numpy.typing.NDArray[numpy.float32], count: int, *, diversity: float, directions: int, steps: int) -> numpy.typing.NDArray[numpy.int32]:
     """
     The rows of a greedy coreset, in the order in which they are taken: int32 [count].
     
     rows: float32 [n, width], finite, of length 1 or less. The first row is taken first, then always that of the highest
     1 - c + diversity log(0.01 + r), of equal ones the first. c: its highest product with a row taken; r: the square of what is
-    orthogonal to the first `directions` (width at most) independent rows taken. O(n count width). Raises CacheError for more rows
-    than there are.
+    orthogonal to the first `directions` (width at most) independent rows taken. After `steps` rows the rest are taken at once, by
+    their scores then. O(n steps width). Raises CacheError for more rows than there are.
     """
 def dequantize(stored: numpy.typing.NDArray[numpy.number], scale: numpy.typing.NDArray[numpy.float32] | None) -> numpy.typing.NDArray[numpy.float32]:
     """

@@ -168,13 +168,14 @@ def newer_similarity(
     return out
 
 
-def coreset(rows: NDArray[np.floating], count: int, diversity: float = 0.0, directions: int = 0) -> tuple[list[int], float]:
+def coreset(rows: NDArray[np.floating], count: int, diversity: float, directions: int, steps: int) -> tuple[list[int], float]:
     """The rows of a greedy coreset in order, and the least by which one was ahead of others that are not equal to it."""
     rows = rows.astype(np.float64)
     cover, rest, taken, ahead = np.full(len(rows), -1.0), (rows**2).sum(1), [], np.inf
     basis = np.zeros((0, rows.shape[1]))
     for step in range(count):
-        score = 1 - cover + (diversity * np.log(0.01 + np.maximum(rest, 0)) if diversity else 0)
+        if step <= steps:
+            score = 1 - cover + (diversity * np.log(0.01 + np.maximum(rest, 0)) if diversity else 0)
         score[taken] = -np.inf
         best = int(score.argmax()) if step else 0
         others = score[score < score[best]]

@@ -42,12 +42,14 @@ public:
         return sizes.lay_out(BumpAllocator(), count);
     }
 
-    void choose(std::int64_t wanted, std::int32_t* out) {
-        for (std::int64_t done = 0; done < wanted;) {
+    void choose(std::int64_t wanted, std::int64_t steps, std::int32_t* out) {
+        std::int64_t done = 0;
+        const std::int64_t greedy = std::min(wanted, steps);
+        while (done < greedy) {
             const float bound = list();
             chosen_ = turned_ = 0;
             std::fill_n(choices_, 2 * lanes_ * width_, 0.0f);
-            while (chosen_ < lanes_ && done < wanted && !listed_.empty()) {
+            while (chosen_ < lanes_ && done < greedy && !listed_.empty()) {
                 const auto best = std::min_element(listed_.begin(), listed_.end(), [&](auto a, auto b) { return before(a, b); });
                 if (chosen_ && score_[*best] <= bound) break;
                 out[done++] = *best;
@@ -55,6 +57,9 @@ public:
             }
             meet();
         }
+        if (done == wanted) return;
+        for (const std::int32_t i : live_) score(i);
+        std::partial_sort_copy(live_.begin(), live_.end(), out + done, out + wanted, [&](auto a, auto b) { return before(a, b); });
     }
 
 private:
@@ -165,18 +170,18 @@ private:
     float *choices_, *basis_, *products_, *met_;  // [2, width, lanes], [directions, width], [directions], [kRows, width + lanes]
 };
 
-py::array_t<std::int32_t> call_coreset(Floats rows, std::int64_t count, float diversity, std::int64_t directions) {
+py::array_t<std::int32_t> call_coreset(Floats rows, std::int64_t count, float diversity, std::int64_t directions, std::int64_t steps) {
     Call call;
     const auto from = call.dense<float>(rows, "rows", {any, any});
     const std::int64_t held = from.shape(0), width = from.shape(1);
     if (count < 0 || count > held) refuse("there are no ", count, " rows among ", held);
-    if (!(diversity >= 0) || directions < 0) refuse("diversity and directions must be 0 or more");
+    if (!(diversity >= 0) || directions < 0 || steps < 1) refuse("diversity and directions must be 0 or more, steps 1 or more");
     py::array_t<std::int32_t> out(count);
     std::int32_t* const first = out.mutable_data();
     {
         const py::gil_scoped_release unlocked;
         const Block memory = loose_heap().allocate(Coreset::bytes(held, width, directions));
-        Coreset(from.data(), held, width, diversity, directions, memory.get()).choose(count, first);
+        Coreset(from.data(), held, width, diversity, directions, memory.get()).choose(count, steps, first);
     }
     return out;
 }
@@ -184,13 +189,13 @@ py::array_t<std::int32_t> call_coreset(Floats rows, std::int64_t count, float di
 }  // namespace
 
 void bind_coreset(py::module_& module) {
-    module.def("coreset", &call_coreset, "rows"_a, "count"_a, py::kw_only(), "diversity"_a = 0.0f, "directions"_a = 0,
+    module.def("coreset", &call_coreset, "rows"_a, "count"_a, py::kw_only(), "diversity"_a, "directions"_a, "steps"_a,
                R"(The rows of a greedy coreset, in the order in which they are taken: int32 [count].
 
 rows: float32 [n, width], finite, of length 1 or less. The first row is taken first, then always that of the highest
 1 - c + diversity log(0.01 + r), of equal ones the first. c: its highest product with a row taken; r: the square of what is
-orthogonal to the first `directions` (width at most) independent rows taken. O(n count width). Raises CacheError for more rows
-than there are.)");
+orthogonal to the first `directions` (width at most) independent rows taken. After `steps` rows the rest are taken at once, by
+their scores then. O(n steps width). Raises CacheError for more rows than there are.)");
 }
 
 }  // namespace edgevlm

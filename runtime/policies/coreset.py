@@ -21,7 +21,8 @@ class Coreset(OneChoice):
     x_t: the token's un-rotated key and its value in each KV head, each of length 1, joined and scaled to length 1. The next
     token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken before, of equal ones it is
     the newest. r_t: the squared length of x_t's part that is orthogonal to the first ``directions`` tokens taken. The terms
-    are the greedy steps of a k-centre and of a log-determinant. All layers and heads keep the same tokens.
+    are the greedy steps of a k-centre and of a log-determinant. After ``steps`` tokens the rest are taken by their scores then.
+    All layers and heads keep the same tokens.
 
     Ours: CoRDS has no program; the weights, the layer and the bound on directions are our own. Its recent tokens stay whole;
     here rows are appended after the choice, so a question sees the newest frame whole anyway.
@@ -29,6 +30,7 @@ class Coreset(OneChoice):
 
     diversity: float = setting(0.3, "weight of the log-determinant", at_least=0)
     directions: int = setting(64, "tokens that the log-determinant takes in", at_least=0)
+    steps: int = setting(1024, "tokens taken one after another; the rest are taken at once", at_least=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
 
     name: ClassVar[str] = "coreset"
@@ -39,7 +41,9 @@ class Coreset(OneChoice):
         rows = np.flatnonzero(layer.kind[0] == Kind.VISION)
         rows = rows[np.argsort(-seq[0, rows])]
         count = min(layer.target, len(rows))
-        taken = kernels.coreset(joint_rows(layer, rows), count, diversity=self.diversity, directions=self.directions)
+        taken = kernels.coreset(
+            joint_rows(layer, rows), count, diversity=self.diversity, directions=self.directions, steps=self.steps
+        )
         score = np.full(seq.shape, -len(rows), np.float32)
         score[:, rows[taken]] = -np.arange(count, dtype=np.float32)
         return score

@@ -39,7 +39,9 @@ class H2O(EvictsOnDemand):
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
         for layer in layers:
             mass, known = layer.attention_of(appended.queries[layer.index], seq=appended.seq), self._scores[layer.index]
-            known.replace(layer.seq, known.get(layer.seq) + mass, self.shape.prefix + max(self.budget, self.shape.tokens_per_frame))
+            known.replace(
+                layer.seq, known.get(layer.seq) + mass, self.shape.prefix + max(self.budget, self.shape.tokens_per_frame)
+            )
 
     def compress(self, layer: Layer) -> None:
         count = tokens_of(self.recent, layer.target)

@@ -28,9 +28,10 @@ def test_rows_are_taken_as_the_reference_takes_them(data):
     rows = scattered(rng, n, width, data.draw(st.sampled_from([1, 5, 40])), data.draw(st.sampled_from([0.1, 1.0])))
     diversity, directions = data.draw(st.sampled_from([(0, 0), (0.3, 4), (0.3, 64)]))
     count = data.draw(st.integers(0, min(n, 60)))
-    expected, ahead = reference.coreset(rows, count, diversity, directions)
+    steps = data.draw(st.sampled_from([1, 20, 60]))
+    expected, ahead = reference.coreset(rows, count, diversity, directions, steps)
     assume(ahead > 1e-4)
-    found = kernels.coreset(rows, count, diversity=diversity, directions=directions)
+    found = kernels.coreset(rows, count, diversity=diversity, directions=directions, steps=steps)
     assert found.dtype == np.int32
     assert found.tolist() == expected
 
@@ -38,7 +39,7 @@ def test_rows_are_taken_as_the_reference_takes_them(data):
 def test_every_choice_of_many_is_the_best_there_was(isa):
     """More rows than are looked at together, where near ties may be decided either way."""
     rows = scattered(np.random.default_rng(1), 1500, 24, 30, 0.3)
-    found = kernels.coreset(rows, 1500).tolist()
+    found = kernels.coreset(rows, 1500, diversity=0, directions=0, steps=1500).tolist()
     assert sorted(found) == list(range(1500))
     products = rows @ rows.T
     cover = np.full(1500, -1.0)
@@ -50,4 +51,4 @@ def test_every_choice_of_many_is_the_best_there_was(isa):
 
 def test_more_rows_than_there_are():
     with pytest.raises(CacheError, match="no 3 rows among 2"):
-        kernels.coreset(np.zeros((2, 4), np.float32), 3)
+        kernels.coreset(np.zeros((2, 4), np.float32), 3, diversity=0, directions=0, steps=1)

@@ -85,7 +85,7 @@ def coreset_of(filled, diversity=0.3, directions=64):
         units = np.array(both, np.float64)  # [heads, n, 2, dim]
         units /= np.maximum(np.linalg.norm(units, axis=-1, keepdims=True), 1e-30) * np.sqrt(2 * len(heads))
         rows = units.transpose(1, 0, 2, 3).reshape(len(heads[0]), -1)
-        taken, ahead = reference.coreset(rows, min(target, len(rows)), diversity, directions)
+        taken, ahead = reference.coreset(rows, min(target, len(rows)), diversity, directions, 1024)
         if ahead < 1e-6:
             raise NearTieError
         rank = {token["seq"]: -len(rows) for token in heads[0]}
