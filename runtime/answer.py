@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,9 @@ LogitsProcessor = Callable[[Sequence[int], Float32], Float32]
 Draw = Callable[[Float32], int]
 
 
-@dataclass(eq=False)
-class Answer:
-    """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` give pieces as they come.
-
-    The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
-    answer is read.
+@dataclass(eq=False, slots=True)
+class Found:
+    """What is known of an answer until now; the model's thread fills it in.
 
     time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
@@ -45,7 +42,6 @@ class Answer:
     looked: where the question looked; None before the first token, and where it shows pictures.
     """
 
-    question: str
     time_s: float
     token_ids: list[int] = field(default_factory=list)
     queued_ms: float = 0.0
@@ -54,11 +50,33 @@ class Answer:
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     probabilities: dict[str, float] = field(default_factory=dict)
-    logprobs: list[LogProb] = field(default_factory=list, repr=False)
+    logprobs: list[LogProb] = field(default_factory=list)
     dropped_turns: int = 0
-    looked: QuestionAttention | None = field(default=None, repr=False)
+    looked: QuestionAttention | None = None
 
-    def __post_init__(self) -> None:
+
+class Answer:
+    """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` give pieces as they come.
+
+    The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
+    text is read. Each attribute of :class:`Found` is one of the answer too, and waits for its end; ``found`` has them as they
+    are now, and :attr:`so_far` the text.
+    """
+
+    time_s: float
+    token_ids: list[int]
+    queued_ms: float
+    ttft_ms: float
+    tpot_ms: float
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    probabilities: dict[str, float]
+    logprobs: list[LogProb]
+    dropped_turns: int
+    looked: QuestionAttention | None
+
+    def __init__(self, question: str, time_s: float) -> None:
+        self.question, self.found = question, Found(time_s)
         self._asked_at, self._pid = time.perf_counter(), os.getpid()
         self._pieces: list[str] = []
         self._error: BaseException | None = None
@@ -68,8 +86,18 @@ class Answer:
         self._cancelled = threading.Event()
         self._future: Future[FinishReason] | None = None  # none after the end: each would keep the other from being freed
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in Found.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.settle()
+        return getattr(self.found, name)
+
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        state = self.found.finish_reason or ("failed" if self.finished else "in progress")
+        return f"Answer({self.question!r}, {self.so_far!r}, {state})"
 
     def __iter__(self) -> Iterator[str]:
         read, finished = 0, False
@@ -183,11 +211,11 @@ class Answer:
     def _finish(self, future: Future[FinishReason]) -> None:
         with self._changed:
             if future.cancelled():
-                self.finish_reason = "cancelled"
+                self.found.finish_reason = "cancelled"
             elif error := future.exception():
                 self._error = error
             else:
-                self.finish_reason = future.result()
+                self.found.finish_reason = future.result()
             self._finished, self._future = True, None
         self._wake_readers()
 
@@ -215,21 +243,21 @@ class Answer:
                 return "cancelled"
             token = draw(append(embeds))
             now = time.perf_counter()
-            if not self.token_ids:
-                self.ttft_ms, first = 1e3 * (now - self._asked_at), now
-                self.looked = stream.looked
+            if not self.found.token_ids:
+                self.found.ttft_ms, first = 1e3 * (now - self._asked_at), now
+                self.found.looked = stream.looked
             if choices is not None:
-                self.probabilities = choices.probabilities
+                self.found.probabilities = choices.probabilities
             if token not in stops:
-                self.token_ids.append(token)
-                if len(self.token_ids) > 1:
-                    self.tpot_ms = 1e3 * (now - first) / (len(self.token_ids) - 1)
+                self.found.token_ids.append(token)
+                if len(self.found.token_ids) > 1:
+                    self.found.tpot_ms = 1e3 * (now - first) / (len(self.found.token_ids) - 1)
                 if choices is None and (piece := detokenise.step(model.tokenizer, token)):
                     self._push(piece)
-            if token in stops or (choices is not None and choices.complete(self.token_ids)):
+            if token in stops or (choices is not None and choices.complete(self.found.token_ids)):
                 if choices is not None:
-                    self._push(choices.text(self.token_ids))
+                    self._push(choices.text(self.found.token_ids))
                 return "stop"
-            if len(self.token_ids) == max_tokens:
+            if len(self.found.token_ids) == max_tokens:
                 return "length"
             embeds, append = model.engine.embed(np.asarray([token], np.int64)), stream.append_text

@@ -46,6 +46,14 @@ class Model:
         self.scheduler = Scheduler()
         weakref.finalize(self, self.scheduler.stop)
 
+    @property
+    def name(self) -> str:
+        """``demo``, or the folder or ``ORG/NAME`` that the bundle was exported from."""
+        return "demo" if self.is_demo else self.bundle.source
+
+    def __repr__(self) -> str:
+        return f"Model({self.name}, {type(self.engine).__name__}, {self.bundle.decoder.layers} layers)"
+
     def for_frames(self, size: tuple[int, int]) -> Model:
         """The model as sessions see it whose frames are of ``size``, (height, width), with the same engine and scheduler.
 

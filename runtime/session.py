@@ -6,13 +6,14 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,14 @@ from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.progress import Notify
 from edgevlm.runtime.answer import Answer, Draw, FinishReason, LogitsProcessor
 from edgevlm.runtime.budget import Pressure, TextBudget, longest_question
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.chat import Chat, Conversations, Dialogue, Turn
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_int, check_time, open_encoder, open_stream
 from edgevlm.runtime.plugins import blamed
+from edgevlm.runtime.policies import layers_of
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.sampling import Classified, LogProb, OneOf, Repetition, Sampler
 from edgevlm.runtime.scheduler import PERIOD_S
@@ -35,6 +37,7 @@ from edgevlm.runtime.settings import AUTO, SessionSettings
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import CaptureBuffer, SnapshotWriter, identity, restore
+from edgevlm.runtime.standing import Change, StandingQuestion
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import SessionStats
 from edgevlm.runtime.store import Store
@@ -89,6 +92,18 @@ class SessionMemory:
         self.conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns}
 
 
+class HeldFrames(NamedTuple):
+    """The frames that have tokens in the memory, oldest first, ``[k]`` of each.
+
+    number: of a frame, from 0, or of a group of frames that the tower merges. seconds: when it was seen. tokens: of it in the
+    layer and KV head that hold the most.
+    """
+
+    number: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+
+
 class CallerError(Exception):
     """A caller's ``logits_processor`` failed, or its result cannot be drawn from; see the cause."""
 
@@ -101,8 +116,9 @@ class Session:
         with Session.open("demo", budget="1k") as session:  # or a bundle, a checkpoint, ORG/NAME; closed at the end
             session.watch(frame, seconds)                   # uint8 RGB [H, W, 3]; prepare, skip, flush
             answer = session.ask("how many objects?")       # print it, or iterate it; check, check_window, cancel
-            session.classify([("is it dark?", ["yes", "no"])])
-            session.forget(since=0, until=60)
+            session.on("is somebody there?", print)         # called when the answer changes; classify asks once
+            session.memory()                                # frames that are held; forget(since=0, until=60) deletes
+            session.save("state")                           # Session.open(state="state") continues from it
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread of the process that opened it may call any method, and none of a process forked from that. The model's own thread
@@ -125,6 +141,7 @@ class Session:
         self._preprocess = Preprocessor(model.bundle.vision, bgr=bgr)
         self._asking = threading.Lock()  # over the two that follow
         self._answers: list[Answer] = []  # those not finished are among them
+        self._standing: list[StandingQuestion] = []
         self._closed = self._reading = False
         self._ttft_ms = self._tpot_ms = 0.0
         self._owned: Model | None = None  # closed with the session
@@ -447,17 +464,17 @@ class Session:
         def draw(logits: NDArray[np.float32]) -> int:
             token = drawn(logits)
             if logprobs is not None:
-                answer.logprobs.append(LogProb.of(logits, token, logprobs))
+                answer.found.logprobs.append(LogProb.of(logits, token, logprobs))
             return token
 
         def drawn(logits: NDArray[np.float32]) -> int:
             if one_of is not None:
-                return sampler(one_of(answer.token_ids, logits))
-            logits = repetition(answer.token_ids, logits)
+                return sampler(one_of(answer.found.token_ids, logits))
+            logits = repetition(answer.found.token_ids, logits)
             if logits_processor is None:
                 return sampler(logits)
             try:
-                return sampler(logits_processor(answer.token_ids, logits))
+                return sampler(logits_processor(answer.found.token_ids, logits))
             except Exception as error:
                 raise CallerError from error
 
@@ -490,14 +507,14 @@ class Session:
     ) -> FinishReason:
         """Answer, and remember the turn unless it was cancelled. The memory is then as it was."""
         model, memory = self.model, self._memory
-        answer.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
-        answer.time_s, memory.asked = memory.time_s, memory.asked + 1
+        answer.found.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
+        answer.found.time_s, memory.asked = memory.time_s, memory.asked + 1
         self._append_pieces()
         text_only = not (memory.frames or pictures or window)
         question = asked if conversation is None else answer.question
         further = max(len(pictures) - self.text_budget.pictures, 0) * model.rows_per_frame
         ids = memory.conversations.prompt(conversation, question, text_only=text_only, taken=further)
-        answer.dropped_turns = memory.conversations.dropped
+        answer.found.dropped_turns = memory.conversations.dropped
         seen = [] if text_only else self._chat.prefix + [model.bundle.chat.placeholder_id] * max(1, repetition.ngram)
         seen += ids
         shown = [model.engine.encode(picture.values[None]) for picture in pictures]
@@ -508,15 +525,15 @@ class Session:
                 prefix = min(len(list(takewhile(lambda pair: pair[0] == pair[1], known))), len(ids) - 1)
                 stack.enter_context(memory.stream.truncated_prefix(prefix))
                 before, ids = [], ids[prefix:]
-            answer.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
+            answer.found.prompt_tokens = len(ids) + len(pictures) * model.rows_per_frame
             embeds = np.concatenate([*before, model.engine.embed(np.asarray(ids, np.int64))])
             rows = len(embeds) + max_tokens
-            stack.enter_context(memory.stream.question(memory.chunk.encode(), shown, answer.time_s, window, rows))
+            stack.enter_context(memory.stream.question(memory.chunk.encode(), shown, answer.found.time_s, window, rows))
             repetition.prompt = [*memory.stream.text_ids, *seen]
             reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens, self._give_way)
         if pictures:
-            answer.looked = None  # it may be read from the pictures alone
-        self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
+            answer.found.looked = None  # it may be read from the pictures alone
+        self._ttft_ms, self._tpot_ms = answer.found.ttft_ms, answer.found.tpot_ms
         if reason != "cancelled" and conversation is not None:
             memory.conversations.add(conversation, (answer.question, answer.so_far))
         return reason
@@ -570,6 +587,47 @@ class Session:
                 found.append(Classified(memory.time_s, probabilities, stream.looked))
         memory.asked += 1
         return found
+
+    def on(self, question: str, callback: Callable[[Change], object], every: float = 1.0) -> StandingQuestion:
+        """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer, yes or no, becomes another.
+
+        Asks every ``every`` seconds by the clock, in a thread of its own, while frames come. The answer is no at first, becomes
+        yes from a probability of 0.6 on, and no below 0.4. ``cancel()`` of what is returned, and :meth:`close`, end it. Raises
+        UserError as :meth:`check` does.
+        """
+        self.check(question, ("yes", "no"))
+        standing = StandingQuestion(self, question, callback, every)
+        with self._asking:
+            self._check_open()
+            self._standing.append(standing)
+        standing.start()
+        return standing
+
+    def memory(self) -> HeldFrames:
+        """Return which frames have tokens in the memory; from any thread, between two pieces of work."""
+        self._check_open()
+        return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
+
+    def _held_frames(self) -> HeldFrames:
+        stream, tokens = self._stream, Counter[int]()
+        for layer in layers_of(stream.cache):
+            for head, frames in zip(layer.kind == Kind.VISION, layer.frame, strict=True):
+                tokens |= Counter(frames[head].tolist())
+        number = np.array(sorted(tokens), np.int64)
+        seconds = np.array([stream.times.at(frame) for frame in number.tolist()])
+        return HeldFrames(number, seconds, np.array([tokens[frame] for frame in number.tolist()], np.int64))
+
+    def save(self, folder: str | Path) -> None:
+        """Write all that the session remembers to a folder of snapshots, now; ``Session.open(state=folder)`` continues from it.
+
+        Snapshots that were there are replaced. Raises UserError where the folder cannot be written or is in use, and for a
+        policy that keeps rows in a store, whose session is opened with ``state`` instead.
+        """
+        if self.store is not None:
+            raise UserError(f"save: {self.policy} keeps rows in a file; open the session with state= instead")
+        self._check_open()
+        about = identity(self._stream, self._chat, self.text_budget, self._chunk.encoder)
+        SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
         """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the rows that a layer lost at most.
@@ -731,6 +789,8 @@ class Session:
             already, self._closed = self._closed, True
         if already:
             return
+        for standing in self._standing:
+            standing.cancel()
         for answer in self.cancel():
             answer.settle()
         if self._writer is not None:
@@ -741,6 +801,14 @@ class Session:
             self._stream.close()
         if self._owned is not None:
             self._owned.close()
+
+    def __repr__(self) -> str:
+        name, tokens = self.model.name, self._stats.tokens
+        if self._closed:
+            return f"Session({name}, closed)"
+        memory = self._memory
+        held = f"{tokens} of {self.budget} tokens, {memory.frames} frames, {memory.time_s:.1f} s"
+        return f"Session({name}, {self.policy}, {held})"
 
     def __enter__(self) -> Session:
         """The session itself."""

@@ -191,7 +191,7 @@ class Completion:
     def noted(self) -> list[LogProb]:
         if isinstance(self.answer, str):
             return []
-        noted = self.answer.logprobs[self._noted : len(self.answer.token_ids)]
+        noted = self.answer.found.logprobs[self._noted : len(self.answer.found.token_ids)]
         self._noted += len(noted)
         return noted
 

@@ -198,9 +198,9 @@ class Server:
         completion.cancel()
         self.metrics.unfinished -= 1
         answer = completion.answer
-        if not isinstance(answer, str) and answer.token_ids:
+        if not isinstance(answer, str) and answer.found.token_ids:
             self.metrics.answer_s += (time.perf_counter() - completion.began - self.metrics.answer_s) / 8
-            self.metrics.answered(completion.stream.name, answer)
+            self.metrics.answered(completion.stream.name, answer.found)
 
 
 class Reply(Response):

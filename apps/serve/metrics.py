@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from edgevlm.apps.run.process import ResidentMemory
 from edgevlm.apps.serve.service import Service
-from edgevlm.runtime.answer import Answer
+from edgevlm.runtime.answer import Found
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
@@ -42,7 +42,7 @@ class Metrics(Collector):
         self._service, self._resident = service, ResidentMemory()
         self.registry.register(self)
 
-    def answered(self, stream: str, answer: Answer) -> None:
+    def answered(self, stream: str, answer: Found) -> None:
         self._asked.add(stream)
         self._queued.labels(stream).observe(answer.queued_ms / 1e3)
         self._ttft.labels(stream).observe(answer.ttft_ms / 1e3)

@@ -62,6 +62,9 @@ class Frame:
     ``scene``: the truth after this frame (demo world only). ``pixels``: the image prepared for the model by ``Source.prepare``.
     """
 
+    def __repr__(self) -> str:
+        return f"Frame({' x '.join(map(str, np.shape(self.image)))}, {self.time_s} s)"
+
     image: Image
     time_s: float
     scene: DemoScene | None = None
@@ -168,6 +171,9 @@ class Source(ABC):
         """Release the source; one that failed stays FAILED."""
         if self.state is not State.FAILED:
             self.state = State.ENDED
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {self.state.value})"
 
     def __iter__(self) -> Iterator[Frame]:
         while (frame := self.read()) is not None:

@@ -231,6 +231,17 @@ class SnapshotWriter:
                 why = self._storage.why(error)
                 raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
 
+    def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
+        """Replace the directory's snapshots by one of a session that this writer does not follow, and release it.
+
+        Raises UserError where that cannot be written.
+        """
+        self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
+        try:
+            self.begin_anew()
+        finally:
+            self._directory.close()
+
     def unfit(self, error: Exception) -> SnapshotError:
         """Return the error for a session that fails after it was resumed; no more snapshots are taken of it."""
         assert self.resumed is not None

@@ -1,0 +1,81 @@
+"""Questions that a session asks again and again, and calls back where the answer changes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from edgevlm.errors import UserError
+from edgevlm.progress import Notify
+from edgevlm.runtime.plugins import place
+from edgevlm.runtime.sampling import Classified
+from edgevlm.runtime.stats import SessionStats
+
+OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # probabilities of yes between which an answer stays as it is
+
+
+class Change(NamedTuple):
+    """The answer to a question has become yes, or no again. time_s: of the newest frame seen; probability: of yes."""
+
+    question: str
+    is_yes: bool
+    probability: float
+    time_s: float
+
+
+class AskedSession(Protocol):
+    """A session, as a standing question uses it."""
+
+    notify: Notify
+
+    @property
+    def stats(self) -> SessionStats: ...
+    def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]: ...
+
+
+class StandingQuestion(threading.Thread):
+    """Asks a question whose answer is yes or no every ``every`` seconds, where the session has seen another frame since.
+
+    ``callback`` is called in this thread. What it raises is a notice of the session, once, and the question continues.
+    """
+
+    def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:
+        if not 0 < every < math.inf:
+            raise UserError(f"every={every:g}: give seconds above 0")
+        super().__init__(name="edgevlm-question", daemon=True)
+        self._session, self._callback, self._every = session, callback, every
+        self._question, self._ended, self._failed, self.is_yes = question, threading.Event(), False, False
+
+    def run(self) -> None:
+        seen = -1
+        while not self._ended.wait(self._every):
+            session, frames = self._session, self._session.stats.frames
+            if frames == seen or not frames:
+                continue
+            try:
+                ((time_s, probabilities, _),) = session.classify([(self._question, ("yes", "no"))], watch=True)
+            except Exception as error:
+                if not self._ended.is_set():
+                    session.notify(f"question {self._question!r} ends: {error}")
+                return
+            seen, probability = frames, probabilities["yes"]
+            is_yes = probability >= (CLOSE_BELOW if self.is_yes else OPEN_ABOVE)
+            if is_yes != self.is_yes:
+                self.is_yes = is_yes
+                self._call(Change(self._question, is_yes, probability, time_s))
+
+    def _call(self, change: Change) -> None:
+        try:
+            self._callback(change)
+        except Exception as error:
+            if not self._failed:
+                self._session.notify(f"callback failed: {type(error).__name__}: {error} ({place(self._callback)})")
+            self._failed = True
+
+    def cancel(self) -> None:
+        """Stop asking; from any thread, the callback's own too. Waits for a callback that runs in another one."""
+        self._ended.set()
+        if self.is_alive() and threading.current_thread() is not self:
+            self.join()
