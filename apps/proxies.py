@@ -6,8 +6,9 @@ import os
 import socket
 import ssl
 from contextlib import suppress
-from ipaddress import ip_address
 from urllib.request import getproxies, proxy_bypass
+
+from edgevlm.apps.hosts import reach
 
 LOCAL = (".local", ".lan", ".internal", ".home.arpa")
 
@@ -17,7 +18,7 @@ def is_private(host: str) -> bool:
     if host.lower().endswith(LOCAL):
         return True
     with suppress(OSError, UnicodeError):
-        return not all(ip_address(entry[4][0]).is_global for entry in socket.getaddrinfo(host, None))
+        return any(reach(str(entry[4][0])) != "public" for entry in socket.getaddrinfo(host, None))
     return False
 
 

@@ -23,10 +23,10 @@ from pydantic import (
 )  # fmt: skip
 
 from edgevlm.apps.credentials import secret, with_login
+from edgevlm.apps.hosts import AllowedHosts
 from edgevlm.apps.journal import Journal
 from edgevlm.apps.names import Id, Name, id_of, printable
 from edgevlm.apps.run.thumbnails import Thumbnails
-from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch

@@ -15,10 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from edgevlm.apps.hosts import AllowedHosts, is_network
 from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.sources import picture
 from edgevlm.apps.sources.base import Image
-from edgevlm.apps.sources.hosts import AllowedHosts, is_network
 from edgevlm.apps.sources.video import Video, load_av, open_video, spread
 from edgevlm.errors import SourceError, SourceRefused, UserError
 

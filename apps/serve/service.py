@@ -19,6 +19,7 @@ from typing import Any
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, state_key
 from edgevlm.apps.forget import MARK, Forgotten, cameras, forget_camera, mark
+from edgevlm.apps.hosts import AllowedHosts
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.names import id_of, program_id, short_hash
 from edgevlm.apps.run.clock import Span
@@ -26,7 +27,6 @@ from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
 from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, comes_to_an_end, open_source
-from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import MOST, EventStore, WatchEvent

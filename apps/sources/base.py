@@ -20,7 +20,7 @@ from edgevlm.errors import SourceError
 from edgevlm.runtime.preprocess import Pixels
 
 if TYPE_CHECKING:
-    from edgevlm.apps.sources.hosts import AllowedHosts
+    from edgevlm.apps.hosts import AllowedHosts
     from edgevlm.calib.demo.questions import DemoScene
 
 Image = NDArray[np.uint8]

@@ -14,9 +14,9 @@ from urllib import request as http
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from edgevlm.apps.hosts import AllowedHosts, addresses, unresolved
 from edgevlm.apps.proxies import proxies_for, proxy_variables
 from edgevlm.apps.sources.base import Connection, Grabbed, Image, SourceOptions
-from edgevlm.apps.sources.hosts import AllowedHosts, addresses, unresolved
 from edgevlm.apps.sources.live import KEYFRAME_WAIT_S
 from edgevlm.apps.sources.picture import JPEG, PNG, split_pictures, try_decoding
 from edgevlm.apps.sources.rtsp_relay import Relay
@@ -41,6 +41,7 @@ UNMENDABLE = {
 }
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "rtmpte", "udp", "tcp", "tls", "rtp", "srt")
 PROTOCOLS = f"{','.join(SCHEMES)},srtp,http,https,ffrtmphttp,ffrtmpcrypt"  # what those may open themselves: no files
+BOUND = "rtsp,rtmp,rtmps,tcp,tls"  # the same where hosts are checked: one connection, nothing that follows redirects
 LOW_LATENCY = {  # docs/guide/cameras.md has what they save
     "rtsp_transport": "tcp",
     "fflags": "nobuffer",
@@ -308,7 +309,8 @@ class FfmpegConnection(Connection):
             login, at, _ = self._camera.netloc.rpartition("@")
             url = self._camera._replace(scheme="rtsp", netloc=f"{login}{at}127.0.0.1:{self._relay.port}").geturl()
         if self._response is None:
-            allowed = {"protocol_whitelist": PROTOCOLS, "format_whitelist": f"{CONTAINERS},rtsp,rtp"}
+            protocols = PROTOCOLS if options.hosts is None else BOUND
+            allowed = {"protocol_whitelist": protocols, "format_whitelist": f"{CONTAINERS},rtsp,rtp"}
             more: dict[str, Any] = {"options": allowed | (LOW_LATENCY if scheme.startswith("rtsp") else {})}
         else:
             url = self._response.geturl()

@@ -20,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 import psutil
 
+from edgevlm.apps.hosts import AllowedHosts
 from edgevlm.apps.sources import SourceOptions, open_source
-from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.opencv import load_cv2
 
 cv2 = load_cv2()

@@ -285,7 +285,7 @@ def words(data: bytes) -> None:
     with suppress(ValueError):
         of("apps.watches.watch", "covers")(text, datetime.now())
     with suppress(ValueError):
-        of("apps.sources.hosts", "is_network")(text)
+        of("apps.hosts", "is_network")(text)
 
 
 # seeds

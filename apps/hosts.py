@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Literal
 
 from edgevlm.errors import SourceError, SourceRefused
 
-REFUSED = [  # unless the operator lists them: this machine, link-local and multicast, what embeds IPv4, metadata of clouds
+HERE = [  # this machine, link-local and multicast, what embeds IPv4, metadata of clouds
     ip_network(each)
     for each in (
-        "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "100.100.100.200",
-        "::/8", "fe80::/10", "ff00::/8", "2001::/32", "2002::/16", "fd00:ec2::254",
+        "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "224.0.0.0/3", "100.100.100.200", "168.63.129.16",
+        "::/8", "fe80::/10", "ff00::/8", "2001::/32", "2002::/16", "fd00:ec2::254", "fd20:ce::254",
     )
 ]  # fmt: skip
+NAT64 = ip_network("64:ff9b::/96")
 
 
 class AllowedHosts:
@@ -49,12 +52,34 @@ class AllowedHosts:
         return socket.create_connection((self.resolve(host, port), port), *arguments)  # type: ignore[arg-type]
 
     def _allows(self, text: str) -> bool:
-        address: IPv4Address | IPv6Address = ip_address(text)
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
         if self._names is None:
-            return (self._private or address.is_global) and not any(address in network for network in REFUSED)
-        return any(address in network for network in self._networks)
+            return reach(text) in (("public", "private") if self._private else ("public",))
+        return any(plain(text) in network for network in self._networks)
+
+
+def plain(text: str) -> IPv4Address | IPv6Address:
+    """Read an address; the IPv4 address that one of IPv6 stands for (mapped, or of NAT64)."""
+    address = ip_address(text)
+    if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def reach(text: str) -> Literal["here", "private", "public"]:
+    """Return where an address leads: to this machine, its link or its cloud's services; to a private network; or anywhere."""
+    address = plain(text)
+    if any(address in network for network in HERE) or _is_own(address):
+        return "here"
+    return "public" if address.is_global and not getattr(address, "is_site_local", False) else "private"
+
+
+def _is_own(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an interface of this machine has the address: it is where packets to itself come from."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((str(address), 9))  # nothing is sent
+        return ip_address(probe.getsockname()[0]) == address
+    return False
 
 
 def addresses(host: str, port: int) -> list[str]:
