@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,12 @@ from edgevlm.runtime.model import Model
 
 MAX_GRAMMAR = 65_536  # characters of a schema
 MAX_MULTIPLE = 10_000  # each is a state of the lexer, which its own limits do not count
-LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_lexer_states=25_000, max_grammar_size=100_000, verbose_errors=False)
+MAX_BRANCHING = 4_000_000  # of alternatives that refer to others, squared, times those of one place: steps of one token
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=3_000, max_lexer_states=25_000,
+    max_grammar_size=100_000, verbose_errors=False,
+)  # fmt: skip
+SPENT_S, SHARE = 0.2, 0.2  # that the tokens of one answer may take on the model's thread, and of the time the answer takes
 _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()  # take a second to make
 _writers: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()  # whether it can write JSON
 _lock = threading.Lock()
@@ -45,27 +51,39 @@ class Grammar:
                 raise ValueError(f"it has {len(text):,} characters, more than {MAX_GRAMMAR:,}")
             if math.lcm(*_multiples(schema)) > MAX_MULTIPLE:
                 raise ValueError(f"without their decimal points, its multipleOf have a common multiple above {MAX_MULTIPLE:,}")
+            if (number := sum(branches := [0, *_branches(schema)])) ** 2 * max(branches) > MAX_BRANCHING:
+                raise ValueError(f"it has {number:,} alternatives in anyOf and oneOf that refer to others")
             grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
             with _lock:
                 if model not in _tokenizers:
                     _tokenizers[model] = LLTokenizer(model.tokenizer.to_str(), eos_token=model.bundle.chat.stop_ids[0])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             why = str(error).splitlines()[0][:200]
             raise UserError(f"this model cannot write JSON of this schema ({why}); give choices, or another schema") from None
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)
-        self._taken = 0
+        self._taken, self._spent_s, self._began = 0, 0.0, 0.0
         self._check()
+        self._allowed = self._compute()  # the first takes longest, and is not computed on the model's thread
 
     def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits ``[vocabulary]`` of the token after ``token_ids``: minus infinity for those that break the grammar."""
-        self._matcher.consume_tokens(list(token_ids[self._taken :]))
-        self._taken = len(token_ids)
-        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
-        self._check()
-        allowed = np.flatnonzero(bits[: len(logits)])
+        if token_ids:
+            before, now = time.thread_time(), time.monotonic()
+            self._began = self._began or now
+            self._matcher.consume_tokens(list(token_ids[self._taken :]))
+            self._taken, self._allowed = len(token_ids), self._compute()
+            self._spent_s += time.thread_time() - before
+            if self._spent_s > SPENT_S + SHARE * (now - self._began):
+                raise UserError("the answer cannot follow this: its tokens take too long; give a simpler schema")
+        allowed = self._allowed[self._allowed < len(logits)]
         masked = np.full_like(logits, -np.inf)
         masked[allowed] = logits[allowed]
         return masked
+
+    def _compute(self) -> NDArray[np.intp]:
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        self._check()
+        return np.flatnonzero(bits)
 
     def _check(self) -> None:
         if problem := self._matcher.get_error():
@@ -74,9 +92,25 @@ class Grammar:
 
 def _multiples(schema: Any) -> Iterator[int]:
     """Yield the digits of each ``multipleOf``, without the decimal point and zeros at the end: 25 for .25 and for 2500."""
-    if isinstance(schema, dict):
-        multiple = schema.get("multipleOf")
-        if isinstance(multiple, int | float) and math.isfinite(multiple) and multiple:
+    for part in _parts(schema):
+        multiple = part.get("multipleOf")
+        if isinstance(multiple, int | float) and multiple is not True and math.isfinite(multiple) and multiple:
             yield int("".join(map(str, Decimal(str(multiple)).normalize().as_tuple().digits)))
-    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from _multiples(each)
+
+
+def _branches(schema: Any) -> Iterator[int]:
+    """Yield the number of alternatives of each ``anyOf`` and ``oneOf`` that refers to another part: it may be recursive."""
+    for part in _parts(schema):
+        for among in (part.get("anyOf"), part.get("oneOf")):
+            if isinstance(among, list) and any("$ref" in each for each in _parts(among)):
+                yield len(among)
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a schema."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            yield part
+        left += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

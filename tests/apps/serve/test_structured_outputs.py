@@ -1,10 +1,22 @@
 """Answers of a given form, through the official client: choices on the demo, JSON schemas on a byte-level tokenizer."""
 
 import json
+import time
+from contextlib import nullcontext
+from itertools import count
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jsonschema
+import numpy as np
 import pytest
 from served import NOW, serving
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from edgevlm.apps.serve.grammar import Grammar
+from edgevlm.errors import UserError
 
 pytest.importorskip("fastapi")
 checkpoints = pytest.importorskip("checkpoints")
@@ -15,6 +27,8 @@ SCHEMA = {
                    "what": {"type": "string", "maxLength": 8}, "color": {"enum": ["red", "blue"]}},
     "required": ["person", "count", "what", "color"], "additionalProperties": False,
 }  # fmt: skip
+ARRAYS = [[{"type": "array", "items": {"$ref": f"#/$defs/{j}"}} for j in range(30)] for _ in range(30)]
+OPEN = {"$defs": {str(i): {"anyOf": each} for i, each in enumerate(ARRAYS)}, "$ref": "#/$defs/0"}
 SAID = [{"role": "user", "content": NOW}]
 
 
@@ -87,9 +101,25 @@ def test_a_stop_cuts_what_follows_a_form_too(server):
         ("tiny", schema({"enum": ["x" * 100_000]}), "response_format.json_schema"),
         ("tiny", schema({"type": "string", "pattern": 2000 * ".*"}), None),  # found out at its second token
         ("tiny", schema({"type": "integer", "multipleOf": 9_999_991}), "response_format.json_schema"),
+        ("tiny", schema({"type": "integer", "multipleOf": True}), "response_format.json_schema"),
+        ("tiny", schema(OPEN), "response_format.json_schema"),  # half a second a token
+        ("tiny", schema(json.loads(900 * '{"items":' + "true" + 900 * "}")), "response_format.json_schema"),
         ("tiny", schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 99.1}]}), "response_format.json_schema"),
     ],
 )  # fmt: skip
 def test_a_form_that_cannot_be_is_a_400_that_names_it(server, stream, field, param):
     status, _, body = server.request("POST", "/v1/chat/completions", {"model": stream, "messages": SAID, **field})
     assert (status, json.loads(body)["error"]["param"]) == (400, param), body
+
+
+def test_an_answer_whose_form_takes_too_long_ends(monkeypatch):
+    tokenizer = Tokenizer(BPE({each: place for place, each in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    model = Mock(tokenizer=tokenizer, bundle=SimpleNamespace(chat=SimpleNamespace(stop_ids=[0])))
+    tokenizer.decoder = decoders.ByteLevel()
+    quote, logits = tokenizer.token_to_id('"'), np.zeros(256, np.float32)
+    for spent_s in (0.0, 1.0):
+        form = Grammar(model, {"type": "string"})
+        assert np.flatnonzero(np.isfinite(form([], logits))).tolist() == [quote]
+        monkeypatch.setattr(time, "thread_time", count(step=spent_s).__next__)
+        with pytest.raises(UserError, match="too long") if spent_s else nullcontext():
+            assert np.isfinite(form([quote], logits)).sum() > 50
