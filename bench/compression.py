@@ -21,7 +21,7 @@ from edgevlm.progress import show
 from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KV_TYPES
-from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting, layers_of
+from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, as_policy, create_policy, evicting, layers_of
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.settings import AUTO
 
@@ -62,9 +62,9 @@ def compression(
         yield measure(name, shape, kind, threads, rounds)
 
 
-def measure(text: str, shape: CacheShape, dtype: str, threads: int, rounds: int) -> dict[str, Any]:
+def measure(text: str | Policy, shape: CacheShape, dtype: str, threads: int, rounds: int) -> dict[str, Any]:
     """Time one policy, ``name`` or ``name:setting=value,...``, on a cache of ``shape``."""
-    policy, memory, before, times = create_policy(text), FilledCache(shape, dtype), kernels.threads(), list[Any]()
+    policy, memory, before, times = as_policy(text), FilledCache(shape, dtype), kernels.threads(), list[Any]()
     policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
     kernels.set_threads(threads)
     try:
@@ -80,7 +80,7 @@ def measure(text: str, shape: CacheShape, dtype: str, threads: int, rounds: int)
     over = spread((one / read for one, read in times[1:]), "pass_over_read", "pass_low", "pass_high", 2)
     took = spread(passes, "ms")
     return {
-        "bench": "compression", "policy": text, "dtype": dtype, "threads": threads, **asdict(shape),
+        "bench": "compression", "policy": str(text), "dtype": dtype, "threads": threads, **asdict(shape),
         "ms": took.pop("ms"), "read_ms": round(median(reads), 3), "pass_over_read": over.pop("pass_over_read"),
         **took, **over, "cold_ms": round(times[0][0], 3),
     }  # fmt: skip

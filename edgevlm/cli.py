@@ -36,6 +36,7 @@ COMMANDS = {  # in the order of --help
     "policies": ("edgevlm.apps.commands.models:policies", "List the policies and their settings.", MODELS),
     "calibrate": ("edgevlm.apps.commands.models:calibrate", "Choose the best policy for a model.", MODELS),
     "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes.", MACHINE),
+    "check": ("edgevlm.apps.commands.machine:check", "Check a policy, source, family or engine of yours.", MACHINE),
     "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras.", MACHINE),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws.", MACHINE),
     "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them.", MACHINE),

@@ -49,6 +49,7 @@ class ExportOptions:
     kv: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
     profile: what the graphs are for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
     positions: where prompts after a video of Qwen2-VL or Qwen2.5-VL continue, ``trained`` or as ``transformers`` does now.
+    family: the class that reads the checkpoint, a name or ``./file.py:Class``; found by its ``model_type`` unless given.
     """
 
     st_spattn_from: int | None = None
@@ -59,6 +60,7 @@ class ExportOptions:
     kv: KVType = "fp16"
     profile: str = ONNXRUNTIME
     positions: str = "trained"
+    family: str | None = None
 
     def facts(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in fields(self)}

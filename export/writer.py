@@ -149,7 +149,7 @@ class ModelSource:
 
 def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, progress: Notify) -> ModelSource:
     model_type, config = str(checkpoint.config.get("model_type")), checkpoint.folder / "config.json"
-    family = load_family(model_type, config)
+    family = load_family(options.family or model_type, config)
     backbone, shape = decoder_shape(checkpoint)
     decoder.first_sparse_layer(shape, options.st_spattn_from)
     progress("reading the vision tower")

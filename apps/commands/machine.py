@@ -26,6 +26,21 @@ def cameras(json: Json = False) -> None:
     to_stdout("\n".join(lines))
 
 
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME|./FILE.py:THING", help="Check this policy, source, family or engine.")],
+    checkpoint: Annotated[Path | None, option("DIR", "Try a family on this checkpoint.")] = None,
+) -> None:
+    """Check a policy, source, family or engine of yours.
+
+    Each line is something that passed; the first thing that is wrong ends the command with status 2.
+    """
+    with progress(f"checking {name}"):
+        from edgevlm.packages import needed
+
+        lines = needed("edgevlm.testing", "checking", "cpu").check(name, checkpoint=checkpoint)
+    to_stdout("\n".join(lines))
+
+
 def doctor(json: Json = False) -> None:
     """Check this machine and suggest fixes.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import FADING
-from edgevlm.runtime.plugins import load_class, names
+from edgevlm.runtime.plugins import is_file, load_class, names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,8 +109,8 @@ class Family:
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """The family of a ``model_type``; raises UserError, naming the file ``where``, for others."""
-    if model_type not in (known := names("families")):
+    """The family of a ``model_type`` or ``./file.py:Class``; raises UserError, naming the file ``where``, for others."""
+    if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: models of type {model_type!r} are not exported; there are: {', '.join(known)}")
     family: Family = load_class("families", model_type)()
     return family

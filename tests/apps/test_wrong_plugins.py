@@ -1,0 +1,143 @@
+"""Twenty wrong plugins: each ends its command with status 2 and one line that names it and, where it has one, its place.
+
+The line of a file that is to be named ends with ``# here``; ``{file}`` and ``{line}`` stand for it in what is printed.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgevlm.testing import check
+
+HEAD = """\
+from dataclasses import dataclass
+import numpy as np
+from edgevlm.extend import Frame, OnnxRuntimeCpu, Policy, Source, setting
+
+"""
+POLICIES = {
+    "the interface of 0.1": (
+        "@dataclass\nclass Mine(Policy):\n    def score(self, cache, layer):  # here\n        return -layer.seq\n",
+        r"score takes \(self, layer\), not \(self, cache, layer\): {file}, line {line}",
+    ),
+    "no dataclass": (
+        "class Mine(Policy):  # here\n    newest: float = setting(0.5, 'newest')\n"
+        "    def score(self, layer):\n        return layer.seq\n",
+        r"Mine has settings \(newest\) and no @dataclass above it: {file}, line {line}",
+    ),
+    "no method": ("@dataclass\nclass Mine(Policy):\n    pass\n", r"Mine defines neither score\(\) nor compress\(\)"),
+    "no policy": ("class Mine:\n    pass\n", r"Mine is not a subclass of edgevlm\.extend\.Policy"),
+    "NaN": (
+        "@dataclass\nclass Mine(Policy):\n    def score(self, layer):  # here\n"
+        "        return np.full(layer.seq.shape, np.nan)\n",
+        r"policy Mine: score\(\) gave NaN for layer 0; give each row a number \({file}, line {line}\)",
+    ),
+    "another shape": (
+        "@dataclass\nclass Mine(Policy):\n    def score(self, layer):  # here\n        return layer.seq[0]\n",
+        r"policy Mine: score\(\) gave \[\d+\] for layer 0, not an array \[2, \d+\] \({file}, line {line}\)",
+    ),
+    "a list": (
+        "@dataclass\nclass Mine(Policy):\n    def score(self, layer):  # here\n        return [1]\n",
+        r"policy Mine: score\(\) gave list for layer 0, .*{file}, line {line}",
+    ),
+    "arrays without state_fields": (
+        "@dataclass\nclass Mine(Policy):  # here\n    def score(self, layer):\n"
+        "        self.last = layer.seq.copy()\n        return layer.seq\n",
+        r"policy Mine keeps arrays in last, which state_fields must name: .*\(.*, line \d+\)",
+    ),
+    "too few rows": (
+        "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):  # here\n        layer.keep(layer.newest(3))\n",
+        r"policy Mine: compress\(\) keeps too few rows: 3 in layer 0, KV head 0, and \d+ were "
+        r"asked for \({file}, line {line}\)",
+    ),
+    "no rows": (
+        "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):  # here\n        pass\n",
+        r"policy Mine: compress\(\) kept nothing of layer 0, not a mask .* \({file}, line {line}\)",
+    ),
+    "a merge into rows that leave": (
+        "@dataclass\nclass Mine(Policy):\n    def compress(self, layer):\n"
+        "        gone = layer.free & ~layer.newest(layer.target)\n"
+        "        layer.merge(gone, np.zeros(gone.shape, int))\n",
+        r"merge: in layer 0, KV head 0, `into` names a row that leaves or is fixed",
+    ),
+    "an error in attach": (
+        "@dataclass\nclass Mine(Policy):\n    def attach(self, budget, shape):\n        1 / 0  # here\n"
+        "    def score(self, layer):\n        return layer.seq\n",
+        r"policy Mine failed: {file}, line {line}: ZeroDivisionError: division by zero \(EDGEVLM_DEBUG=1 shows the traceback\)",
+    ),
+    "a text that needs does not name": (
+        "@dataclass\nclass Mine(Policy):\n    def score(self, layer):\n        return layer.attention_of('what moves?')\n",
+        r"attention_of: needs\.guidance has no text 'what moves\?'; add it there",
+    ),
+}
+SOURCES = {
+    "an image of floats": (
+        "def Mine(target):  # here\n    yield np.zeros((8, 8, 3))\n",
+        r"source {file}:Mine gave an image of float64 \[8, 8, 3\]; give uint8 RGB \[H, W, 3\] \({file}, line {line}\)",
+    ),
+    "times that run backwards": (
+        "def Mine(fps):  # here\n    for seconds in (2.0, 1.0):\n        yield seconds, np.zeros((8, 8, 3), np.uint8)\n",
+        r"source {file}:Mine gave a frame at 1\.0 s after 2 s; .*\({file}, line {line}\)",
+    ),
+    "an OSError": (
+        "def Mine():\n    yield np.zeros((56, 56, 3), np.uint8)\n    raise OSError(5, 'Input/output error')  # here\n",
+        r"source {file}:Mine failed: {file}, line {line}: OSError: \[Errno 5\] Input/output error \(EDGEVLM_DEBUG=1",
+    ),
+    "another parameter": (
+        "def Mine(url):  # here\n    yield 1\n",
+        r"source {file}:Mine takes 'url', and a source is given target, fps and options \({file}, line {line}\)",
+    ),
+    "no frames": (
+        "class Mine(Source):  # here\n    name = 'mine'\n    def __init__(self, target, options): ...\n"
+        "    def read(self):\n        return 5\n",
+        r"source {file}:Mine gave a int, not a Frame \({file}, line {line}\)",
+    ),
+}
+ENGINES = {
+    "queries off by 8.8": (
+        "class Mine(OnnxRuntimeCpu):\n    def bind(self, *given):\n        decoder = super().bind(*given)\n"
+        "        step = decoder.step\n"
+        "        def off(*given, **more):\n            result = step(*given, **more)\n"
+        "            for queries in result.probes.values():\n"
+        "                queries += 8.8\n            return result\n        decoder.step = off\n        return decoder\n",
+        r"engine {file}:Mine: queries of layer 0, of a call of 23 rows after 0, differ from "
+        r"onnxruntime-cpu's by 8\.8, of numbers up to",
+    ),
+    "an error in encode": (
+        "class Mine(OnnxRuntimeCpu):\n    def encode(self, pixels):\n        return pixels.nothing  # here\n",
+        r"engine {file}:Mine failed: {file}, line {line}: AttributeError: .* no attribute 'nothing'",
+    ),
+}
+
+
+def end_of(file: Path, *command: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgevlm", *command], capture_output=True, text=True, cwd=file.parent, timeout=120
+    )
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, table in (("policy", POLICIES), ("source", SOURCES), ("engine", ENGINES)) for name in table],
+)
+def test_a_wrong_plugin_is_one_line_with_its_place(kind, name, tmp_path):
+    text, says = {"policy": POLICIES, "source": SOURCES, "engine": ENGINES}[kind][name]
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + text)
+    line = next((str(number) for number, each in enumerate(file.read_text().splitlines(), 1) if each.endswith("# here")), "")
+    watch = ("run", "--budget", "256", "--append", "all", "--frames", "40", "--quiet")
+    command = {"policy": (*watch, "--policy"), "source": ("run", "--quiet", "--camera"), "engine": ("check",)}[kind]
+    code, found = end_of(file, *command, f"{file}:Mine")
+    assert code == 2
+    wanted = says.replace("{file}", re.escape(str(file))).replace("{line}", line)
+    assert re.search(wanted, found), found
+
+
+def test_what_is_right_passes():
+    assert [line.partition(":")[0] for line in check("last-seen")] == ["budget", "state", "speed"]
+    assert json.dumps(check("onnxruntime-cpu")).count("0.0e+00 off") == 3
