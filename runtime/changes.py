@@ -14,7 +14,7 @@ from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import Bundle, VisionSpec
 from edgevlm.runtime.engine import Engine, TowerBuffer
 from edgevlm.runtime.free_memory import available
-from edgevlm.runtime.settings import AppendChanged, EncodeChanged
+from edgevlm.runtime.settings import INTERVAL, TAU, AppendChanged, EncodeChanged
 from edgevlm.runtime.stateful import State, Stateful
 
 Bool = NDArray[np.bool_]
@@ -22,9 +22,11 @@ Float32 = NDArray[np.float32]
 Levels = NDArray[np.uint8]
 
 FULL_FRAME_ABOVE = 0.7  # of the patches: where more have changed, the whole frame is encoded
-MARGIN = 1.5  # times a patch's usual noise, for a change to stand out
-LOUDEST = 12.0  # levels of noise: what is louder may be movement
-YOUNG = 8  # frames after which the distance to a reference may be drift, and says nothing about noise
+MARGIN = 1.5  # a patch has changed if its distance exceeds this many times the noise
+LOUDEST = 0.5  # noise is at most this fraction of the distance between neighbouring patches: what is louder may be movement
+MOST_WRONG = 0.01  # of a kept token's feature, the distance to the whole frame's that no noise explains
+WRONG = 0.05  # of the tokens kept, the fraction that may be wrong
+PROOF = 8  # frames in which kept tokens were right, for each frame between two whole ones
 MANY = 0.1  # of the patches: only what changes more of them can be the camera's doing
 EXPLAINED = 0.5  # of those that seem changed are not, if it was
 BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
@@ -96,13 +98,15 @@ def unit_features(features: Float32) -> Float32:
 
 
 class FrameChanges(NamedTuple):
-    """A frame beside its references: the ``patches`` to encode, bool ``[n]``, of these ``pixels`` ``[F, 3, H, W]``."""
+    """A frame beside its references: the ``patches`` to encode, bool ``[n]``, of these ``pixels`` ``[F, 3, H, W]``, and those
+    that ``changed``, or have a neighbour that did."""
 
     patches: Bool
+    changed: Bool
     pixels: Float32
     levels: Levels  # [3 F, H, W], shifted as the pixels are
     exposure: Float32  # [n]
-    noise: Float32  # [n]
+    noise: float  # levels
     size: tuple[int, int]
 
 
@@ -110,12 +114,16 @@ class PatchChanges(Stateful):
     """Hold the pixels that each patch was last encoded from, and find the patches of a frame that differ.
 
     A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
-    times its usual noise; its neighbours are encoded with it. Where many have changed, and a shift of the picture or another
-    exposure explains most of them, these have not. The whole frame is encoded every ``interval`` frames, when most of it has
-    changed, and when the camera's frames change their size.
+    times the noise; its neighbours are encoded with it. The noise is the median patch's distance to the frame before, and
+    never more than a median since. Where many have changed, and a shift of the picture or another exposure explains most of
+    them, these have not.
+
+    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change
+    their size. Without an interval it is 1 at first and grows by one every PROOF frames, to INTERVAL, as long as whole frames
+    show that what was kept was right; else it is 1 again.
     """
 
-    state_fields = ("_reference", "_sums", "_exposure", "_noise", "_age", "_since", "_size")
+    state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
 
     def __init__(self, settings: EncodeChanged, vision: VisionSpec, grid: tuple[int, int]) -> None:
         self.settings, self.grid = settings, grid
@@ -126,9 +134,9 @@ class PatchChanges(Stateful):
         self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)
         self._sums = np.zeros(patches, np.float32)  # of the references' levels
         self._exposure = np.ones(patches, np.float32)  # when a patch was encoded; 1 when the whole frame was
-        self._noise = np.zeros(patches, np.float32)  # levels
-        self._age = np.zeros(patches, np.int32)  # frames since a patch was encoded
-        self._since = -1  # frames since the whole frame was; -1 before the first
+        self._noise = 0.0  # levels
+        self._since = -1  # frames since the whole frame was encoded; -1 before the first
+        self._proven = 0  # frames in which what was kept was right
         self._size = np.zeros(2, np.int32)
 
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
@@ -137,32 +145,38 @@ class PatchChanges(Stateful):
         size: (height, width) of the picture that the frame was made of.
         """
         levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
-        full = FrameChanges(np.ones(len(self._age), bool), pixels, levels, np.ones_like(self._exposure), self._noise, size)
-        due = self._since < 0 or self._since + 1 >= self.settings.interval or not self.settings.threshold
-        if due or size != tuple(self._size):
+        every = np.ones(len(self._exposure), bool)
+        full = FrameChanges(every, every, pixels, levels, np.ones_like(self._exposure), self._noise, size)
+        if self._since < 0 or not self.settings.threshold or size != tuple(self._size):
             return full
-        least = np.maximum(self.settings.threshold, MARGIN * self._noise)
-        distances = self._distances(levels, self._reference, self._reference)
+        distances, beside = self._distances(levels, self._reference), np.roll(levels, self._patch, (1, 2))
+        noise = float(np.median(distances)) if not self._since else min(self._noise, float(np.median(distances)))
+        noise = min(noise, LOUDEST * float(np.median(self._distances(levels, beside))))
+        least = max(self.settings.threshold, MARGIN * noise)
         changed, exposure, moved = distances >= least, self._exposures(levels), levels
         if changed.mean() > MANY:
             for other, low, high, gain in self._explanations(levels, exposure):
-                found = self._distances(other, low, high, gain)
-                if (found >= least).sum() <= EXPLAINED * changed.sum():
-                    distances, changed, moved = found, found >= least, other
+                remain = self._distances(other, low, high, gain) >= least
+                if remain.sum() <= EXPLAINED * changed.sum():
+                    changed, moved = remain, other
                     break
-        noise = self._noise if moved is not levels else self._noise_beside(distances)
         patches = dilated(changed.reshape(self.grid)).reshape(-1)
-        if patches.mean() > FULL_FRAME_ABOVE:
-            return full._replace(noise=noise)
+        interval = self.settings.interval or min(INTERVAL, 1 + self._proven // PROOF)
+        if self._since + 1 >= interval or patches.mean() > FULL_FRAME_ABOVE:
+            return full._replace(changed=patches, noise=noise)
         if moved is not levels:
             shape = (len(moved), 1, 1)
             pixels = ((moved - self._offset.reshape(shape)) / self._scale.reshape(shape)).reshape(pixels.shape)
-        return FrameChanges(patches, pixels, moved, exposure, noise, size)
+        return FrameChanges(patches, patches, pixels, moved, exposure, noise, size)
 
-    def encoded(self, changes: FrameChanges) -> None:
-        """Make the pixels of the changed patches their references: they have been encoded."""
+    def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
+        """Make the pixels of the patches that were encoded their references.
+
+        right: whether a whole frame shows that what was kept until now was right, if it shows that.
+        """
         if changes.patches.all():
             self._reference[:] = changes.levels
+            self._proven = self._proven if right is None else (self._proven + self._since + 1) * right
             self._since = 0
         else:
             (rows, columns), (height, width) = self.grid, self._patch
@@ -172,21 +186,12 @@ class PatchChanges(Stateful):
             self._since += 1
         self._sums = np.where(changes.patches, kernels.patch_sums(changes.levels, *self.grid), self._sums)
         self._exposure = np.where(changes.patches, changes.exposure, self._exposure)
-        self._age = np.where(changes.patches, 0, self._age + 1).astype(np.int32)
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
-    def _distances(self, levels: Levels, low: Levels, high: Levels, gain: Float32 | None = None) -> Float32:
+    def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
         """``[n]``; a patch of several frames is as far as the farthest of them."""
-        frames = [slice(at, at + 3) for at in range(0, len(levels), 3)]
+        frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
-
-    def _noise_beside(self, distances: Float32) -> Float32:
-        """The usual noise of each patch from now on: a running mean, nowhere far above what most patches show."""
-        usual = float(np.median(distances))
-        if not self._noise.any():
-            return np.minimum(distances, min(usual, LOUDEST))
-        seen = np.minimum(distances, min(2 * usual, LOUDEST))
-        return np.where(self._age < YOUNG, self._noise + np.float32(0.25) * (seen - self._noise), self._noise)
 
     def _exposures(self, levels: Levels) -> Float32:
         """``[n]``: of each row of patches (lamps flicker in bands) the exposure that most of its patches show."""
@@ -284,6 +289,13 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
     out[to] = levels[of]
 
 
+def was_right(kept: Float32, whole: Float32) -> bool:
+    """Return whether few tokens ``[n, width]`` that were ``kept`` differ from the ``whole`` frame's by more than noise."""
+    distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
+    least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
+    return bool((distances > least).mean() <= WRONG)
+
+
 class ChangedEncoder(Stateful):
     """Encodes the frames of one stream in order. All it keeps is state: references, features and the tower's cache.
 
@@ -312,6 +324,8 @@ class ChangedEncoder(Stateful):
         self.settings, self._group = settings, vision.group
         self.changes = PatchChanges(settings, vision, spec.grid)
         self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)
+        at = [(2 * np.arange(count) + 1) * of // (2 * count) for count, of in zip(vision.grid, spec.grid, strict=True)]
+        self._patch_of = np.add.outer(spec.grid[1] * at[0], at[1]).reshape(-1)  # the patch in the middle of each token
         self.seen = self.computed = 0  # patches
 
     @property
@@ -344,8 +358,12 @@ class ChangedEncoder(Stateful):
             if before is not None:
                 self._tower_cache[:] = before
         if keep:
+            still = ~changed.changed[self._patch_of]
+            right = None
+            if changed.patches.all() and still.mean() >= 1 - FULL_FRAME_ABOVE:
+                right = was_right(self._features[still], features[still])
+            self.changes.encoded(changed, right)
             self._features = features
-            self.changes.encoded(changed)
             self.seen += len(changed.patches)
             self.computed += int(changed.patches.sum())
         return features

@@ -43,14 +43,15 @@ class AppendChanged:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChanged:
-    """interval: the whole frame is encoded every ``interval`` frames. threshold: levels of 255 by which the tenth of a patch's
+    """interval: the whole frame is encoded every ``interval`` frames; 0: as often as whole frames show that what was kept was
+    wrong, and every INTERVAL frames. threshold: levels of 255 by which the tenth of a patch's
     pixels that differ most must differ on average; 0 encodes every frame whole."""
 
-    interval: int = INTERVAL
+    interval: int = 0
     threshold: float = THRESHOLD
 
     def __str__(self) -> str:
-        return f"{CHANGED}:interval={self.interval},threshold={self.threshold:g}"
+        return f"{CHANGED}:{f'interval={self.interval},' if self.interval else ''}threshold={self.threshold:g}"
 
 
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
@@ -75,8 +76,8 @@ def parse_encode(text: str) -> tuple[str, EncodeChanged]:
     Raises UserError for anything else.
     """
     name, values = _split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
-    interval, threshold = values.get("interval", INTERVAL), values.get("threshold", THRESHOLD)
-    if interval < 1 or interval != int(interval) or threshold > 255:
+    interval, threshold = values.get("interval", 0), values.get("threshold", THRESHOLD)
+    if values.get("interval", 1) < 1 or interval != int(interval) or threshold > 255:
         raise UserError(f"encode {text!r}: interval is an integer (frames), 1 or more, threshold 0 to 255 levels")
     return name, EncodeChanged(int(interval), threshold)
 

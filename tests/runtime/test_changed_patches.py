@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def noisy(pictures, sigma=2.0):
     return lambda number: pictures(number) + rng.normal(0, sigma, (3, *SIZE))
 
 
-def watched(pictures, number=40, settings=EncodeChanged(), changes=None, vision=VISION):  # noqa: B008
+def watched(pictures, number=40, settings=EncodeChanged(64), changes=None, vision=VISION):  # noqa: B008
     """The patches encoded of each frame, bool ``[number, *GRID]``."""
     changes = changes or PatchChanges(settings, vision, GRID)
     encoded = []
@@ -124,7 +125,7 @@ def test_nothing_is_encoded_of_a_still_picture_but_every_interval():
 
 
 def test_a_sensors_noise_is_no_change():
-    for sigma in (1.0, 3.0):
+    for sigma in (1.0, 3.0, 8.0):
         assert share(watched(noisy(still, sigma))) < 0.01
 
 
@@ -181,7 +182,7 @@ def test_lamps_that_flicker_are_not_encoded_for_ever(swing):
 
 def test_a_patch_of_a_group_changed_if_it_did_in_either_frame():
     vision = replace(VISION, group=2)
-    changes = PatchChanges(EncodeChanged(), vision, GRID)
+    changes = PatchChanges(EncodeChanged(64), vision, GRID)
     pixels = np.zeros((2, 3, *SIZE), np.float32)
     changes.encoded(changes.compare(pixels, SIZE))
     for frame in (0, 1):
@@ -207,6 +208,27 @@ class PatchMeans:
         cut = pixels.reshape(-1, 3, *self.vision.size)[:, :, : rows * height, : columns * width].mean(0)
         means = cut.reshape(3, rows, height, columns, width).mean((2, 4)).reshape(3, -1).T
         return np.tile(means, (1, -(-self.width // 3)))[:, : self.width].astype(np.float32)
+
+
+class Glances(PatchMeans):
+    """A tower whose every token also says where the reddest patch is."""
+
+    def features(self, pixels):
+        own = super().features(pixels)
+        return own + 2 * np.random.default_rng(int(own[:, 0].argmax())).standard_normal(self.width, np.float32)
+
+
+@pytest.mark.parametrize(("tower", "least", "most"), [(PatchMeans, 0.1, 0.5), (Glances, 1, 1)])
+def test_frames_are_encoded_whole_as_often_as_what_is_kept_was_wrong(tower, least, most):
+    vision = replace(VISION, changed=ChangedTowerSpec("", GRID, 0, 0, 0, 0, outputs=(1,)))
+    engine = SimpleNamespace(bind_tower=lambda buffer: tower(buffer.owner, vision, 6))
+    encoder = ChangedEncoder(engine, SimpleNamespace(vision=vision, decoder=SimpleNamespace(row_width=6)), EncodeChanged())
+    pictures = noisy(mover, 4.0)
+    for number in range(60):
+        pixels = ((np.rint(pictures(number)).clip(0, 255) / 255 - 0.5) / 0.25).astype(np.float32)[None]
+        features = encoder.encode(pixels, np.full((1, 2), SIZE, np.int32))[0]
+        np.testing.assert_allclose(features, tower(None, vision, 6).features(pixels), atol=0.1)
+    assert least <= encoder.encoded <= most
 
 
 @pytest.fixture
