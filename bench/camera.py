@@ -44,7 +44,7 @@ def camera(
     with (
         closing(open_source(camera, video, SourceOptions(fps=fps, realtime=realtime))) as source,
         closing(Model.load(model, threads=threads)) as loaded,
-        Session.open(loaded, chunk=1, append=ALL) as session,
+        Session.open(loaded, chunk=1, append=ALL, encode=ALL) as session,
     ):
         source.prepare = session.prepare
         while len(measured) < frames + WARM_UP and (frame := source.read()) is not None:

@@ -41,20 +41,24 @@ def check_time(timestamp: object) -> None:
         raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
 
 
-def open_encoder(settings: SessionSettings, model: Model, snapshots: bool) -> ChangedEncoder | None:
+def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Make what encodes only the changes; None where whole frames are encoded.
 
-    ``auto`` is what calibration found, if the engine, the frames' size and the free memory allow it. Raises UserError where
-    ``changed`` was asked for and they do not.
+    ``auto`` is what calibration found, else what changed; if the engine, the frames' size and a quarter of the free memory
+    allow it. A stream of whole frames, as earlier versions kept it, resumes as one. Raises UserError where ``changed`` was
+    asked for and cannot be.
     """
-    (name, changed), copies = parse_encode(settings.encode), 2 if snapshots else 1
+    (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
         return ChangedEncoder(model.engine, model.bundle, changed, copies)
-    choices = model.bundle.choices() if name == AUTO else None
-    if not choices or not choices.encode or not choices.encode.setting:
+    choices = model.bundle.choices()
+    found = choices.encode if choices else None
+    if name == ALL or (found and not found.setting) or (writer and writer.kept(model.bundle).get("encode") == ALL):
         return None
+    if found and found.setting:
+        changed = parse_encode(found.setting)[1]
     try:
-        return ChangedEncoder(model.engine, model.bundle, parse_encode(choices.encode.setting)[1], copies)
+        return ChangedEncoder(model.engine, model.bundle, changed, 4 * copies)
     except UserError:
         return None
 

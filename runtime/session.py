@@ -162,9 +162,10 @@ class Session:
     def _empty_memory(self) -> SessionMemory:
         """Allocate the memory of a stream of which nothing has been watched."""
         settings, model = self._settings, self.model
-        encoder = open_encoder(settings, model, self._writer is not None)
+        encoder = open_encoder(settings, model, self._writer)
         stream, why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
-        if why and encoder is not None and settings.encode == AUTO:
+        choices = model.bundle.choices()
+        if why and encoder is not None and settings.encode == AUTO and choices and choices.encode:
             why += f"; encode: {encoder.settings}"
         if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
@@ -216,7 +217,7 @@ class Session:
                          newest N. ``auto``: ``changed``, unless
                          calibration found whole frames better or the policy needs them
             encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
-                         last encoded; every K frames the whole frame. ``auto``: as calibrated
+                         last encoded; every K frames the whole frame. ``auto``: as calibrated, else ``changed``
             store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
             max_question_tokens  maximum length of a question with its conversation, 8192. Memory for it is allocated when the
                          question comes, within the model's positions; ignored with a ``text_budget``

@@ -46,7 +46,7 @@ def snapshot(
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
     """Medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
     world, state = World(0), SnapshotDirectory(folder)
-    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL) as session:
+    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL, encode=ALL) as session:
         while not session.stats.memory.compressions:
             session.watch(world.step())
         buffer, turns = CaptureBuffer(session.cache.nbytes), []

@@ -90,7 +90,7 @@ def against(
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
-            session = Session.open(loaded, policy=POLICY, budget=tokens, chunk=chunk, append=ALL)
+            session = Session.open(loaded, policy=POLICY, budget=tokens, chunk=chunk, append=ALL, encode=ALL)
             sessions[precision] = stack.enter_context(session)
         show(f"{OTHER}: loading {folder.name}")
         first = next(iter(sessions.values()))

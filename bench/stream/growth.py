@@ -109,7 +109,7 @@ def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, 
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
         try:
-            session = Session.open(model, policy=work.policy, budget=budget, chunk=work.chunk, append=ALL)
+            session = Session.open(model, policy=work.policy, budget=budget, chunk=work.chunk, append=ALL, encode=ALL)
         except UserError as error:
             if bounded:
                 raise

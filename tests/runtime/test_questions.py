@@ -75,7 +75,8 @@ def test_in_the_middle_of_a_chunk(model, policy):
 def test_it_sees_the_frames_of_the_chunk_in_progress(model):
     """Two frames into a chunk the decoder has them before each question and forgets them after it; they are encoded once."""
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, append="all", budget=12 * per_frame, chunk=CHUNK, text_budget=TextBudget(16, 64, 8)) as session:
+    text = TextBudget(16, 64, 8)
+    with Session.open(model, append="all", encode="all", budget=12 * per_frame, chunk=CHUNK, text_budget=text) as session:
         stream, encoded, seen = session._stream, [], []
         step, encode = stream.decoder.step, model.engine.encode
         for image in frames(CHUNK + 2, model):
