@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -50,6 +51,7 @@ HELPS = {  # by the errno of a system call
     errno.EPERM: "a sandbox (seccomp, AppArmor) may forbid it",
     errno.ENOSYS: "a sandbox (seccomp, AppArmor) may forbid it",
 }
+LISTS = "edgevlm models, policies, cameras and bundles list show what there is"
 app = lazy_app(
     COMMANDS,
     name="edgevlm",
@@ -67,7 +69,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)]
+Version = Annotated[
+    bool, typer.Option("--version", "-V", help="Print the version and exit.", is_eager=True, callback=_print_version)
+]
 
 
 @app.callback()
@@ -81,8 +85,10 @@ def main() -> None:
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
             signal.signal(number, signal.default_int_handler)
     guard_streams()
+    first, *rest = sys.argv[1:] or [""]
+    typed = {"help": [*rest, "--help"], "version": ["--version"]}.get(first, sys.argv[1:])
     try:
-        code = app(prog_name="edgevlm", standalone_mode=False)
+        code = app(typed, prog_name="edgevlm", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
         _fail(str(error))
@@ -133,8 +139,23 @@ def _failure(error: OSError) -> str:
 
 
 def _usage(error: Exception) -> str:
-    """A usage error's own words in one line, and where to read on."""
+    """Return a usage error in one line, with what to do next."""
     if isinstance(error, typer.BadParameter):
         error.message = reason(error.message)
     context, words = getattr(error, "ctx", None), " ".join(str(getattr(error, "format_message", error.__str__)()).split())
-    return f"{words.rstrip('.')}; see {context.command_path if context else 'edgevlm'} --help"
+    path = context.command_path if context else "edgevlm"
+    words = re.sub(r"^Got unexpected extra argument\(s\) \((.*)\)$", r"unexpected argument \1", words)
+    words = words[:1].lower() + words[1:]
+    if path == "edgevlm run" and words.startswith("unexpected argument "):
+        word = words.split()[2]
+        return f"{words}; did you mean {_source_or_model(word)} {word}?"
+    if words.startswith("no such command 'list'"):
+        return f"no such command 'list'; {LISTS}"
+    return f"{words.rstrip('.')}; see {path} --help"
+
+
+def _source_or_model(word: str) -> str:
+    if re.match(r"\d+$|/dev/|demo$|\w+://", word):
+        return "--camera"
+    is_video = os.path.isfile(word) or word.lower().endswith((".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm"))
+    return "--video" if is_video else "--model"

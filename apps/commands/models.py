@@ -62,14 +62,21 @@ def plan(
     Reads, or downloads, only a checkpoint's config.json; a bundle's weights are not read.
     """
     with progress("planning") as step:
-        from edgevlm.apps.bundles.fetch import resolve_config
+        from edgevlm.apps.bundles.fetch import HubError, resolve_config
         from edgevlm.apps.planning import plan as command
+        from edgevlm.apps.planning.model import published_facts
         from edgevlm.apps.settings import parse_size
         from edgevlm.runtime.settings import parse_budget
 
         wanted = None if budget is None else parse_budget(budget)
         width, height = parse_size(frame_size, "--frame-size ")
-        folder = resolve_config(model, step, to_stderr)
+        try:
+            folder = resolve_config(model, step, to_stderr)
+        except HubError as error:
+            if model not in (each["id"] for each in published_facts()):
+                raise
+            to_stderr(f"{error.what}; planning from the copy of its config.json that edgevlm has")
+            folder = model
         asked = (device, wanted, precision, kv, fps, chunk, (height, width), vision_precision, cameras)
         lines = list(command.show(command.PlanRequest(folder, *asked), json))
     to_stdout("\n".join(lines))
@@ -173,8 +180,11 @@ def list_bundles(json: Json = False) -> None:
     """List the cached bundles: name, family, precisions, size and directory."""
     from edgevlm.apps.bundles import cache
 
-    for line in cache.list_bundles(json):
+    lines = list(cache.list_bundles(json))
+    for line in lines:
         to_stdout(line)
+    if not lines:
+        to_stderr(f"no bundles in {cache.cache_folder()}; edgevlm export or run --model makes one of a checkpoint")
 
 
 def verify(

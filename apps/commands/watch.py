@@ -216,7 +216,15 @@ def check(
 
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
     sinks = needed("edgevlm.apps.watches.sinks", "edgevlm config check", "serve")
-    settings = config.settings_of(path)
+    try:
+        settings = config.settings_of(path)
+        faults = config.missing_secrets(settings, path)
+    except config.ConfigError as error:
+        faults = error.faults
+    for line in faults:
+        to_stderr(line)
+    if faults:
+        raise typer.Exit(2)
     for each in settings.cameras.values():
         each.address()
     config.server_key(settings.server)

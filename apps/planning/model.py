@@ -21,7 +21,7 @@ from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_famil
 from edgevlm.export.frames import pixel_budget
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
+from edgevlm.runtime.bundle import MANIFEST, Bundle, PixelBudget, VisionSpec
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.files import look
 from edgevlm.runtime.model import bundle_folder, load_tokenizer
@@ -99,9 +99,20 @@ def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner:
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """The model of ``demo``, or a bundle's or checkpoint's folder, for frames of ``camera``, (height, width)."""
-    is_bundle = name == "demo" or (Path(name) / MANIFEST).exists()
-    return plan_bundle(name, camera) if is_bundle else plan_checkpoint(Path(name), camera)
+    """Describe ``demo``, a folder, or an id of models.json, for frames of ``camera``, (height, width)."""
+    if name == "demo" or (Path(name) / MANIFEST).exists():
+        return plan_bundle(name, camera)
+    facts = None if Path(name).exists() else next((each for each in published_facts() if each["id"] == name), None)
+    return plan_checkpoint(Path(name), camera) if facts is None else plan_published(facts, camera)
+
+
+def plan_published(facts: Mapping[str, Any], camera: tuple[int, int]) -> PlannedModel:
+    """Describe an entry of models.json for frames of ``camera``, (height, width)."""
+
+    def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
+        return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*camera)
+
+    return planned(facts["id"], facts["config"], sized)
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:

@@ -8,14 +8,13 @@ from textwrap import wrap
 from typing import Any
 
 from edgevlm.apps.planning.formulas import PlannedMemory, Roofline, Speed, camera_bytes, question_bytes
-from edgevlm.apps.planning.model import PlannedModel, model_of, planned, published_facts
+from edgevlm.apps.planning.model import PlannedModel, model_of, plan_published, published_facts
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import DeviceProfile
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.budget import DEFAULT_BUDGET
-from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.kv import KV_TYPES
 
 CAMERA = (480, 640)  # (height, width) of the frames planned for
@@ -183,7 +182,7 @@ def figure(rate: float) -> str:
 
 
 def describe(plan: DevicePlan) -> Iterator[str]:
-    """Yield the lines for a person: the fields of JSON, with their units in their names."""
+    """Yield the lines for a person: the fields of JSON, with their units in their names; estimates have two digits."""
     device, model, line = plan.roofline.device, plan.roofline.model, plan.line()
     yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     yield from wrap(assumptions(device), 80)
@@ -192,7 +191,8 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     yield f"{verdict} in {line['usable_mb']:.0f} MB beside the system, {pace} with {plan.fps:g} frames a second"
     yield ""
     for name, value in line.items():
-        yield f"  {name.replace('_', ' '):<18}{f'{value:.6g}' if isinstance(value, float) else value}"
+        shown = format(float(f"{value:.2g}"), ",.10g") if isinstance(value, float) else value
+        yield f"  {name.replace('_', ' '):<18}{shown}"
 
 
 def show(request: PlanRequest, as_json: bool) -> Iterator[str]:
@@ -223,12 +223,8 @@ def checkpoints() -> list[PublishedCheckpoint]:
     ``checked`` names what was looked up elsewhere, of licence and geometry; the rest is from memory. We have run none of them
     with real weights.
     """
-
-    def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
-        return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*CAMERA)
-
     found = [
-        PublishedCheckpoint(fact["id"], fact["licence"], tuple(fact["checked"]), planned(fact["id"], fact["config"], sized))
+        PublishedCheckpoint(fact["id"], fact["licence"], tuple(fact["checked"]), plan_published(fact, CAMERA))
         for fact in published_facts()
     ]
     return sorted(found, key=lambda checkpoint: checkpoint.parameters)

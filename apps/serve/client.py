@@ -128,10 +128,15 @@ def replied(
             if response.status_code == 200:
                 yield response
             else:
-                raise UserError(f"{shown}: {json.loads(response.read())['error']['message']}")
+                why = json.loads(response.read())["error"]["message"]
+                if response.status_code == 401:
+                    why = (
+                        "the server needs its key: give --key-file FILE" if key_file is None else f"{key_file} has another key"
+                    )
+                raise UserError(f"{shown}: {why}")
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000") from None
     except (OSError, httpx.HTTPError) as error:
         raise UserError(f"{shown}: no answer ({error}); is `edgevlm serve` running there?") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UserError(f"{shown}: this is no edgevlm server") from None
+        raise UserError(f"{shown}: this is not an edgevlm server; give its address as --url") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,6 +28,7 @@ from edgevlm.apps.hosts import AllowedHosts
 from edgevlm.apps.journal import Journal
 from edgevlm.apps.names import Id, Name, id_of, printable
 from edgevlm.apps.run.thumbnails import Thumbnails
+from edgevlm.apps.sources.gstreamer import is_pipeline
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.apps.watches.watch import Watch
@@ -255,7 +257,7 @@ def settings_of(
 ) -> ServeConfig:
     """Read a file, then apply ``assigned`` (KEY=VALUE each), then ``given`` without its Nones. Raises UserError.
 
-    cameras: ``NAME=SRC`` or SRC; unnamed ones are demo, camera, camera-2, ..
+    cameras: ``NAME=SRC`` or SRC; a name may have blanks; unnamed ones are demo, camera, camera-2, ..
     """
     values = {} if path is None else read_toml(path)
     for text in assigned or ():
@@ -263,14 +265,16 @@ def settings_of(
     _put(values, given or {})
     named: dict[str, Any] = {}
     for source in cameras or ():
-        match = re.fullmatch(r"([^\W_][\w-]{0,63})=(.+)", source)
+        match = None if is_pipeline(source) else re.fullmatch(r"([^\W_][\w -]{0,99})=(.+)", source)
         name, source = (match[1], match[2]) if match else ("demo" if source == "demo" else "camera", source)
+        if match and name in named:
+            raise UserError(f"--camera {name}=: two cameras have this name; give each its own")
         same = sum(re.fullmatch(rf"{name}(-\d+)?", each) is not None for each in named)
         named[f"{name}-{same + 1}" if same else name] = {"source": source}
     _put(values, {"cameras": named})
     if not values["cameras"] and not (values.get("cluster") or {}).get("join"):
         values["cameras"] = {"demo": {}}
-    return check_config(values, "serve" if path is None else str(path))
+    return check_config(values, "serve" if path is None else str(path), path)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -279,22 +283,76 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is no TOML ({error})") from None
+        raise UserError(f"{path}: is not valid TOML ({error})") from None
 
 
-def check_config(values: Mapping[str, Any], where: str) -> ServeConfig:
-    """Raises UserError for what is not a configuration; ``where`` it is begins the message."""
+class ConfigError(UserError):
+    """A wrong configuration. ``faults``: one line for each."""
+
+    def __init__(self, faults: list[str]) -> None:
+        more = f" ({len(faults) - 1} more: edgevlm config check shows all)" if len(faults) > 1 else ""
+        super().__init__(faults[0] + more)
+        self.faults = faults
+
+
+def check_config(values: Mapping[str, Any], where: str, path: Path | None = None) -> ServeConfig:
+    """Validate a configuration. Raises ConfigError; messages begin with ``where`` and, for a file, the line."""
     try:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
-        path = [str(part) for part in found["loc"] if part != "[key]"]
-        what = reason(found["msg"])
-        if found["type"] == "extra_forbidden":
-            schema = ServeConfig.model_json_schema()
-            keys = {key for each in (schema, *schema["$defs"].values()) for key in each.get("properties", ())}
-            what = f"there is no such key; {nearest(path[-1], sorted(keys))}"
-        raise UserError(": ".join(filter(None, (where, ".".join(path), what)))) from None
+        schema = ServeConfig.model_json_schema()
+        keys = sorted({key for each in (schema, *schema["$defs"].values()) for key in each.get("properties", ())})
+        found = list[tuple[tuple[str, ...], str]]()
+        for each in error.errors(include_url=False, include_context=False):
+            key = tuple(str(part) for part in each["loc"] if part != "[key]")
+            unknown = each["type"] == "extra_forbidden"
+            found.append((key, f"there is no such key; {nearest(key[-1], keys)}" if unknown else reason(each["msg"])))
+        raise ConfigError(_located(found, where, path)) from None
+
+
+def missing_secrets(config: ServeConfig, path: Path) -> list[str]:
+    """Return a line for each key whose ``env:NAME`` or ``file:PATH`` cannot be read."""
+    found = list[tuple[tuple[str, ...], str]]()
+    for key, value in _leaves(config.model_dump()):
+        try:
+            secret(str(value))
+        except UserError as error:
+            found.append((key, str(error)))
+    return _located(found, str(path), path)
+
+
+def _leaves(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict | list):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(each, (*key, str(name)))
+    else:
+        yield key, value
+
+
+def _located(found: list[tuple[tuple[str, ...], str]], where: str, path: Path | None) -> list[str]:
+    """Write ``where, line N: KEY: WHAT`` for each key and what is wrong with it, by line."""
+    numbers = {} if path is None else _lines_of(path.read_text(encoding="utf-8"))
+    faults = []
+    for key, what in found:
+        line = next((numbers[key[:size]] for size in range(len(key), 0, -1) if key[:size] in numbers), 0)
+        faults.append((line, ": ".join(filter(None, (f"{where}, line {line}" if line else where, ".".join(key), what)))))
+    return [fault for _, fault in sorted(faults)]
+
+
+def _lines_of(text: str) -> dict[tuple[str, ...], int]:
+    """Return the line of each table and key of a TOML file, as far as each is on a line of its own."""
+    found, counts, table = dict[tuple[str, ...], int](), Counter[tuple[str, ...]](), tuple[str, ...]()
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r"""\s*(\[{0,2})\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*[]=]""", line)
+        if match is None:
+            continue
+        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", match[2]))
+        if match[1]:
+            table = (parts[0], id_of(parts[1]), *parts[2:]) if parts[0] == "cameras" and len(parts) > 1 else parts
+            table += (str(counts[table]),) if match[1] == "[[" else ()
+            counts[parts] += 1
+        found.setdefault(table if match[1] else table + parts, number)
+    return found
 
 
 def _assignment(text: str) -> dict[str, Any]:
