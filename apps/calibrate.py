@@ -25,7 +25,7 @@ from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, AppendChoice, Calibration, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.opening import AUTO, FALLBACK
@@ -208,10 +208,19 @@ def describe(written: Path, found: Findings) -> str:
         lines += ["", f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} with 95 % intervals"]
         tables = dict[str, list[dict[str, Any]]]()
         for event, fields in rows(choices):
-            tables.setdefault(event, []).append(fields)
+            if not event.endswith("choice"):
+                tables.setdefault(event, []).append(fields)
         for event, records in tables.items():
             lines += ["", event.replace("_", " "), *table(records)]
-        lines += ["", *(f"auto: {describe_choice(choices, choice, choice.budget)}" for choice in choices.budgets), ""]
+        lines += ["", *(describe_choice(choices, choice, choice.budget) for choice in choices.budgets)]
+        for way, changed in (("append", choices.append), ("encode", choices.encode)):
+            if changed is not None:
+                setting = (
+                    changed.tau and f"changed:tau={changed.tau:g}" if isinstance(changed, AppendChoice) else changed.setting
+                )
+                found = setting or f"all, as no trial's loss surely stays within {changed.bound:g}"
+                lines.append(f"{way} auto: {found}")
+        lines.append("")
     measured = f"calibrated {layers.described}" if layers else "compared"
     return "\n".join([*lines, f"{measured}: {written}"])
 

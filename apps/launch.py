@@ -50,6 +50,7 @@ class Start:
     interactive: bool
     drawn: bool
     compares: bool
+    verbose: bool = False
 
     @property
     def notify(self) -> Notify:
@@ -59,9 +60,9 @@ class Start:
         return open_source(self.settings.camera, self.settings.video, replace(self.options, **changes))
 
 
-def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False) -> None:
+def launch(settings: RunSettings, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
     """Run to the end. Raises UserError before anything is opened where that is possible."""
-    run = open_run(resolve(settings, as_json, quiet))
+    run = open_run(replace(resolve(settings, as_json, quiet), verbose=verbose))
     from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
 
     listening: AbstractContextManager[None] = nullcontext()
@@ -202,8 +203,8 @@ def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
         yield f"Watching {source.name}."
     if session.model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
-    if session.basis and not start.drawn:  # at a terminal /policy says it
-        yield session.basis
+    if session.basis and (start.verbose or not start.drawn):  # else /policy shows it
+        yield session.basis if start.verbose else session.basis.partition("; ")[0]
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan) -> None:

@@ -139,38 +139,37 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` is for this model at a budget of |M| tokens, and why, in one line.
+    """Return the policy that ``auto`` is for this model at a budget of |M| tokens, and why; details follow the first ``; ``.
 
     The choice at the nearest measured budget; FALLBACK where there is none, where no policy is clearly better than it, or where
     the chosen one is not installed. Raises BundleError for choices that cannot be used.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
-        return create_policy(FALLBACK), f"auto: {FALLBACK}, as the policies were not compared on this model ({again})"
+        return create_policy(FALLBACK), f"auto: {FALLBACK} at budget {budget}, as none was measured on this model ({again})"
     choice = choices.nearest(budget)
-    missing = [name for name in evicting() if name not in choices.known]
-    newer = f"; not compared: {', '.join(missing)}, newer than that ({again})" if missing else ""
-    if choice.chosen is None:
-        return create_policy(FALLBACK), f"auto: {describe(choices, choice, budget, again)}{newer}"
+    why = describe(choices, choice, budget, again)
+    if missing := [name for name in evicting() if name not in choices.known]:
+        why += f"; newer and not compared: {', '.join(missing)} ({again})"
     try:
-        policy = create_policy(choice.chosen)
+        return create_policy(choice.chosen or FALLBACK), why
     except UserError:
         gone = f"{choice.chosen}, chosen at budget {choice.budget}, is not installed"
-        return create_policy(FALLBACK), f"auto: {FALLBACK}, as {gone}; compare again ({again})"
-    return policy, f"auto: chose {describe(choices, choice, budget, again)}{newer}"
+        return create_policy(FALLBACK), f"auto: {FALLBACK} at budget {budget}, as {gone}; compare again ({again})"
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Name the policy that runs, its numbers, the measured budget if that is not ``budget``, and warn if it is far from it."""
-    best = choice.best
-    at = f"at budget {choice.budget}" + ("" if choice.budget == budget else f", the measured budget nearest to {budget}")
-    if budget > FAR * choice.budget or choice.budget > FAR * budget:
-        at += f", which is far from it; compare there ({again} --budget {budget})"
+    """Name the policy that ``auto`` is at ``budget`` and the streams it was measured on; numbers and warnings follow ``; ``."""
+    best, on = choice.best, f"on streams of {choices.frames} frames"
+    on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:
-        return f"{FALLBACK}, as no policy was clearly better {at}"
-    if choices.measure == "kl":
-        numbers = f"KL from full KV {best.value:.3f} nats [{best.ci_low:.3f}, {best.ci_high:.3f}]"
+        why = f"auto: {FALLBACK} at budget {budget}, as none was clearly better {on}"
     else:
-        value, low, high = (100 * fraction for fraction in (best.value, best.ci_low, best.ci_high))
-        numbers = f"{value:.1f} % of the demo's questions right [{low:.1f}, {high:.1f}]"
-    return f"{best.policy} ({numbers}) {at}"
+        percent = choices.measure == "streamqa"
+        value, low, high = ((100 if percent else 1) * number for number in (best.value, best.ci_low, best.ci_high))
+        numbers = f"{value:.1f} % of questions right [{low:.1f}, {high:.1f}]"
+        numbers = numbers if percent else f"KL from full KV {value:.3f} nats [{low:.3f}, {high:.3f}]"
+        why = f"auto: {best.policy} at budget {budget}, among the best {on}; {numbers}"
+    if budget > FAR * choice.budget or choice.budget > FAR * budget:
+        why += f"; that budget is far from {budget}: compare at it ({again} --budget {budget})"
+    return why

@@ -276,7 +276,9 @@ def list_policies(as_json: bool, name: str | None = None) -> str:
     from edgevlm.runtime.policies import POLICIES, find_policy
     from edgevlm.runtime.policies.description import Description, describe
 
-    chosen = f"What edgevlm calibrate found best on the model, else {FALLBACK}."
+    chosen = (
+        f"The policy that edgevlm calibrate found best on the model, else {FALLBACK}; run --verbose shows the measurements."
+    )
     described = {AUTO: Description(AUTO, "no policy of its own", chosen, [], "")}
     shown = [*dict.fromkeys([*POLICIES, *names("policies")]), AUTO] if name is None else [name]
     pages = [described[each] if each in described else describe(find_policy(each)) for each in shown]

@@ -100,6 +100,7 @@ def run(
     json: Json = False,
     questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
     quiet: Annotated[bool, flag("--quiet", "Write only answers, errors and data losses.", panel=MACHINE)] = False,
+    verbose: Annotated[bool, flag("--verbose", "Show on what measurements the policy was chosen.", panel=MACHINE)] = False,
 ) -> None:
     """Watch a stream and answer questions about it.
 
@@ -113,7 +114,7 @@ def run(
 
         to_stdout("\n".join(all_questions()))
         return
-    launch(settings, as_json=json, quiet=quiet)
+    launch(settings, as_json=json, quiet=quiet, verbose=verbose)
 
 
 @with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, typed_only=True)

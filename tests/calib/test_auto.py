@@ -70,15 +70,18 @@ def test_the_choice_at_the_nearest_budget_is_run(opened, budget, policy, at):
     session = opened(CHOICES, budget)
     assert session.policy == policy
     assert session._stream.policy.name == policy
-    numbers = "KL from full KV 0.250 nats [0.200, 0.300]" if policy == "hermes" else "KL from full KV 0.500 nats [0.400, 0.600]"
-    near = "" if budget == at else f", the measured budget nearest to {session._stream.budget}"
-    first, *rest = session.basis.split("; ")
-    assert first == f"auto: chose {policy} ({numbers}) at budget {at}{near}"
+    near = "" if budget == at else f" at budget {at}"
+    first, numbers, *rest = session.basis.split("; ")
+    assert (
+        first
+        == f"auto: {policy} at budget {session._stream.budget}, among the best on streams of {CHOICES.frames} frames{near}"
+    )
+    assert numbers == f"KL from full KV {'0.250 nats [0.200, 0.300]' if policy == 'hermes' else '0.500 nats [0.400, 0.600]'}"
     assert [line.startswith("hermes: calibrated 2026-11-21") for line in rest[:1]] == [True] * (policy == "hermes")
 
 
 def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(bundle):
     with Session.open(bundle, policy="auto", budget=64) as session:
         assert session.policy == "infinipot-v"
-        lead = f"auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate {bundle})"
+        lead = f"auto: infinipot-v at budget 64, as none was measured on this model (edgevlm calibrate {bundle})"
         assert session.basis.startswith(f"{lead}; infinipot-v: default thresholds")
