@@ -162,7 +162,7 @@ def clips_of(videos: list[Path]) -> list[Clip]:
 
     Raises SourceError for a file that there is not.
     """
-    from edgevlm.calib.demo.questions import OFFERED, ask
+    from edgevlm.runtime.taught import OFFERED, ask
 
     for path in videos:
         check_readable(path)
@@ -218,8 +218,8 @@ def describe(written: Path, found: Findings) -> str:
                 setting = (
                     changed.tau and f"changed:tau={changed.tau:g}" if isinstance(changed, AppendChoice) else changed.setting
                 )
-                found = setting or f"all, as no trial's loss surely stays within {changed.bound:g}"
-                lines.append(f"{way} auto: {found}")
+                chosen = setting or f"all, as no trial's loss surely stays within {changed.bound:g}"
+                lines.append(f"{way} auto: {chosen}")
         lines.append("")
     measured = f"calibrated {layers.described}" if layers else "compared"
     return "\n".join([*lines, f"{measured}: {written}"])

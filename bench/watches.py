@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.bench.timing import timed, watching
 from edgevlm.calib.accuracy.cases import seed_words
-from edgevlm.calib.demo.world import COLORS, SHAPES, World
+from edgevlm.calib.demo.world import World
 from edgevlm.calib.intervals import fraction_right
 from edgevlm.progress import show
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.taught import COLORS, SHAPES
 
 Line = dict[str, Any]
 Questions = Sequence[tuple[str, Sequence[str]]]

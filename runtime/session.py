@@ -42,6 +42,7 @@ from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import SessionStats
 from edgevlm.runtime.store import Store
 from edgevlm.runtime.stream import Stream
+from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
@@ -442,6 +443,8 @@ class Session:
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
+        if self.model.is_demo and isinstance(question, str) and parse(question) is None:
+            self.notify(never_taught(question))
         check_int(max_tokens=max_tokens, seed=seed, top_k=top_k, logprobs=logprobs)
         if max_tokens is not None and not 1 <= max_tokens <= budget.answer:
             raise UserError(f"an answer can have 1 to {budget.answer} tokens here, not {max_tokens}")

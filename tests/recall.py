@@ -9,9 +9,10 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from edgevlm.calib.demo.questions import is_about_now, parse, sample
+from edgevlm.calib.demo.questions import is_about_now, sample
 from edgevlm.calib.demo.world import World
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.taught import parse
 
 ASK_EVERY = 25
 MARKS = (500, 1000, 2000, 4000, 8000, 12_000, 24_000, 48_000)

@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 
 from edgevlm.apps.sources.demo import DemoSource
-from edgevlm.calib.demo.questions import COLOR, KINDS, OFFERED, SHAPE, is_about_now, parse
-from edgevlm.calib.demo.world import COLORS, SHAPES
+from edgevlm.calib.demo.questions import is_about_now
+from edgevlm.runtime.taught import COLOR, COLORS, KINDS, OFFERED, SHAPE, SHAPES, parse
 
 EVERY = 1000  # frames from one line to the next
 ASK_EVERY = 50  # frames

@@ -110,7 +110,7 @@ def run(
         from edgevlm.apps.launch import launch
 
     if questions:
-        from edgevlm.calib.demo.questions import all_questions
+        from edgevlm.runtime.taught import all_questions
 
         to_stdout("\n".join(all_questions()))
         return

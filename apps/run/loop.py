@@ -17,12 +17,12 @@ from edgevlm.apps.run.clock import Span, nothing_held, split_window
 from edgevlm.apps.run.output import AnswerEvent, Output, StatsEvent, wall_clock
 from edgevlm.apps.run.process import Notifier, ResidentMemory, Shutdown, is_gone, silence_if_gone, source_news
 from edgevlm.apps.sources import Frame, Source, State
-from edgevlm.calib.demo.questions import DemoScene, parse
+from edgevlm.calib.demo.questions import DemoScene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.taught import never_taught, parse
 from edgevlm.runtime.time_window import NothingHeld
 
-NEVER_TAUGHT = "The demo model was never taught this question; `edgevlm run --questions` lists those it knows."
 SAMPLE_EVERY = 16  # frames
 CLOSING = 1.0  # seconds that a source may take to close
 REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
@@ -149,7 +149,7 @@ class RunLoop:
         plain, window = split_window(text)
         question = self.as_taught(plain)
         if question is None:
-            self.output.answer(AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0, offset=self.offset))
+            self.output.answer(AnswerEvent(self.session.time_s, text, never_taught(text), [], 0.0, 0.0, offset=self.offset))
             return
         offset = self.offset or time.time() - self.session.time_s
         answer = self.session.ask(question, conversation=conversation, **Span.typed(**window).seconds(offset))
@@ -164,9 +164,14 @@ class RunLoop:
         truth = None if window else self.truth(text, answer.time_s)
         event = AnswerEvent(
             answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth,
-            answer.evidence, self.offset,
+            answer.evidence, self.offset, self.fits,
         )  # fmt: skip
         self.output.answer(event)
+
+    @property
+    def fits(self) -> bool:
+        """Return False where the demo model watches anything but the demo world."""
+        return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:
         """Return the figures now; ``since``: seconds and frames from which the rate is counted."""

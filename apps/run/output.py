@@ -15,13 +15,15 @@ from edgevlm.progress import to_stderr, to_stderr_if_lost, to_stdout
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.writer import ago
 
+NO_FIT = "a guess: the demo model knows only its own world; edgevlm models lists real ones"
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
     """A finished answer, from what was watched up to ``time_s`` of the stream.
 
     ``truth``: in the demo world; ``evidence``: the moments it was read from; ``offset``: wall clock of the stream's time 0, or
-    None for a recording.
+    None for a recording; ``fits``: False where the demo model watches anything but the demo world.
     """
 
     time_s: float
@@ -33,10 +35,13 @@ class AnswerEvent:
     truth: str | None = None
     evidence: Evidence | None = None
     offset: float | None = None
+    fits: bool = True
 
     @property
     def seen(self) -> str:
-        """When its evidence was last seen, in words; empty where that is now, or unknown."""
+        """When its evidence was last seen, in words; empty where that is now, or unknown; where it does not fit, that."""
+        if not self.fits:
+            return NO_FIT
         if self.evidence is None or self.evidence.held is None:
             return ""
         if not self.evidence.held:
@@ -114,8 +119,8 @@ class JsonOutput(TextOutput):
         self._lock = threading.Lock()
 
     def answer(self, answer: AnswerEvent) -> None:
-        fields = asdict(answer) | evidence_fields(answer.evidence, answer.offset)
-        left_out = ("offset", *(["truth"] if answer.truth is None else []))
+        fields = asdict(answer) | evidence_fields(answer.evidence, answer.offset, answer.fits)
+        left_out = ("offset", "fits", *(["truth"] if answer.truth is None else []))
         self.line("answer", {name: value for name, value in fields.items() if name not in left_out})
 
     def stats(self, stats: StatsEvent, event: str = "stats") -> None:
@@ -130,18 +135,18 @@ class JsonOutput(TextOutput):
             print(json_line(event, finite({"time": wall_clock(), **fields})), flush=True)
 
 
-def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
-    """Return ``evidence``, moments for JSON, best first, and ``evidence_held``, None where unknown.
+def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
+    """Return ``evidence``, moments for JSON, best first, ``evidence_held``, None where unknown, and ``model_fits_source``.
 
     A moment has its wall clock, ``time``, where ``offset`` is known. There is none where the answer's evidence was evicted.
     """
-    if evidence is None:
-        return {"evidence": [], "evidence_held": None}
+    if evidence is None or not fits:
+        return {"evidence": [], "evidence_held": None, "model_fits_source": fits}
     moments = []
     for moment in () if evidence.held is False else evidence.moments:
         at = None if offset is None else wall_clock(offset + moment.time_s)
         moments.append({"time": at, **finite(asdict(moment))})
-    return {"evidence": moments, "evidence_held": evidence.held}
+    return {"evidence": moments, "evidence_held": evidence.held, "model_fits_source": fits}
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ import httpx
 
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.run.clock import NOW_S, clock_time, moment
-from edgevlm.apps.run.output import wall_clock
+from edgevlm.apps.run.output import NO_FIT, wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
 from edgevlm.progress import to_stderr, to_stdout
@@ -60,11 +60,15 @@ def ask_server(
         else:
             raise UserError(f"{mask_credentials(url)}: the server went away in the middle of an answer; ask again")
         if as_json:
-            fields = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence_held")}
+            fields = {
+                name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence_held", "model_fits_source")
+            }
             fields |= {"question": question, "text": text, "evidence": extension.get("evidence") or []}
             print(json_line("completion", {"time": wall_clock(), **fields}), flush=True)
             return
         to_stdout()
+        if extension.get("model_fits_source") is False:
+            to_stderr(NO_FIT)
         held, moments, now = extension.get("evidence_held"), extension.get("evidence"), time.time()
         if held is False:
             to_stderr("what would answer this is no longer in memory")

@@ -19,7 +19,7 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import MARK, Forgotten
 from edgevlm.apps.journal import Journal, Line, with_notes
 from edgevlm.apps.run.clock import Span, moment
-from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
+from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.process import Notifier
@@ -39,6 +39,7 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.directory import SnapshotKey
 from edgevlm.runtime.snapshots.writer import written_at
+from edgevlm.runtime.taught import never_taught
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
@@ -207,7 +208,7 @@ class CameraStream:
         if taught is None and "logits_processor" in sampling:
             taught = asked.text  # it must be one of the choices
         if taught is None:
-            return NEVER_TAUGHT
+            return never_taught(asked.text)
         if not self.session.stats.frames:
             raise UserError("no frame has been watched yet; ask again in a moment")
         if self.journal is not None:
@@ -226,9 +227,9 @@ class CameraStream:
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
         """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty where it is unknown."""
-        if answer.evidence is None:
+        if answer.evidence is None and self.loop.fits:
             return {}
-        fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None)
+        fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
         return fields | {"evidence": [seen | {"jpeg_url": self.picture_url(seen["frame"])} for seen in fields["evidence"]]}
 
     def picture_url(self, frame: int, time: str | None = None) -> str | None:
@@ -460,7 +461,7 @@ class JournalWriter(threading.Thread):
             prompt = BEFORE if stream.loop.truth(DEMO_PROMPT, session.time_s) is None else DEMO_PROMPT
         taught = stream.loop.as_taught(prompt)
         if taught is None:
-            raise UserError(NEVER_TAUGHT)
+            raise UserError(never_taught(prompt))
         forgotten = self._journal.forgotten
         answer = session.ask(taught, max_tokens=min(self._settings.max_tokens, session.text_budget.answer))
         text = " ".join(answer.text.split())
@@ -472,7 +473,7 @@ class JournalWriter(threading.Thread):
 
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
-    left_out = ("others", "evidence", "offset")
+    left_out = ("others", "evidence", "offset", "fits")
     given = asdict(event) if isinstance(event, AnswerEvent) else dict(event)
     fields = {name: finite(value) for name, value in given.items() if value is not None and name not in left_out}
     return {"time": wall_clock(), **fields}

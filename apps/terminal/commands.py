@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from edgevlm.apps.run.loop import RunLoop
-from edgevlm.calib.demo.questions import all_questions
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Notify
+from edgevlm.runtime.taught import all_questions
 
 COMMANDS = {
     "/help": "list these commands",

@@ -21,6 +21,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.sampling import Classified
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.taught import never_taught
 
 PICTURE = 640  # pixels, the width of an event's picture at the most
 FRAMES = 16  # newest ones that are kept until it is clear which one a watch saw
@@ -109,7 +110,7 @@ class Watcher:
     def _worded(self, watch: Watch) -> str:
         worded = self._taught(watch.question)
         if worded is None:
-            raise UserError("the demo model was never taught this question; `edgevlm run --questions` lists those it knows")
+            raise UserError(never_taught(watch.question))
         return worded
 
     def remove(self, name: str) -> None:

@@ -20,7 +20,7 @@ from edgevlm.bench.stream.growth import peak_rss
 from edgevlm.bench.timing import percentiles
 from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.demo import questions as demo
-from edgevlm.calib.demo.world import COLORS, SHAPES, STAYS, LongWorld, Visit
+from edgevlm.calib.demo.world import STAYS, LongWorld, Visit
 from edgevlm.progress import show
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.helper_process import Helper
@@ -29,6 +29,7 @@ from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL, parse_append, parse_encode
+from edgevlm.runtime.taught import COLORS, SHAPES
 
 TEXT_BUDGET = TextBudget(80, 80, 80)
 REPORT_EVERY = 500  # frames

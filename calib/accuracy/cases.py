@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.demo import questions as demo
-from edgevlm.calib.demo.world import COLORS, SHAPES, LongWorld, World, plan_visits
+from edgevlm.calib.demo.world import LongWorld, World, plan_visits
 from edgevlm.errors import UserError
 from edgevlm.runtime.evidence import Evidence, Moment
+from edgevlm.runtime.taught import COLORS, SHAPES
 
 DEVELOPMENT = 2_000_000  # first word of seeds in development, ``[DEVELOPMENT, seed, stream]``; training's are small numbers
 TEST_SEEDS = (3_000_000, 7)  # first words of the seeds of ``--seed test``: nothing may be chosen or tuned on them

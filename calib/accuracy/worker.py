@@ -25,7 +25,6 @@ from edgevlm.calib.accuracy.variants import (
     VariantRun,
     equal_byte_runs,
 )
-from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
@@ -37,6 +36,7 @@ from edgevlm.runtime.opening import AUTO, chosen_policy
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.settings import ALL
+from edgevlm.runtime.taught import OFFERED
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
 TEXT_BUDGET = TextBudget(80, 80, 80)  # enough for the questions and answers here, and leaves the stream its positions

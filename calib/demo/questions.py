@@ -1,64 +1,20 @@
-"""The questions that the demo model was taught, in plain English, and the truth about each.
+"""The truth about each question that the demo model was taught.
 
 A question is about now (the newest frame) or about before (the whole stream; of an endless one, what its History still
 holds). It has a truth only when exactly one answer is right: after two squares there is no colour of *the* square.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from .world import COLORS, QUADRANTS, SHAPES, History, Thing
+from edgevlm.runtime.taught import COLOR, COLORS, COUNTS, KINDS, OFFERED, SHAPE, SHAPES, Question, ask, parse
 
-WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
-COUNTS = ("0", "1", "2", "3")
-COLOR, SHAPE = "<color>", "<shape>"  # the slots of a phrasing
+from .world import QUADRANTS, History, Thing
+
 ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
-TAUGHT = """
-now_count: how many objects are there now? | how many objects do you see now? | how many things are visible now?
-now_color: what color is the <shape> now? | which color does the <shape> have now?
-now_shape: what shape is the <color> object now? | which shape does the <color> object have now?
-now_where: where is the <color> <shape> now? | in which corner is the <color> <shape> now?
-now_seen: is there a <color> <shape> now? | do you see a <color> <shape> now?
-past_color: what color was the <shape>? | which color did the <shape> have?
-past_shape: what shape was the <color> object? | which shape did the <color> object have?
-past_where: where was the <color> <shape>? | in which corner was the <color> <shape>?
-past_seen: was there a <color> <shape>? | did you see a <color> <shape>?
-first_shape: which shape came first? | what shape was the first object?
-first_color: which color came first? | what color was the first object?
-before: what came before the <color> <shape>? | which object came before the <color> <shape>?
-left_last: what left last? | which object left last?
-count_color: how many <color> objects were there? | how many <color> objects did you see?
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question: its kind, its text as the model was taught it, and what fills its slots."""
-
-    kind: str
-    text: str
-    color: int | None = None  # index into COLORS
-    shape: int | None = None  # index into SHAPES
-
-
-class QuestionKind(NamedTuple):
-    """A kind of question: how it may be phrased."""
-
-    phrasings: tuple[str, ...]
-
-    def has(self, slot: str) -> bool:
-        return slot in self.phrasings[0]
-
-
-KINDS = {
-    kind: QuestionKind(tuple(phrasings.split(" | ")))
-    for kind, phrasings in (line.split(": ", 1) for line in TAUGHT.strip().splitlines())
-}
-OFFERED = tuple(KINDS)  # the kinds that the shipped model has learned: all
+WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
 
 
 def truth(question: Question, history: History) -> str | None:
@@ -99,35 +55,8 @@ def _matching(things: list[Thing], question: Question) -> list[Thing]:
     return [thing for thing in things if question.color in (None, thing.color) and question.shape in (None, thing.shape)]
 
 
-def all_questions() -> list[str]:
-    """Every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
-    return [phrasing for kind in OFFERED for phrasing in KINDS[kind].phrasings]
-
-
 def is_about_now(kind: str) -> bool:
     return kind.startswith("now_")
-
-
-def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = None) -> Question:
-    text = KINDS[kind].phrasings[phrasing]
-    if color is not None:
-        text = text.replace(COLOR, COLORS[color])
-    if shape is not None:
-        text = text.replace(SHAPE, SHAPES[shape])
-    return Question(kind, text.replace(" a orange", " an orange"), color, shape)
-
-
-def parse(text: str) -> Question | None:
-    """The question a user typed, whatever its case, spacing, spelling and final mark; None if never taught."""
-    words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
-    words = re.sub(r"\ban? ", "a ", words)
-    for pattern, kind, phrasing in _PATTERNS:
-        if match := pattern.fullmatch(words):
-            slots = match.groupdict()
-            color = COLORS.index(slots["color"]) if "color" in slots else None
-            shape = SHAPES.index(slots["shape"]) if "shape" in slots else None
-            return ask(kind, phrasing, color, shape)
-    return None
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
@@ -177,17 +106,6 @@ def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, i
         pairs = {(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES))} - history.shown
     if pairs:
         yield sorted(pairs)[int(rng.integers(len(pairs)))]
-
-
-def _pattern(phrasing: str) -> re.Pattern[str]:
-    """A phrasing in the present tense is about now, even without the word."""
-    text = phrasing.rstrip("?")
-    for slot, name, names in ((COLOR, "color", COLORS), (SHAPE, "shape", SHAPES)):
-        text = text.replace(slot, f"(?P<{name}>{'|'.join(names)})")
-    return re.compile(re.sub(" now$", "(?: now)?", text))
-
-
-_PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text in enumerate(KINDS[kind].phrasings)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import numpy as np
 
-COLORS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")
-SHAPES = ("square", "circle", "triangle", "diamond", "cross", "ring", "heart", "star")
+from edgevlm.runtime.taught import COLORS, SHAPES
+
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
 
 SIZE = 56  # pixels, both ways

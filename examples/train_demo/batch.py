@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from edgevlm.calib.demo.questions import KINDS, draw, is_about_now, subject
+from edgevlm.calib.demo.questions import draw, is_about_now, subject
 from edgevlm.calib.demo.world import History, World
+from edgevlm.runtime.taught import KINDS
 
 from .model import PATCHES, TRAINED_LENGTH, prefix_ids, turn_ids
 

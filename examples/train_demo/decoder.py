@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
-from edgevlm.calib.demo.questions import KINDS, draw
+from edgevlm.calib.demo.questions import draw
 from edgevlm.calib.demo.world import World
 from edgevlm.calib.intervals import Estimate, mean
+from edgevlm.runtime.taught import KINDS
 
 from .batch import FACTS, UNKNOWN, Batch, BatchPlan, Turn, collate, make_stream, place, write_block
 from .model import build_tokenizer, features

@@ -19,8 +19,9 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from edgevlm.calib.demo.questions import ANSWERS, KINDS
+from edgevlm.calib.demo.questions import ANSWERS
 from edgevlm.calib.demo.world import GRID, SIZE
+from edgevlm.runtime.taught import KINDS
 
 PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
     "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from transformers import LlavaForConditionalGeneration
 
-from edgevlm.calib.demo.world import COLORS, GRID, SHAPES, World
+from edgevlm.calib.demo.world import GRID, World
 from edgevlm.progress import Notify
+from edgevlm.runtime.taught import COLORS, SHAPES
 
 from .model import PATCHES, features
 from .muon import Muon

@@ -23,7 +23,7 @@ STATS = {
 }  # fmt: skip
 ANSWER = {
     "event", "schema", "time", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms", "truth", "evidence",
-    "evidence_held",
+    "evidence_held", "model_fits_source",
 }  # fmt: skip
 
 

@@ -32,10 +32,10 @@ import psutil
 
 from edgevlm import Session
 from edgevlm.apps.run.memory_view import view_memory
-from edgevlm.calib.demo.questions import OFFERED
-from edgevlm.calib.demo.questions import ask as taught
 from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.taught import OFFERED
+from edgevlm.runtime.taught import ask as taught
 
 KEY = "key-of-the-fault-test"
 CAMERAS = [f"cam{number}" for number in range(12)]

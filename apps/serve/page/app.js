@@ -324,6 +324,7 @@ function talkItem(turn) {
 
 function showEvidence(turn) {  // the frames that the answer was read from; each is found in the memory
   const place = items.get(turn).lastChild;
+  if (turn.fits === false) { tell(place, "A guess: the demo model knows only its own world. Start edgevlm serve with --model to ask a real one."); return; }
   if (turn.held === false) { tell(place, "What would answer this is no longer in memory."); return; }
   const moments = turn.evidence || [], strong = moments.filter(({ weight }) => !(weight < moments[0].weight / 4));
   redraw(place, strong, ({ frame, time, box, jpeg_url: url }) => {
@@ -390,7 +391,7 @@ async function ask(question) {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       turn.answer += chunk.choices[0]?.delta?.content || "";
-      if (chunk.edgevlm) Object.assign(turn, { evidence: chunk.edgevlm.evidence?.slice(0, SEEN), held: chunk.edgevlm.evidence_held });
+      if (chunk.edgevlm) Object.assign(turn, { evidence: chunk.edgevlm.evidence?.slice(0, SEEN), held: chunk.edgevlm.evidence_held, fits: chunk.edgevlm.model_fits_source });
       if (chunk.edgevlm) turn.note = [chunk.edgevlm.time && `as of ${clock(chunk.edgevlm.time)}`, chunk.edgevlm.ttft_ms && `first token after ${Math.round(chunk.edgevlm.ttft_ms)} ms`].filter(Boolean).join(" · ");
       showTurn(turn);
     }

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from edgevlm.calib.accuracy.cases import DEVELOPMENT, TEST_SEEDS, make_case, seed_words
-from edgevlm.calib.demo.world import COLORS, SHAPES, World
+from edgevlm.calib.demo.world import World
 from edgevlm.errors import UserError
+from edgevlm.runtime.taught import COLORS, SHAPES
 
 FRAMES = 48
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from edgevlm.bench.accuracy.report import gap_name
 from edgevlm.calib.accuracy.cases import make_case, seed_words
-from edgevlm.calib.demo.questions import parse
 from edgevlm.calib.demo.world import LongWorld, plan_visits
 from edgevlm.cli import app
+from edgevlm.runtime.taught import parse
 
 FRAMES = 420
 WORDS = seed_words("3")

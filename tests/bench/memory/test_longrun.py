@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from edgevlm.bench.memory import longrun
 from edgevlm.bench.memory.longrun import measure, plan, questions
-from edgevlm.calib.demo.questions import parse
 from edgevlm.cli import app
 from edgevlm.errors import UserError
+from edgevlm.runtime.taught import parse
 
 MARKS = (200, 500)
 

@@ -5,18 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from edgevlm.calib.demo.questions import (
-    ANSWERS,
-    KINDS,
-    OFFERED,
-    Question,
-    ask,
-    is_about_now,
-    parse,
-    sample,
-    truth,
-)
-from edgevlm.calib.demo.world import COLORS, QUADRANTS, SHAPES, WINDOW, World
+from edgevlm.calib.demo.questions import ANSWERS, is_about_now, sample, truth
+from edgevlm.calib.demo.world import QUADRANTS, WINDOW, World
+from edgevlm.runtime.taught import COLORS, KINDS, OFFERED, SHAPES, Question, ask, parse
 
 
 def every_question():
