@@ -7,6 +7,7 @@ import os
 import re
 import select
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
@@ -105,16 +106,35 @@ class Step:
     """A :class:`Report` that rewrites the line."""
 
     def __init__(self, display: Any = None, task: Any = None, what: str = "") -> None:
-        self._display, self._task, self.what = display, task, what
+        self._display, self._task, self.what, self._first = display, task, what, (0.0, 0)
 
     def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None:
-        self.what = what
+        if what != self.what:
+            self.what, self._first = what, (time.monotonic(), done or 0)
         if self._display is not None:
-            count = "" if total is None else f"{done or 0}/{total}"
+            count = "" if total is None else f"{done or 0}/{total}{self._pace(done or 0, total)}"
             self._display.update(self._task, description=what, completed=done or 0, total=total, count=count)
+
+    def _pace(self, done: int, total: int) -> str:
+        """Return the speed of a download and the time left, once a second of it is known."""
+        took, gained = time.monotonic() - self._first[0], done - self._first[1]
+        if took < 1 or gained <= 0:
+            return ""
+        left = round((total - done) * took / gained)
+        return f"{f', {gained / took:.1f} MB/s' if self.what.endswith('(MB)') else ''}, {left // 60}:{left % 60:02} left"
 
     def print(self, line: str) -> None:
         to_stderr(line)
+
+    @contextmanager
+    def resumable(self) -> Iterator[Step]:
+        """Yield this step; where ctrl-C ends a download, say that the same command resumes it."""
+        try:
+            yield self
+        except KeyboardInterrupt:
+            if self.what.startswith("downloading"):
+                to_stderr("stopped; the same command resumes the download")
+            raise
 
 
 _shown: Step | None = None  # rich draws one display at a time
@@ -142,7 +162,8 @@ def progress(what: str) -> Iterator[Step]:
             _shown(before)
         return
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        yield Step()
+        with Step().resumable() as step:
+            yield step
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -153,6 +174,7 @@ def progress(what: str) -> Iterator[Step]:
     with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as display:
         _shown = Step(display, display.add_task(what, total=None, count=""), what)
         try:
-            yield _shown
+            with _shown.resumable() as step:
+                yield step
         finally:
             _shown = None

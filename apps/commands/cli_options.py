@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from glob import glob
 from inspect import Parameter
 from pathlib import Path
 from types import UnionType
@@ -23,6 +24,28 @@ def check_finite(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
+def values_of(name: str) -> Callable[..., list[str]] | None:
+    """Return the shell completion of option ``name``: the values there are, and file names where none matches."""
+
+    def complete(incomplete: str) -> list[str]:
+        from edgevlm.engines.devices import device_names
+        from edgevlm.runtime.plugins import names
+
+        if name == "model":
+            from edgevlm.apps.planning.model import published_facts
+
+            known = ["demo", *(each["id"] for each in published_facts())]
+        elif name == "camera":
+            known = ["demo", "csi://0", *sorted(glob("/dev/video*"))]
+        else:
+            known = (
+                device_names() if name == "device" else ["auto", *names("policies")] if name == "policy" else names("engines")
+            )
+        return [each for each in known if each.startswith(incomplete)]
+
+    return complete if name in ("camera", "device", "engine", "model", "policy") else None
+
+
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
     """An option as ``--help`` shows it. default: in words, where the value does not say it; panel: its heading."""
     more.setdefault("callback", check_finite)
@@ -35,7 +58,10 @@ def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
 
 
 Threads = Annotated[int | None, option("N", "Use this many CPU threads.", "physical cores", min=1, max=256)]
-Device = Annotated[str | None, option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine")]
+Device = Annotated[
+    str | None,
+    option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine", autocompletion=values_of("device")),
+]
 Json = Annotated[bool, flag("--json", "Print one JSON object a line.")]
 KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this file.")]
 Snapshots = Annotated[str | None, option("ADDRESS", "Keep snapshots at s3://BUCKET/FOLDER or the like.", "in --state")]
@@ -129,6 +155,14 @@ def _parameter(field: Any, name: str, panel: str | None, hidden: bool, typed_onl
         made = flag(dashed if default is False else f"{dashed}/--no-{dashed[2:]}", field.description, panel, hidden=hidden)
     else:
         usual = words["Shown"].text if "Shown" in words and not typed_only else True
-        made = option(words["Metavar"].text, field.description, usual, panel, hidden=hidden, allow_from_autoenv=not is_list)
+        made = option(
+            words["Metavar"].text,
+            field.description,
+            usual,
+            panel,
+            hidden=hidden,
+            allow_from_autoenv=not is_list,
+            autocompletion=values_of(name),
+        )
         default = default if kind is not str or default is None else str(default)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, made])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Device, Json, Threads, flag, lines, option
+from edgevlm.apps.commands.cli_options import KV, Device, Json, Threads, flag, lines, option, values_of
 from edgevlm.apps.commands.lazy import plain_app
 from edgevlm.errors import UserError
 from edgevlm.progress import progress, to_stderr, to_stdout
@@ -102,7 +102,9 @@ def export(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Export this folder, or ORG/NAME of the hub.")],
     out: Annotated[Path | None, option("DIR", "Write the bundle there.", "the bundle cache")] = None,
     force: Annotated[bool, flag("--force", "Replace an existing bundle.")] = False,
-    device: Annotated[str | None, option("NAME", "Export for this device: orin-nano-8, cpu, cuda, ..")] = None,
+    device: Annotated[
+        str | None, option("NAME", "Export for this device: orin-nano-8, cpu, cuda, ..", autocompletion=values_of("device"))
+    ] = None,
     jetpack: Annotated[str | None, option("VERSION", "Target this JetPack, with --device.", "the newest")] = None,
     precision: Annotated[
         str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as the checkpoint")

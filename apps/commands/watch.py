@@ -19,6 +19,7 @@ from edgevlm.apps.commands.cli_options import (
     lines,
     of_file,
     option,
+    values_of,
     with_settings,
 )  # fmt: skip
 from edgevlm.apps.commands.lazy import plain_app
@@ -121,7 +122,9 @@ def run(
 def watch(
     settings: dict[str, Any],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this again and again.")],
-    camera: Annotated[str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.")] = "demo",
+    camera: Annotated[
+        str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.", autocompletion=values_of("camera"))
+    ] = "demo",
     state: Annotated[str | None, option("DIR", "Keep memory and events there, and resume.")] = None,
     state_key_file: EncryptWith = None,
     snapshots: Snapshots = None,
@@ -169,7 +172,10 @@ def watch(
 def serve(
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
-    camera: Annotated[list[str] | None, option("[NAME=]SRC", "Watch this camera; may be given again.", "demo")] = None,
+    camera: Annotated[
+        list[str] | None,
+        option("[NAME=]SRC", "Watch this camera; may be given again.", "demo", autocompletion=values_of("camera")),
+    ] = None,
     host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
     port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
     key_file: KeyFile = None,

@@ -196,7 +196,15 @@ def test_an_interrupt_while_it_loads_is_quiet(module):
     assert process.returncode in (-signal.SIGINT, 130)
 
 
-def test_a_shell_completes_options():
-    words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgevlm run --reindexing ", "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run --reindexing ", ["lazy", "eager"]), ("run --policy h", ["h2o", "hermes", "hybrid"]),
+        ("run --engine tens", ["tensorrt"]), ("plan --device cp", ["cpu"]), ("serve --camera de", ["demo"]),
+        ("run --model HuggingFaceTB/SmolVLM2-5", ["HuggingFaceTB/SmolVLM2-500M-Video-Instruct"]),
+    ],
+)  # fmt: skip
+def test_a_shell_completes_options_and_their_values(typed, offered):
+    words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": f"edgevlm {typed}", "COMP_CWORD": "3"}
     command = [sys.executable, "-m", "edgevlm"]
-    assert subprocess.check_output(command, env=os.environ | words, text=True).split() == ["lazy", "eager"]
+    assert subprocess.check_output(command, env=os.environ | words, text=True).split() == offered

@@ -80,6 +80,9 @@ def test_any_key_is_set_on_the_command_line(tmp_path):
     assert (config.server.max_rate, config.server.hosts, config.server.port) == (30, ["box.lan"], 9)
     assert config.cameras["demo"] == CameraSettings(fps=1.0, policy="last-seen")
     assert [config.cameras[name].source for name in ("yard", "door", "camera", "camera-2")] == ["rtsp://a/b=c", "0", "1", "2"]
+    assert [each.name for each in settings_of(None, ["Front Door=demo"]).cameras.values()] == ["Front Door"]
+    with pytest.raises(UserError, match="two cameras have this name"):
+        settings_of(None, ["a=demo", "a=0"])
     for wrong in ("server.max_rate", "=5", "server..port=1", "fps.x=1", "server=head"):
         with pytest.raises(UserError):
             settings_of(None, [], options, ["fps=1", wrong])

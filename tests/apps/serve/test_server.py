@@ -260,9 +260,9 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
     ("text", "says"),
     [
         ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: there is no such key; did you mean 'source'?"),
-        ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "NOT_SET_ANYWHERE is not set"),
+        ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "line 2: server.key: env:NOT_SET_ANYWHERE: the variable"),
         ("[[watches]]\nquestion = 'is there a red square?'\ncameras = ['door']", "there is no camera 'door'"),
-        ("[[", "is no TOML"),
+        ("[[", "is not valid TOML"),
     ],
 )
 def test_a_wrong_configuration_is_one_line(tmp_path, text, says):
@@ -271,6 +271,14 @@ def test_a_wrong_configuration_is_one_line(tmp_path, text, says):
     told = edgevlm("config", "check", path)
     assert (told.returncode, told.stderr.count("\n"), told.stdout) == (2, 1, "")
     assert says in told.stderr
+
+
+def test_every_fault_of_a_configuration_is_named_with_its_line(tmp_path):
+    path = tmp_path / "edgevlm.toml"
+    path.write_text('stat = "x"\n\n[cameras."Küche"]\nfsp = 3\n\n[[watches]]\nquestion = "a?"\n[[watches]]\nquestoin = "b?"\n')
+    told = edgevlm("config", "check", path).stderr.splitlines()
+    assert [re.search("line (\\d+)", line)[1] for line in told] == ["1", "4", "8", "9"], told
+    assert "(3 more" in edgevlm("serve", path, "--port", 0).stderr
 
 
 def test_what_cannot_be_served_is_one_line(tmp_path, demo, monkeypatch):
