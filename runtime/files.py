@@ -197,7 +197,8 @@ def atomic_directory(
         raise
     except OSError as error:
         raise UserError(
-            f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed"
+            f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed; "
+            "make room, or name another folder: EDGEVLM_CACHE, or export --out"
         ) from None
     else:
         try:

@@ -45,6 +45,8 @@ def cached_bundle(checkpoint: Path, progress: Notify, notify: Notify, *, force: 
     with locked(target, "another process is exporting this checkpoint; waiting for it", notify):
         if force or not is_complete(target):
             export_apart(checkpoint, target, progress=progress, notify=notify, **DEFAULTS | options | {"force": True})
+            size = sum(record.bytes for record in Bundle.load(target, verify="size").files.values())
+            notify(f"the bundle takes {size / 1e6:,.0f} MB in {target}; edgevlm bundles remove {target.name} frees them")
     return target
 
 

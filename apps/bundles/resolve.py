@@ -139,6 +139,8 @@ def resolve_model(
         if name is not None:
             call_in_helper(f"{FETCH}:complete_checkpoint", f"hf:{name}", folder, progress=progress, notify=notify)
         found = cached_bundle(folder, progress, notify, **options)
+        if name is not None:
+            notify(f"the download in {folder.parents[1]} is not needed any more; hf cache rm model/{name.repo} frees it")
     return str(found)
 
 
