@@ -150,6 +150,7 @@ def open_run(start: Start) -> RunLoop:
         observer = SideBySide(session, beside if start.compares else None) if start.drawn else None
         every = 1.0 if start.interactive or settings.stats_every is None else settings.stats_every
         run = RunLoop(session, source, output, plan, observer=observer, stats_every=every)
+        run.listing = "/questions" if start.interactive else run.listing
         run.check()
         for line in opening_lines(start, run):
             output.notice(line)

@@ -31,7 +31,7 @@ class NoThreads(UserError):
     """The system does not allow this process another thread."""
 
     def __init__(self) -> None:
-        super().__init__("no more threads can be started; raise `ulimit -u`, docker's --pids-limit or systemd's TasksMax")
+        super().__init__("no more threads can be started; raise ulimit -u, docker's --pids-limit or systemd's TasksMax")
 
     @staticmethod
     def is_in(error: BaseException) -> bool:

@@ -161,7 +161,7 @@ class SessionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     policy: Annotated[AnyPolicy, Metavar("NAME[:K=V,..]")] = Field(
-        AUTO, description="KV-cache eviction policy (see `edgevlm policies`)."
+        AUTO, description="KV-cache eviction policy (see edgevlm policies)."
     )
     budget: Annotated[Tokens | None, Metavar("N|6k")] = Field(None, description="Keep this many vision tokens per layer.")
     chunk: Annotated[Frames, Metavar("N")] = Field(8, description="Encode this many frames at once.")

@@ -91,12 +91,13 @@ def _pattern(phrasing: str) -> re.Pattern[str]:
 _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text in enumerate(KINDS[kind].phrasings)]
 
 
-def never_taught(text: str) -> str:
-    """Say that the demo model was never taught ``text``, with the three nearest questions that it was taught."""
+def never_taught(text: str, listing: str = "edgevlm run --questions") -> str:
+    """Say that the demo model was never taught ``text``, with the nearest three that it was, and what lists them all."""
     words = text.lower().split()
     slots = [
         (slot, next((name for name in names if name in words), names[0])) for slot, names in ((COLOR, COLORS), (SHAPE, SHAPES))
     ]
     known = [phrasing.replace(*slots[0]).replace(*slots[1]) for phrasing in all_questions()]
     near = " ".join(difflib.get_close_matches(text.lower(), known, n=3, cutoff=0))
-    return f"The demo model was never taught this question. Nearest: {near} Models that take any question: edgevlm models"
+    more = f"All: {listing}. Models for any question: edgevlm models"
+    return f"The demo model was never taught this question. Nearest: {near} {more}"

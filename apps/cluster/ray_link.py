@@ -144,7 +144,7 @@ class RayNode:
 
     def answer(self, method: str, arguments: list[Any]) -> tuple[str, Any]:
         if self._ray.poll() is not None:
-            return "ended", f"`ray start` ended with {self._ray.returncode}"
+            return "ended", f"ray start ended with {self._ray.returncode}"
         if self._head is None:
             return "away", self._problem
         import ray

@@ -89,7 +89,7 @@ def models(
 ) -> None:
     """List models, their memory and their speed here.
 
-    All is predicted, as by `edgevlm plan`: of each the weights that it would choose. Nothing is downloaded.
+    All is predicted, as by edgevlm plan, with the weights that it would choose. Nothing is downloaded.
     """
     with progress("planning"):
         from edgevlm.apps.planning.plan import show_models
@@ -124,7 +124,7 @@ def export(
     """Turn a checkpoint into a bundle that edgevlm runs.
 
     Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Interrupted, the same command resumes. Without
-    --out the bundle is cached, and `edgevlm run --model CHECKPOINT` finds it.
+    --out the bundle is cached, and edgevlm run --model CHECKPOINT finds it.
     """
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")

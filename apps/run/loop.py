@@ -59,7 +59,8 @@ class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called.
 
     stats_every: seconds. notifier: of the service manager. alone: session and process end with this run, which ends when stdout
-    is closed. may_watch: asked before each frame; False ends the run. ``frame``: the newest one watched.
+    is closed. may_watch: asked before each frame; False ends the run. ``frame``: the newest one watched. listing: the command
+    that lists what the demo model can be asked.
     """
 
     session: Session
@@ -72,6 +73,7 @@ class RunLoop:
     alone: bool = True
     may_watch: Callable[[], bool] = lambda: True
     frame: Frame | None = None
+    listing: str = "edgevlm run --questions"
 
     def __post_init__(self) -> None:
         self.started, self._stopped = threading.Event(), threading.Event()  # started: the first frame has been watched
@@ -129,7 +131,8 @@ class RunLoop:
             closing.join(CLOSING)
         if self.alone:
             silence_if_gone()
-        self.output.summary(self.stats(self._begun))
+        stats, (since, before) = self.stats(self._begun), self._begun
+        self.output.summary(stats, f"{stats.frames - before} frames in {self._last[0] - since:.1f} s")
 
     @property
     def offset(self) -> float | None:
@@ -149,7 +152,8 @@ class RunLoop:
         plain, window = split_window(text)
         question = self.as_taught(plain)
         if question is None:
-            self.output.answer(AnswerEvent(self.session.time_s, text, never_taught(text), [], 0.0, 0.0, offset=self.offset))
+            why = never_taught(text, self.listing)
+            self.output.answer(AnswerEvent(self.session.time_s, text, why, [], 0.0, 0.0, offset=self.offset))
             return
         offset = self.offset or time.time() - self.session.time_s
         answer = self.session.ask(question, conversation=conversation, **Span.typed(**window).seconds(offset))

@@ -64,6 +64,10 @@ class StatsEvent(Stats):
     """A run's figures at one moment; in a summary, ``fps`` is over the whole run."""
 
     def __str__(self) -> str:
+        return self.words()
+
+    def words(self, span: str = "") -> str:
+        """Write the figures in one line; ``span``: of the run's own frames and seconds, in place of the last interval's."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -72,7 +76,7 @@ class StatsEvent(Stats):
         if self.store is not None:
             memory += f", {(self.store['host_bytes'] + self.store['file_bytes']) / 1e6:.1f} MB offloaded"
         return (
-            f"{state} · {self.frames} frames{dropped} · {self.fps:.1f} fps · {memory} · "
+            f"{state} · {span or f'{self.frames} frames'}{dropped} · {self.fps:.1f} fps · {memory} · "
             f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
         )
 
@@ -83,7 +87,7 @@ class Output(Protocol):
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...
     def stats(self, stats: StatsEvent) -> None: ...
-    def summary(self, stats: StatsEvent) -> None: ...
+    def summary(self, stats: StatsEvent, span: str) -> None: ...
     def notice(self, text: str) -> None: ...
 
 
@@ -104,8 +108,8 @@ class TextOutput:
         if self._with_stats:
             self.notice(str(stats))
 
-    def summary(self, stats: StatsEvent) -> None:
-        self.notice(str(stats))
+    def summary(self, stats: StatsEvent, span: str) -> None:
+        self.notice(stats.words(span))
 
     def notice(self, text: str) -> None:
         (to_stderr_if_lost if self._quiet else to_stderr)(text)
@@ -126,7 +130,7 @@ class JsonOutput(TextOutput):
     def stats(self, stats: StatsEvent, event: str = "stats") -> None:
         self.line(event, {name: value for name, value in stats if name != "store" or value is not None})
 
-    def summary(self, stats: StatsEvent) -> None:
+    def summary(self, stats: StatsEvent, span: str) -> None:
         self.stats(stats, "summary")
 
     def line(self, event: str, fields: dict[str, object]) -> None:

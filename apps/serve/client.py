@@ -141,6 +141,6 @@ def replied(
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000") from None
     except (OSError, httpx.HTTPError) as error:
-        raise UserError(f"{shown}: no answer ({error}); is `edgevlm serve` running there?") from None
+        raise UserError(f"{shown}: no answer ({error}); is edgevlm serve running there?") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{shown}: this is not an edgevlm server; give its address as --url") from None

@@ -235,7 +235,7 @@ def server_key(server: ServerSettings) -> str | None:
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
     if key is not None and (len(key) < 8 or not (key.isascii() and key.isprintable())):
-        raise UserError("the server's key: give 8 or more ASCII characters on one line, like those of `openssl rand -hex 16`")
+        raise UserError("the server's key: give 8 or more ASCII characters on one line, like those of: openssl rand -hex 16")
     return key
 
 

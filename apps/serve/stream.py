@@ -337,7 +337,8 @@ class CameraStream:
         self._counts.append((time.monotonic(), stats.frames, skipped))
         self.events.send("stats", {**described(stats), "skipped_fps": round(self.rates()[1], 3)})
 
-    summary = stats
+    def summary(self, stats: StatsEvent, span: str) -> None:
+        self.stats(stats)
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from prompt_toolkit.utils import get_cwidth
 
 from edgevlm.apps.run.change_gate import cell_means
 from edgevlm.apps.run.memory_view import LaneView, MemoryView
@@ -99,6 +101,35 @@ def draw(image: Image, columns: int, rows: int, true_color: bool) -> list[str]:
         codes = np.char.add("5;", (16 + pixels * 6 // 256 @ [36, 6, 1]).astype(str)).tolist()
     pairs = (zip(upper, lower, strict=True) for upper, lower in zip(codes[::2], codes[1::2], strict=True))
     return ["".join(f"\x1b[38;{top};48;{bottom}m▀" for top, bottom in line) + "\x1b[0m" for line in pairs]
+
+
+def draw_plain(image: Image, columns: int, rows: int) -> list[str]:
+    """Return ``rows`` lines of ``columns`` characters, denser where the image differs from its background, without colours."""
+    cells = cell_means(image, rows, columns)
+    differs = np.abs(cells - np.median(cells, axis=(0, 1))).max(axis=2)
+    levels = differs / max(differs.max(), 1) * (len(LEVELS) - 1)
+    return ["".join(LEVELS[level] for level in line) for line in levels.round().astype(int).tolist()]
+
+
+def wrap(line: Line, columns: int) -> list[Line]:
+    """Break a line between words."""
+    lines: list[Line] = [[]]
+    left = columns
+    for style, text in line:
+        for word in re.findall(r"\s*\S+|\s+$", text):
+            if "\n" in word or (left < columns and get_cwidth(word) > left):
+                lines.append([])
+                left, word = columns, word.lstrip()
+            lines[-1].append((style, word))
+            left -= get_cwidth(word)
+    return lines
+
+
+def whole_fields(status: str, columns: int) -> str:
+    """Leave out fields at the right, separated by `` · ``, until the rest fits."""
+    while len(status) > columns and " · " in status:
+        status = status.rpartition(" · ")[0]
+    return status[:columns]
 
 
 def clock(seconds: float) -> str:

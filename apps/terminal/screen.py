@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,11 +25,12 @@ from edgevlm.apps.run.loop import RunLoop
 from edgevlm.apps.run.memory_view import SideBySide
 from edgevlm.apps.run.output import AnswerEvent, StatsEvent
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
-from edgevlm.apps.terminal.panel import Panel, clock, draw, make_panel
+from edgevlm.apps.terminal.panel import Panel, clock, draw, draw_plain, make_panel, whole_fields, wrap
 from edgevlm.progress import Lost
 
 REFRESH_S = 0.25
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
+SMALLEST = "HuggingFaceTB/SmolVLM2-256M-Video-Instruct"
 MENU = 6  # lines of completions
 HINT = FormattedText([("class:placeholder", "Tab completes, /help")])
 STYLE = Style.from_dict(
@@ -67,13 +69,21 @@ class Screen:
     def stats(self, stats: StatsEvent) -> None:
         self._status = str(stats)
 
-    def summary(self, stats: StatsEvent) -> None:
-        if not self._quiet:
-            self._print([("class:dim", str(stats))])
+    def summary(self, stats: StatsEvent, span: str) -> None:
+        """Print the figures of this run, what the memories beside each other still know, and what to do next."""
+        if self._quiet:
+            return
+        self._print([("class:dim", stats.words(span))])
+        observer, demo = self._run.observer, self._run.session.model.is_demo
+        known = [f"{lane.name} {lane.right} of {lane.asked}" for lane in getattr(observer, "view", ()) if lane.asked]
+        if len(known) > 1:
+            self.say(f"Objects that left, still known: {', '.join(known)}.")
+        if demo:
+            self.say(f"Next: edgevlm run --camera 0 --model {SMALLEST} watches a webcam; edgevlm serve shows the page.")
 
     def notice(self, text: str) -> None:
         if not self._quiet or isinstance(text, Lost):
-            self.say(text, "class:notice")
+            self.say(text, "class:notice" if isinstance(text, Lost) or text.startswith("note: ") else "")
 
     def say(self, text: str, style: str = "") -> None:
         self._print([(style, text)])
@@ -131,12 +141,13 @@ class Screen:
 
     def _print(self, fragments: list[tuple[str, str]]) -> None:
         """Print a line above the panel; from any thread."""
-        text = FormattedText(fragments)
+        app = self._prompt.app if self._is_attached else None
+        columns = app.output.get_size().columns if app else shutil.get_terminal_size().columns
+        text = FormattedText([part for line in wrap(fragments, columns - 1) for part in [*line, ("", "\n")]][:-1])
 
         def write() -> None:
             print_formatted_text(text, style=STYLE, color_depth=self._depth)
 
-        app = self._prompt.app if self._is_attached else None
         if app is None or app.loop is None or not app.is_running or self._over.is_set():
             write()
         else:
@@ -150,15 +161,14 @@ class Screen:
         view, self._panel = observer.view if isinstance(observer, SideBySide) else [], Panel([])
         if view and frame is not None and lines > 0:
             self._image = frame.image
-            image = None if self._depth is ColorDepth.DEPTH_1_BIT else frame.image
-            self._panel = make_panel(view, image, size.columns - 1, lines)
+            self._panel = make_panel(view, frame.image, size.columns - 1, lines)
         fragments = [fragment for line in self._panel.lines for fragment in [*line, ("", "\n")]]
         if self._partial:
             fragments += [("bold", self._partial.replace("\n", " ")[-size.columns + 2 :]), ("", "\n")]
         return FormattedText([*fragments, ("bold", "ask> ")])
 
     def _toolbar(self) -> FormattedText:
-        return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
+        return FormattedText([("", whole_fields(self._status, self._prompt.app.output.get_size().columns - 1))])
 
     def _clear_if_resized(self) -> None:
         """Redraw from an empty screen: a terminal of another width has wrapped what was on it."""
@@ -177,6 +187,8 @@ class Screen:
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
             return  # the prompt is not where it is thought to be: it will be drawn again
         if self._panel.rows:
-            for row, text in enumerate(draw(self._image, self._panel.columns, self._panel.rows, true_color)):
+            where = self._image, self._panel.columns, self._panel.rows
+            lines = draw_plain(*where) if self._depth is ColorDepth.DEPTH_1_BIT else draw(*where, true_color)
+            for row, text in enumerate(lines):
                 app.output.write_raw(f"\x1b7\x1b[{below - row}A\r{text}\x1b8")
         app.output.flush()

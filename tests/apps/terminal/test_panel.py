@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgevlm.apps.run.memory_view import LaneView, MemoryView
-from edgevlm.apps.terminal.panel import draw, make_panel
+from edgevlm.apps.terminal.panel import draw, draw_plain, make_panel, whole_fields, wrap
 
 IMAGE = np.zeros((56, 56, 3), np.uint8)
 
@@ -35,6 +35,20 @@ def test_a_panel_fits_and_says_what_each_memory_knows(view, says, columns, lines
     assert (panel.rows > 0) == (image is not None and columns >= 80 and lines >= 8)
     for row in rows[: panel.rows]:
         assert row[: panel.columns].strip() == "", "blank where the picture goes"
+
+
+def test_lines_break_between_words_and_fields_are_left_out_whole():
+    lines = wrap([("dim", "[0:05] "), ("", "is it raining  no"), ("x", "  seen 2 s ago")], 14)
+    assert ["".join(text for _, text in line) for line in lines] == ["[0:05] is it", "raining  no", "seen 2 s ago"]
+    assert [whole_fields("running · 12 frames · 8 fps", size) for size in (30, 26, 19, 7)] == [
+        "running · 12 frames · 8 fps", "running · 12 frames", "running · 12 frames", "running",
+    ]  # fmt: skip
+
+
+def test_without_colours_an_object_differs_from_the_background():
+    image = np.full((4, 4, 3), 90, np.uint8)
+    image[:2, :2] = 200, 0, 0
+    assert draw_plain(image, 2, 2) == ["█·", "··"]
 
 
 def test_half_blocks_have_the_pixels_colours():

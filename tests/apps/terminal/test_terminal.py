@@ -134,7 +134,10 @@ def test_no_colour_means_none(tmp_path):
         terminal.until("[█░·]")
         cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
         assert {cell.fg for cell in cells} | {cell.bg for cell in cells} == {"default"}
+        terminal.until("knows . of [1-9]")
         terminal.type("\x04")
+        terminal.until(r"ended · \d+ frames in \d")
+        terminal.until(r"(?s)still known: full KV \d of .*Next: edgevlm run --camera 0")
         assert terminal.ends() == 0
 
 
