@@ -1,10 +1,13 @@
-"""A model family of your own: `edgevlm export CHECKPOINT` where config.json's model_type is the entry point's name.
+"""A model family of your own: `edgevlm export CHECKPOINT --family ./examples/my_family.py:MyVLM`.
+
+A package offers it with an entry point whose name is the checkpoint's model_type, and then no option is needed:
 
 [project.entry-points."edgevlm.families"]
 my_vlm = "my_package.my_family:MyVLM"
 """
 
-from edgevlm.export.families import Family, FamilyParts, square_geometry
+from edgevlm.export.vision.square import SquareTower
+from edgevlm.extend import Family, FamilyParts
 
 
 class MyVLM(Family):
@@ -14,14 +17,5 @@ class MyVLM(Family):
 
     def parts(self, checkpoint, camera):
         """The tower, and the grid of a frame's tokens; one of your own is a Tower, which adds its layers to a graph."""
-        from edgevlm.export.vision.square import SquareTower
-
         vision = SquareTower(checkpoint)
         return FamilyParts(vision, (vision.side, vision.side))
-
-    def geometry(self, config, sized):
-        """The same in numbers, from config.json alone: what `edgevlm plan` counts with."""
-        vision, hidden = config["vision_config"], config["text_config"]["hidden_size"]
-        patches = (vision["image_size"] // vision["patch_size"]) ** 2
-        projector = vision["hidden_size"] * hidden + hidden * hidden + 2 * hidden
-        return square_geometry(vision, vision["num_hidden_layers"], projector, projected=patches, tokens=patches)

@@ -14,6 +14,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import Stored
 from edgevlm.export.precisions.layouts import Dense
 from edgevlm.export.prequantised import check_packed, dequantised, is_packed, joined, prequantised, read_packed
+from edgevlm.runtime.plugins import load_class, names
 
 Float32 = NDArray[np.float32]
 STACKED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}  # matrices of a layer
@@ -223,11 +224,14 @@ TEXT_BACKBONES: dict[str, Backbone] = {  # by text_config.model_type
 
 
 def text_backbone(model_type: str) -> Backbone:
-    """The backbone for a ``text_config.model_type``; raises UserError for others."""
-    if model_type not in TEXT_BACKBONES:
-        known = ", ".join(TEXT_BACKBONES)
+    """Return the backbone for a ``text_config.model_type``, also another package's; raises UserError for others."""
+    if model_type in TEXT_BACKBONES:
+        return TEXT_BACKBONES[model_type]
+    if model_type not in (others := names("backbones")):
+        known = ", ".join([*TEXT_BACKBONES, *others])
         raise UserError(f"config.json: text backbone {model_type!r} cannot be exported; there are: {known}")
-    return TEXT_BACKBONES[model_type]
+    backbone: Backbone = load_class("backbones", model_type)
+    return backbone
 
 
 def slides(config: Mapping[str, Any]) -> bool:

@@ -72,7 +72,7 @@ def _check_prompt(family: Family, spec: ChatSpec, tokenizer: Tokenizer) -> None:
     chat, video, turns = Chat(spec, tokenizer), spec.placeholder_id, [("a question", "an answer")]
     if chat.text([], "a question", "\0").partition("\0")[0] != chat.prefix_text:
         raise UserError("the chat template writes the question before the video; change it, since a stream comes first")
-    mark, time = video_mark(tokenizer, spec), {"seconds": 1.0, "minutes": 0, "second": 1}
+    mark, time = video_mark(tokenizer, spec), {"seconds": 1.0, "minutes": 0, "second": 1, "frame": 1}
     before, after = family.before.format(**time), family.after.format(**time)
     frame = [*encode_inside(tokenizer, spec, before), video, *encode_inside(tokenizer, spec, after)]
     parts = [*chat.prefix, *frame * 2, *chat.suffix(turns, "another")]

@@ -24,6 +24,7 @@ from edgevlm.runtime.sandbox import try_tokenizer
 from edgevlm.runtime.scheduler import Scheduler
 
 LARGEST_TOKENIZER = 1 << 27  # bytes
+MOST_FRAMES = 10**9  # no stream's number of frames is longer when written
 FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when written
 
 
@@ -109,13 +110,14 @@ class Model:
     @property
     def rows_per_frame(self) -> int:
         """The most rows that a frame, or a group of frames with one grid, appends."""
-        text = sum(len(self.encode(text)) for text in self.frame_text(FURTHEST) if text)
+        text = sum(len(self.encode(text)) for text in self.frame_text(FURTHEST, MOST_FRAMES) if text)
         return self.bundle.vision.tokens_per_frame + text
 
-    def frame_text(self, seconds: float) -> tuple[str, str]:
-        """The text before and after a frame seen at ``seconds`` of the stream."""
+    def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
+        """The text before and after the frame of this number, from 0, seen at ``seconds`` of the stream."""
         full = int(seconds)
-        vision, time = self.bundle.vision, {"seconds": seconds, "minutes": full // 60, "second": full % 60}
+        vision = self.bundle.vision
+        time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
         return vision.before.format(**time), vision.after.format(**time)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from edgevlm.packages import needs
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^:]*))?(?::(?P<options>.*))?", re.DOTALL)
 GROUPS = {
+    "backbones": "Read a text model's decoder.",
     "engines": "Run a bundle's graphs on a backend.",
     "families": "Read a model family's checkpoints.",
     "models": "Find the bundle that a model's name stands for.",

@@ -361,7 +361,7 @@ class Stream:
         which = slice(None) if tokens is None else tokens
         row, col = (part.ravel()[which].astype(np.int16) for part in np.indices(self.model.bundle.vision.grid))
         for number, (features, (since, until)) in enumerate(frames, first):
-            before, after = self.model.frame_text((since + until) / 2)
+            before, after = self.model.frame_text((since + until) / 2, number)
             parts += self._text_rows(before, number)
             known = Rows.text(self.positions.frame(float(since), tokens), Kind.VISION, number)
             parts.append((features[which], replace(known, row=row, col=col)))

@@ -120,6 +120,7 @@ def export(
         option("trained|transformers", "Place Qwen's prompts as trained, or as transformers does."),
     ] = "trained",
     st_spattn: Annotated[int | None, option("LAYER", "Prefill sparsely from this layer (PureKV).", "3", min=0)] = None,
+    family: Annotated[str | None, option("NAME|./FILE.py:CLASS", "Read the checkpoint by this.", "by its model_type")] = None,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
 
@@ -145,7 +146,7 @@ def export(
         options: dict[str, Any] = {
             "st_spattn_from": st_spattn, "camera": (height, width), "precision": target.precision, "kv": target.kv,
             "vision_precision": vision_precision, "profile": target.profile, "positions": positions,
-            "gptq": rounding == "gptq", "force": force,
+            "gptq": rounding == "gptq", "force": force, **({"family": family} if family else {}),
         }  # fmt: skip
         complete_checkpoint(checkpoint, folder, step, to_stderr)
         if out is None:

@@ -29,7 +29,6 @@ from edgevlm.runtime.model import bundle_folder, load_tokenizer
 DECODER, VISION = "decoder.weights", "vision.weights"
 MLP = "layer0.mlp"  # the matrix of the first layer's gate and up
 VECTOR = re.compile(r"final_norm\.weight|layer\d+\..*(norm\.weight|\.bias)")
-BLOCKS, WIDENING, HEAD = 24, 4, 64  # a tower's usual depth, MLP's width over its own, and width of a head
 PREFIX = 32  # rows allowed for the system prompt, which needs the tokenizer to be counted
 
 
@@ -209,14 +208,10 @@ def _tower(family: Family, vision: VisionSpec, graph: Path, tokenizer: Tokenizer
     """Estimate a tower's geometry by its parameters, without scales and zero points; the graph does not tell it."""
     parameters = sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
     tokens, patches = vision.tokens_per_frame, family.patches(vision)
-    width = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
-    around = (vision.before + vision.after).format(seconds=0.0, minutes=0, second=0)
-    return TowerGeometry(
-        parameters=parameters, block_parameters=parameters, projector_parameters=0, projected=tokens, tokens=tokens,
-        patches=patches, attended=patches, blocks=BLOCKS, width=width, inner=WIDENING * width, heads=max(1, width // HEAD),
-        size=vision.size, group=vision.group, precision=vision.precision,
-        text=len(tokenizer.encode(around, add_special_tokens=False)) if around else 0,
-    )  # fmt: skip
+    around = (vision.before + vision.after).format(seconds=0.0, minutes=0, second=0, frame=1)
+    text = len(tokenizer.encode(around, add_special_tokens=False)) if around else 0
+    other = {"group": vision.group, "precision": vision.precision, "text": text}
+    return TowerGeometry.estimated(parameters, tokens, patches, vision.size, **other)
 
 
 def published_facts() -> list[dict[str, Any]]:

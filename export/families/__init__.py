@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgevlm.export.vision import Tower
     from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 
+BLOCKS, WIDENING, HEAD = 24, 4, 64  # a tower's usual depth, MLP's width over its own, and width of a head
 Config = Mapping[str, Any]
 FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
 """(factor, (fewest, most) pixels, frames that share them) to (height, width): multiples of factor within the pixel budget."""
@@ -58,6 +59,16 @@ class TowerGeometry:
         """Rows of the decoder for each grid."""
         return self.tokens + self.text
 
+    @classmethod
+    def estimated(cls, parameters: int, tokens: int, patches: int, size: tuple[int, int], **others: Any) -> TowerGeometry:
+        """Estimate a tower of which only the number of parameters is known: BLOCKS blocks of plain shape, seen by all."""
+        width = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
+        return cls(
+            parameters=parameters, block_parameters=parameters, projector_parameters=0, projected=tokens, tokens=tokens,
+            patches=patches, attended=patches, blocks=BLOCKS, width=width, inner=WIDENING * width, heads=max(1, width // HEAD),
+            size=size, **others,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class FamilyParts:
@@ -73,7 +84,7 @@ class FamilyParts:
 
 
 class Family:
-    """A model family: set the attributes that differ, and write :meth:`parts` and :meth:`geometry`."""
+    """A model family: set the attributes that differ, and write :meth:`parts`."""
 
     vision_type: ClassVar[str] = ""  # model_type of vision_config, where early checkpoints give the whole model's
     content_type: ClassVar[str] = "video"  # the chat template's word for what is watched
@@ -82,7 +93,7 @@ class Family:
     is_sized: ClassVar[bool] = False  # whether frames are sized by the processor's pixel budget
     keeps_aspect: ClassVar[bool] = False  # whether they are of the camera's own aspect
     positions: ClassVar[str] = "rows"  # how frames take positions: see VisionSpec
-    before: ClassVar[str] = ""  # text around each frame
+    before: ClassVar[str] = ""  # text around each frame; {seconds}, {minutes}, {second} are its time, {frame} its number from 1
     after: ClassVar[str] = ""
     opening: ClassVar[str] = ""  # text that the processor, not the template, puts before the first frame,
     ending: ClassVar[str] = ""  # and after the last
@@ -100,8 +111,19 @@ class Family:
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
-        """The tower of a whole ``config.json``, its sections filled up with transformers' defaults."""
-        raise NotImplementedError
+        """The tower of a whole ``config.json``, its sections filled up with transformers' defaults, in numbers for a plan.
+
+        Estimated from what :meth:`parts` makes of tensors that are all zero, unless overridden.
+        """
+        from edgevlm.export.checkpoint import DeclaredOnly
+        from edgevlm.export.vision import tower_parameters
+
+        checkpoint = DeclaredOnly(config)
+        tower = self.parts(checkpoint, (480, 640)).vision
+        rows, columns = tower.patch_grid
+        number = tower_parameters(tower, checkpoint)
+        text = self.text_tokens
+        return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
         """Patches of a bundle's grid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def _build(tower: Tower, g: VisionGraph) -> None:
     g.graph.output(g.node("Identity", [rows], "features"), TensorProto.FLOAT, ["F", tokens, tower.width])
 
 
+def tower_parameters(tower: Tower, checkpoint: Checkpoint) -> int:
+    """Count all numbers that a tower's graph stores."""
+    weights = WrittenNowhere(BytesIO(), WEIGHTS)
+    _build(tower, VisionGraph(GraphBuilder("vision", weights), checkpoint, fixed=False))
+    return weights.numbers
+
+
 class WrittenNowhere(WeightsFile):
+    """Counts numbers and keeps none."""
+
+    numbers = 0
+
     def _append(self, name: str, shape: Any, kept: Any, slices: Any) -> tuple[Any, ...]:
+        self.numbers += prod(shape)
         return name, self.name, TensorProto.FLOAT, shape, 0, 0
