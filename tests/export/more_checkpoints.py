@@ -106,3 +106,28 @@ def _smolvlm(
         "resample": 1, "rescale_factor": 1 / 255, "size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 8 * side},
     }  # fmt: skip
     return config, processor
+
+
+def make_internvl(folder: Path) -> Path:
+    """Save a random InternVL 3 checkpoint, as transformers has it: InternViT with layer scale over Qwen2."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<img>", "</img>", "<IMG_CONTEXT>"]})
+    tokenizer.chat_template = TEMPLATE.replace("'PLACE'", "'video'").replace("<PLACE>\n", "<video>")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    vision = t.InternVLVisionConfig(
+        **sizes, image_size=[56, 56], patch_size=[14, 14], attention_bias=True, layer_scale_init_value=0.5
+    )
+    place = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
+    config = t.InternVLConfig(vision_config=vision, text_config=t.Qwen2Config(**text_sizes(tokenizer)), image_token_id=place)
+    model: Any = t.InternVLForConditionalGeneration(config)
+    stretch(model, 8.0, sharp=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    sides = {"size": {"height": 56, "width": 56}, "resample": 3, "rescale_factor": 1 / 255}
+    steps = dict.fromkeys(("do_resize", "do_normalize", "do_rescale"), True)
+    means = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(means | sides | steps))
+    return Path(folder)

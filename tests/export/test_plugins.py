@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from more_checkpoints import make_internvl
 
 from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import plan_bundle, plan_checkpoint
@@ -19,6 +19,7 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.testing import check_family
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -39,7 +40,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return package / f"{module}.py"
 
     yield install
-    for module in ("my_family", "my_precision", "my_engine"):
+    for module in ("internvl", "my_precision", "my_engine"):
         sys.modules.pop(module, None)
 
 
@@ -51,24 +52,36 @@ def answers(model: Model) -> str:
         return session.ask("how many are there now?", max_tokens=6).text
 
 
-def test_a_family_is_one_file(exported: Any, installed: Any, tmp_path: Path) -> None:
-    made = exported("llava_onevision", side=5, tied=True)
-    checkpoint = shutil.copytree(made.checkpoint, tmp_path / "checkpoint")
-    config = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "my_vlm"}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="models of type 'my_vlm' are not exported"):
-        export_checkpoint(checkpoint, tmp_path / "bundle")
-    with pytest.raises(UserError, match="models of type 'my_vlm' are not exported"):
-        plan_checkpoint(checkpoint, (480, 640))
-    installed("my_family", "families", "my_vlm", "MyVLM")
+def test_a_family_is_one_file(installed: Any, tmp_path: Path) -> None:
+    checkpoint, file = make_internvl(tmp_path / "checkpoint"), EXAMPLES / "internvl.py"
+    for refused in (
+        lambda: export_checkpoint(checkpoint, tmp_path / "bundle"),
+        lambda: plan_checkpoint(checkpoint, (480, 640)),
+    ):
+        with pytest.raises(UserError, match="models of type 'internvl' are not exported"):
+            refused()
+    passed = check_family(f"{file}:InternVL", checkpoint)
+    assert [line.partition(":")[0] for line in passed] == ["export", "tower", "logits", "tokens"]
+    installed("internvl", "families", "internvl", "InternVL")
     bundle = Bundle.load(export_checkpoint(checkpoint, tmp_path / "bundle"))
-    assert (bundle.family, bundle.vision.grid, bundle.decoder.fading) == ("my_vlm", (5, 5), ("20/19.5", "1.0/0.9"))
+    assert (bundle.family, bundle.vision.grid) == ("internvl", (2, 2))
     planned, counted = plan_checkpoint(checkpoint, (480, 640)), plan_bundle(str(tmp_path / "bundle"))
-    assert planned.tower.tokens == counted.tower.tokens == planned.tower.patches == counted.tower.patches == 25
+    assert planned.tower.tokens == counted.tower.tokens == 4
     assert planned.tower.parameters == pytest.approx(counted.tower.parameters, rel=0.03)
     model = Model.load(tmp_path / "bundle", threads=1)
+    assert model.frame_text(1.5, 0) == ("Frame1: <img>", "</img>\n")
     assert answers(model)
     model.close()
+
+
+def test_a_grid_that_is_not_the_towers_is_refused_at_export(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.py"
+    text = (EXAMPLES / "internvl.py").read_text()
+    file.write_text(text.replace("(tower.side // 2, tower.side // 2))", "(tower.side, tower.side))"))
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if each.startswith("class InternVL("))
+    says = rf"its grid of 4 x 4 has 16 tokens, and its tower 4; parts\(\) must agree \({file}, line {line}\)"
+    with pytest.raises(UserError, match=says):
+        export_checkpoint(make_internvl(tmp_path / "checkpoint"), tmp_path / "bundle", family=f"{file}:InternVL")
 
 
 def test_a_precision_is_one_file(exported: Any, installed: Any, tmp_path: Path) -> None:
