@@ -197,12 +197,17 @@ def _rate(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def stream_changed(lines: Sequence[Line]) -> Table:
-    """What is appended and encoded of a clip, and the frames a second over those of whole frames; a clip's last run counts."""
+def stream_changed(lines: Sequence[Line], way: str) -> Table:
+    """What is appended and encoded of a clip, and the frames a second over those of whole frames; a clip's last run counts.
+
+    way: ``changed`` or ``auto``, of lines that do not append and encode all.
+    """
     own = {
         (line["clip"], line["append"] == ALL, line["encode"] == ALL): line
         for line in lines
-        if line.get("bench") == "stream-changed" and str(line["model"]).endswith(SEEDED)
+        if line.get("bench") == "stream-changed"
+        and str(line["model"]).endswith(SEEDED)
+        and all(line[each].startswith((ALL, way)) for each in ("append", "encode"))
     }
     rows = []
     for (clip, appends_all, encodes_all), line in own.items():
@@ -210,7 +215,7 @@ def stream_changed(lines: Sequence[Line]) -> Table:
             continue
         whole = own[clip, True, True]
         rows.append([
-            CLIPS.get(clip, clip), *("all" if is_all else "changed" for is_all in (appends_all, encodes_all)),
+            CLIPS.get(clip, clip), *("all" if is_all else way for is_all in (appends_all, encodes_all)),
             decimals(line["appended"]), decimals(line["encoded"]), f"{whole['fps']:.2f}", f"{line['fps']:.2f}",
             interval(line, "fps_ratio", "low", "high", _times), _times(line["cpu_ratio"]), _times(line["ceiling"]),
         ])  # fmt: skip
@@ -340,7 +345,8 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "stream": stream,
     "stream-against": against,
     "stream-against-short": against_short,
-    "stream-changed": stream_changed,
+    "stream-changed": partial(stream_changed, way="changed"),
+    "stream-changed-auto": partial(stream_changed, way="auto"),
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
         {

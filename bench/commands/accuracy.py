@@ -14,7 +14,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 
 TEXT_FACTS = "text-facts"
-DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
+DEMO: tuple[str, ...] = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "noise", "crf", "against")
 PUBLISHED_ONLY = ("data", "fps")

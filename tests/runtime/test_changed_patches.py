@@ -218,7 +218,7 @@ class Glances(PatchMeans):
         return own + 2 * np.random.default_rng(int(own[:, 0].argmax())).standard_normal(self.width, np.float32)
 
 
-@pytest.mark.parametrize(("tower", "least", "most"), [(PatchMeans, 0.1, 0.5), (Glances, 1, 1)])
+@pytest.mark.parametrize(("tower", "least", "most"), [(PatchMeans, 0.1, 0.6), (Glances, 1, 1)])
 def test_frames_are_encoded_whole_as_often_as_what_is_kept_was_wrong(tower, least, most):
     vision = replace(VISION, changed=ChangedTowerSpec("", GRID, 0, 0, 0, 0, outputs=(1,)))
     engine = SimpleNamespace(bind_tower=lambda buffer: tower(buffer.owner, vision, 6))
