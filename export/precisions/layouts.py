@@ -158,8 +158,8 @@ class Channels(Layout):
     ) -> str:
         """zero: the byte of 0, less than 128 for rows that are mostly above 0."""
         step = self.steps(graph, name, rows, zero)
-        scaled = graph.node("Div", [rows, step], [f"{name}.rows"])
-        return graph.node("Mul", [self.product(graph, f"{name}.codes", scaled, tensors, 1.0, zero), step], [name])
+        scaled = graph.node("Div", [rows, step], [f"{name}.scaled"])
+        return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
         """The step of each row ``[.., 1]`` that has its largest and least numbers at bytes of 0 to 255."""
@@ -184,7 +184,7 @@ class Channels(Layout):
 
 @dataclass(frozen=True, slots=True)
 class RowsByColumns(Channels):
-    """Channels of a decoder, whose rows ``[1, S, in]`` are rounded by their largest magnitudes to codes of -127 to 127.
+    """Channels of a decoder, whose rows are rounded by their largest magnitudes to codes of -127 to 127.
 
     A row of zeros has 0 / 0 for codes, which are bytes all the same, and its product is 0. Graphs for other devices round no
     rows.
@@ -195,16 +195,12 @@ class RowsByColumns(Channels):
     ) -> str:
         if not graph.for_cpu:
             return graph.node("MatMul", [rows, graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=1)], [name])
-        largest = graph.node(
-            "ReduceMax", [graph.node("Abs", [rows], [f"{name}.sizes"]), graph.integers(-1)], [f"{name}.largest"]
-        )
-        steps = graph.node("Div", [largest, graph.number(127)], [f"{name}.steps"])
-        by_row = graph.node("Reshape", [steps, graph.integers(-1)], [f"{name}.by_row"])
-        offset, count = graph.constant(f"uint8.{zero}", np.uint8(zero)), graph.node("Shape", [by_row], [f"{name}.count"])
-        zeros = graph.node("Expand", [offset, count], [f"{name}.zeros"])
-        codes = graph.node("QuantizeLinear", [rows, by_row, zeros], [f"{name}.rows"], axis=1)
-        inputs = [codes, tensors[0], graph.number(1.0), tensors[1], offset]
-        return graph.node("Mul", [graph.fused("MatMulIntegerToFloat", inputs, [f"{name}.product"]), steps], [name])
+        return Channels.multiply(self, graph, name, rows, tensors, shape, zero)
+
+    def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
+        sizes = graph.node("Abs", [rows], [f"{name}.sizes"])
+        largest = graph.node("ReduceMax", [sizes, graph.integers(-1)], [f"{name}.largest"])
+        return graph.node("Div", [largest, graph.number(127)], [f"{name}.step"])
 
 
 @dataclass(frozen=True, slots=True)
