@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "arena.h"
 #include "simd.h"
@@ -13,12 +14,14 @@ namespace edgevlm {
 namespace {
 
 constexpr std::int64_t kKeys = TileKernels::kKeys;
-constexpr std::int64_t kRows = 128;   // query rows of a KV head that share a tile
-constexpr std::int64_t kFew = 64;     // query rows of a KV head, up to which the held rows are split in spans
+constexpr std::int64_t kRows = 256;   // query rows of a KV head that share a tile, at most
+constexpr std::int64_t kFew = 128;    // query rows of a KV head, up to which keys are lanes and the held rows split in spans
 constexpr std::int64_t kSpan = 1024;  // held rows of a span
+constexpr std::int64_t kMany = 128;   // keys of a tile for more rows than kFew, which are lanes themselves
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;  // scores are powers of 2
 
-// The softmax of rows so far: out [rows, columns] is divided by weight [rows] in the end.
+// The softmax of rows so far: out, laid out as queries are, is divided by weight [rows] in the end.
 struct State {
     float *out, *highest, *weight;
 
@@ -27,11 +30,11 @@ struct State {
 };
 
 struct Slot {
-    float *query, *turned, *value, *scores, *factor;  // [kRows, D], [D, kKeys], [kKeys, columns], [kRows, kKeys], [kRows]
+    float *query, *key, *value, *scores, *factor;  // [kRows, columns], a tile's keys and values, its scores, [kRows]
 
-    Slot(BumpAllocator& memory, std::int64_t width, std::int64_t columns)
-        : query(memory.take<float>(kRows * width)), turned(memory.take<float>(width * kKeys)),
-          value(memory.take<float>(kKeys * columns)), scores(memory.take<float>(kRows * kKeys)), factor(memory.take<float>(kRows)) {}
+    Slot(BumpAllocator& memory, std::int64_t columns)
+        : query(memory.take<float>(kRows * columns)), key(memory.take<float>(kMany * columns)),
+          value(memory.take<float>(kMany * columns)), scores(memory.take<float>(kMany * kKeys)), factor(memory.take<float>(kRows)) {}
 };
 
 // Grows to the largest call of its thread, and is kept: a token needs it once a layer.
@@ -52,17 +55,21 @@ class Attention {
 public:
     explicit Attention(const AttendCall<T>& call)
         : call_(call), width_(call.key.width), columns_((width_ + simd().tiles.lanes - 1) / simd().tiles.lanes * simd().tiles.lanes),
-          heads_(call.key.heads), rows_(call.rows * call.group) {}
+          heads_(call.key.heads), rows_(call.rows * call.group), lanes_(rows_ > kFew ? simd().attention.rows : 1),
+          keys_(rows_ > kFew ? kMany : kKeys) {}
 
     void run() {
         append();
-        const std::int64_t blocks = (rows_ + kRows - 1) / kRows, most = std::min(rows_, kRows);
+        std::int64_t blocks = (rows_ + kRows - 1) / kRows;
+        for (const std::int64_t least = blocks; lanes_ > 1 && blocks < 2 * least && heads_ * blocks % call_.threads;) ++blocks;
+        const std::int64_t most = ((rows_ + blocks - 1) / blocks + lanes_ - 1) / lanes_ * lanes_;  // rows of a task
+        blocks = (rows_ + most - 1) / most;
         std::int64_t spans = 1;  // the last one is the call's own rows
         for (std::int64_t head = 0; rows_ <= kFew && head < heads_; ++head) spans = std::max(spans, 1 + (seen(head) + kSpan - 1) / kSpan);
         const std::int64_t tasks = heads_ * blocks * spans;
         const auto workers = static_cast<int>(std::min<std::int64_t>(call_.threads, tasks));
         BumpAllocator slot_sizes, state_sizes;
-        Slot(slot_sizes, width_, columns_);
+        Slot(slot_sizes, columns_);
         State(state_sizes, most, columns_);
         const std::size_t slot = slot_sizes.bytes(), state = state_sizes.bytes();
         std::byte* const memory = workspace(slot * workers + state * tasks);
@@ -72,9 +79,10 @@ public:
         };
         parallel_for(tasks, workers, [&](std::int64_t task, int worker) {
             BumpAllocator of(memory + slot * worker);
-            const std::int64_t span = task % spans, first = task / spans % blocks * kRows;
-            Part part{Slot(of, width_, columns_), state_of(task), task / (blocks * spans), first, std::min(kRows, rows_ - first)};
+            const std::int64_t span = task % spans, first = task / spans % blocks * most;
+            Part part{Slot(of, columns_), state_of(task), task / (blocks * spans), first, std::min(most, rows_ - first)};
             begin(part);
+            if (call_.frame && span + 1 == spans) see_previous(part);
             if (span + 1 < spans) return see_held(part, span * kSpan, std::min(seen(part.head), (span + 1) * kSpan));
             if (spans == 1) see_held(part, 0, seen(part.head));
             see_own(part);
@@ -100,6 +108,8 @@ private:
     }
     std::int64_t token(const Part& part, std::int64_t r) const { return (part.first + r) / call_.group; }
     std::int64_t frame_of(std::int64_t token) const { return call_.frame ? token / call_.frame * call_.frame : 0; }
+    // Where a part's row begins, whose numbers are lanes_ apart: rows lie one by one, or as [columns, lanes] of lanes_ rows.
+    std::int64_t at(std::int64_t r) const { return r / lanes_ * lanes_ * columns_ + r % lanes_; }
     std::int64_t place(std::int64_t head, std::int64_t row) const {  // of a row of query and out
         return ((row / call_.group * heads_ + head) * call_.group + row % call_.group) * width_;
     }
@@ -117,100 +127,122 @@ private:
     }
 
     void begin(const Part& part) const {
-        const float scale = 1 / std::sqrt(static_cast<float>(width_));
+        const float scale = kLog2E / std::sqrt(static_cast<float>(width_));
+        const std::int64_t all = (part.count + lanes_ - 1) / lanes_ * lanes_;
+        std::fill_n(part.slot.query, all * columns_, 0.0f);
         for (std::int64_t r = 0; r < part.count; ++r) {
             const float* const row = call_.query + place(part.head, part.first + r);
-            std::transform(row, row + width_, part.slot.query + r * width_, [=](float x) { return x * scale; });
+            for (std::int64_t d = 0; d < width_; ++d) part.slot.query[at(r) + d * lanes_] = row[d] * scale;
         }
-        std::fill_n(part.state.out, part.count * columns_, 0.0f);
-        std::fill_n(part.state.highest, part.count, std::numeric_limits<float>::lowest());  // not infinite: a row may see nothing
-        std::fill_n(part.state.weight, part.count, 0.0f);
+        std::fill_n(part.state.out, all * columns_, 0.0f);
+        std::fill_n(part.state.highest, all, std::numeric_limits<float>::lowest());  // not infinite: a row may see nothing
+        std::fill_n(part.state.weight, all, 0.0f);
+    }
+
+    // The rows of the frame before, one each: what a softmax begins with.
+    void see_previous(const Part& part) const {
+        for (std::int64_t r = 0; r < part.count; ++r) {
+            const std::int64_t own = token(part, r), held = call_.held[part.head], before = own - call_.frame;
+            const std::int64_t row = before < 0 ? call_.previous[part.head * call_.frame + own] : held + before;
+            if (row < 0) continue;
+            simd().rows<T>().load(call_.key.row(part.head, row), width_, part.slot.key);
+            simd().rows<T>().load(call_.value.row(part.head, row), width_, part.slot.value);
+            float score = call_.bias.data && row < held ? call_.bias.at(part.head, row) * kLog2E : 0;
+            for (std::int64_t d = 0; d < width_; ++d) {
+                score += part.slot.query[at(r) + d * lanes_] * part.slot.key[d];
+                part.state.out[at(r) + d * lanes_] = part.slot.value[d];
+            }
+            part.state.highest[r] = score;
+            part.state.weight[r] = 1;
+        }
     }
 
     // Held rows [first, last) of those seen.
     void see_held(const Part& part, std::int64_t first, std::int64_t last) const {
         const std::int32_t* const listed = call_.listed ? call_.listed[part.head].of(0) : nullptr;
-        for (; first < last; first += kKeys) {
-            const std::int64_t count = std::min(kKeys, last - first);
-            const T* keys[kKeys];
-            const T* values[kKeys];
-            for (std::int64_t i = 0; i < count; ++i) {
-                const std::int64_t row = listed ? listed[first + i] : first + i;
-                keys[i] = call_.key.at(part.head, row);
-                values[i] = call_.value.at(part.head, row);
-            }
-            see(part, keys, values, count, 0, part.count, [&](std::int64_t, float* scores) {
-                for (std::int64_t i = 0; call_.bias.data && i < count; ++i)
-                    scores[i] += call_.bias.at(part.head, listed ? listed[first + i] : first + i);
-                std::fill(scores + count, scores + kKeys, kUnseen);
+        for (; first < last; first += keys_) {
+            const std::int64_t count = std::min(keys_, last - first);
+            const auto row = [=](std::int64_t i) { return listed ? listed[first + i] : first + i; };
+            see(part, row, count, 0, [&](std::int64_t, std::int64_t rows, float* scores, std::int64_t across, std::int64_t along) {
+                for (std::int64_t i = 0; call_.bias.data && i < count; ++i) {
+                    const float bias = call_.bias.at(part.head, row(i)) * kLog2E;
+                    for (std::int64_t r = 0; r < rows; ++r) scores[r * across + i * along] += bias;
+                }
             });
         }
     }
 
-    // The rows of the call, each up to itself; then those of the frame before.
+    // The rows of the call, each up to itself.
     void see_own(const Part& part) const {
         const std::int64_t last = token(part, part.count - 1) + 1, held = call_.held[part.head];
-        for (std::int64_t first = frame_of(token(part, 0)) / kKeys * kKeys; first < last; first += kKeys) {
-            const std::int64_t count = std::min(kKeys, last - first);
-            const T* keys[kKeys];
-            const T* values[kKeys];
-            for (std::int64_t i = 0; i < count; ++i) {
-                keys[i] = call_.key.at(part.head, held + first + i);
-                values[i] = call_.value.at(part.head, held + first + i);
-            }
+        for (std::int64_t first = frame_of(token(part, 0)) / keys_ * keys_; first < last; first += keys_) {
+            const std::int64_t count = std::min(keys_, last - first);
             const std::int64_t from = std::max<std::int64_t>(0, first * call_.group - part.first);  // rows before see none of these
-            see(part, keys, values, count, from, part.count, [&](std::int64_t r, float* scores) {
-                const std::int64_t own = token(part, r), start = std::clamp<std::int64_t>(frame_of(own) - first, 0, kKeys);
-                std::fill(scores, scores + start, kUnseen);
-                std::fill(scores + std::min(kKeys, own + 1 - first), scores + kKeys, kUnseen);
+            const auto row = [=](std::int64_t i) { return held + first + i; };
+            see(part, row, count, from, [&](std::int64_t at, std::int64_t rows, float* scores, std::int64_t across, std::int64_t along) {
+                for (std::int64_t r = 0; r < rows; ++r) {
+                    const std::int64_t own = token(part, at + r), start = frame_of(own) - first;
+                    for (std::int64_t i = 0; i < std::min(start, count); ++i) scores[r * across + i * along] = kUnseen;
+                    for (std::int64_t i = std::max<std::int64_t>(0, own + 1 - first); i < count; ++i) scores[r * across + i * along] = kUnseen;
+                }
             });
         }
-        for (std::int64_t r = 0; call_.frame && r < part.count; ++r) see_previous(part, r);
     }
 
-    void see_previous(const Part& part, std::int64_t r) const {
-        const std::int64_t own = token(part, r), held = call_.held[part.head], before = own - call_.frame;
-        const std::int64_t row = before < 0 ? call_.previous[part.head * call_.frame + own] : held + before;
-        if (row < 0) return;
-        const T *const key = call_.key.at(part.head, row), *const value = call_.value.at(part.head, row);
-        see(part, &key, &value, 1, r, r + 1, [&](std::int64_t, float* scores) {
-            if (call_.bias.data && row < held) scores[0] += call_.bias.at(part.head, row);
-            std::fill(scores + 1, scores + kKeys, kUnseen);
-        });
-    }
-
-    // Rows [from, to) of a part meet a tile; mask(r, scores [kKeys]) changes the scores of row r.
-    template <typename Mask>
-    void see(const Part& part, const T* const* keys, const T* const* values, std::int64_t count, std::int64_t from, std::int64_t to,
-             Mask&& mask) const {
-        const auto& tiles = simd().tiles;
-        const Slot& slot = part.slot;
-        const std::int64_t ahead = call_.listed ? 0 : kKeys * call_.key.row_stride;
-        simd().rows<T>().turn(keys, call_.key.row(part.head, 0).scale, ahead, count, width_, slot.turned);
-        const float* value = slot.value;
-        std::int64_t stride = columns_;
-        if constexpr (std::is_same_v<T, float>) {
-            const std::int64_t apart = count > 1 ? values[1] - values[0] : columns_;
-            if (columns_ == width_ && values[count - 1] - values[0] == (count - 1) * apart && !call_.listed) value = values[0], stride = apart;
+    // Rows [from, ..) of a part meet a tile, the memory's rows row(0 .. count - 1); mask(r, rows, scores, across, along) changes the
+    // scores of rows [r, r + rows), which are `across` apart from row to row and `along` from key to key.
+    template <typename Place, typename Mask>
+    void see(const Part& part, Place&& row, std::int64_t count, std::int64_t from, Mask&& mask) const {
+        const T* keys[kMany];
+        const T* values[kMany];
+        for (std::int64_t i = 0; i < count; ++i) {
+            keys[i] = call_.key.at(part.head, row(i));
+            values[i] = call_.value.at(part.head, row(i));
         }
-        if (value == slot.value)
-            simd().rows<T>().load_rows(values, call_.value.row(part.head, 0).scale, ahead, count, width_, slot.value, columns_);
+        const Slot& slot = part.slot;
+        const auto [value, stride] = floats(values, call_.value.row(part.head, 0).scale, count, slot.value);
+        if (lanes_ > 1) {
+            const auto& lanes = simd().attention;
+            const auto [key, key_stride] = floats(keys, call_.key.row(part.head, 0).scale, count, slot.key);
+            for (std::int64_t r = from / lanes_ * lanes_; r < part.count; r += lanes_) {
+                lanes.scores(key, key_stride, count, slot.query + at(r), width_, slot.scores);
+                mask(r, lanes_, slot.scores, 1, lanes_);
+                lanes.soften(slot.scores, count, part.state.highest + r, part.state.weight + r, slot.factor);
+                lanes.gather(value, stride, count, slot.scores, slot.factor, width_, part.state.out + at(r));
+            }
+            return;
+        }
+        const auto& tiles = simd().tiles;
+        simd().rows<T>().turn(keys, call_.key.row(part.head, 0).scale, ahead(), count, width_, slot.key);
         const std::int64_t columns = (count + tiles.lanes - 1) / tiles.lanes * tiles.lanes;
-        for (std::int64_t r = from; r < to; r += tiles.rows) {
-            const std::int64_t rows = std::min(tiles.rows, to - r);
-            tiles.multiply(slot.query + r * width_, width_, rows, slot.turned, kKeys, width_, columns, nullptr, slot.scores, kKeys);
+        for (std::int64_t r = from; r < part.count; r += tiles.rows) {
+            const std::int64_t rows = std::min(tiles.rows, part.count - r);
+            tiles.multiply(slot.query + at(r), columns_, rows, slot.key, kKeys, width_, columns, nullptr, slot.scores, kKeys);
+            mask(r, rows, slot.scores, kKeys, 1);
             for (std::int64_t i = 0; i < rows; ++i) {
-                mask(r + i, slot.scores + i * kKeys);
+                std::fill(slot.scores + i * kKeys + count, slot.scores + (i + 1) * kKeys, kUnseen);
                 slot.factor[i] = tiles.soften(slot.scores + i * kKeys, part.state.highest + r + i, part.state.weight + r + i);
             }
-            tiles.multiply(slot.scores, kKeys, rows, value, stride, count, columns_, slot.factor, part.state.out + r * columns_, columns_);
+            tiles.multiply(slot.scores, kKeys, rows, value, stride, count, columns_, slot.factor, part.state.out + at(r), columns_);
         }
+    }
+
+    std::int64_t ahead() const { return call_.listed ? 0 : keys_ * call_.key.row_stride; }
+
+    // A tile's rows as float32 and their stride: as they lie, or converted.
+    std::pair<const float*, std::int64_t> floats(const T* const* rows, const float* scale, std::int64_t count, float* converted) const {
+        if constexpr (std::is_same_v<T, float>) {  // what many rows read is copied: that asks for the next tile
+            const std::int64_t apart = count > 1 ? rows[1] - rows[0] : columns_;
+            if (lanes_ == 1 && columns_ == width_ && !call_.listed) return {rows[0], apart};
+        }
+        simd().rows<T>().load_rows(rows, scale, ahead(), count, width_, converted, columns_);
+        return {converted, columns_};
     }
 
     void join(const State& part, const State& all) const {
         for (std::int64_t r = 0; r < rows_; ++r) {
             const float highest = std::max(part.highest[r], all.highest[r]);
-            const float ours = std::exp(all.highest[r] - highest), theirs = std::exp(part.highest[r] - highest);
+            const float ours = std::exp2(all.highest[r] - highest), theirs = std::exp2(part.highest[r] - highest);
             all.highest[r] = highest;
             all.weight[r] = all.weight[r] * ours + part.weight[r] * theirs;
             for (std::int64_t d = r * columns_; d < r * columns_ + width_; ++d) all.out[d] = all.out[d] * ours + part.out[d] * theirs;
@@ -220,13 +252,13 @@ private:
     void finish(std::int64_t head, std::int64_t first, std::int64_t count, const State& state) const {
         for (std::int64_t r = 0; r < count; ++r) {
             const float inverse = 1 / state.weight[r];
-            const float* const row = state.out + r * columns_;
-            std::transform(row, row + width_, call_.out + place(head, first + r), [=](float x) { return x * inverse; });
+            float* const row = call_.out + place(head, first + r);
+            for (std::int64_t d = 0; d < width_; ++d) row[d] = state.out[at(r) + d * lanes_] * inverse;
         }
     }
 
     const AttendCall<T>& call_;
-    std::int64_t width_, columns_, heads_, rows_;
+    std::int64_t width_, columns_, heads_, rows_, lanes_, keys_;
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ struct AttendCall {
 };
 
 // softmax(q K^T / sqrt(D) + bias) V, causal among the new rows, over what the memory holds of the rows after rounding. Keys and
-// values are read once for up to 128 query rows of a KV head; scores take 64 numbers a query row. The same bits whatever the
+// values are read once for up to 256 query rows of a KV head; no more than a tile's scores are held. The same bits whatever the
 // number of threads.
 template <typename T>
 void attend(const AttendCall<T>& call);

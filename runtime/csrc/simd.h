@@ -60,6 +60,12 @@ struct AttentionKernels {
     void (*peak)(const float* scores, std::int64_t count, float* most);                   // most[r] = max over keys
     void (*exponents)(float* scores, std::int64_t count, const float* most, float* sum);  // e^(s - most) in place; sum += e
     void (*weigh)(const float* scores, std::int64_t count, const float* weight, float* mass);  // mass[key] += e . weight
+    // A further tile of rows' running softmax, in powers of 2: most and sum become those of all tiles, scores 2^(s - most), factor
+    // what the earlier ones' weights must be multiplied by.
+    void (*soften)(float* scores, std::int64_t count, float* most, float* sum, float* factor);
+    // out [size, rows] = factor out + values [keys, size] turned x scores [keys, rows]; stride: floats from value to value.
+    void (*gather)(const float* values, std::int64_t stride, std::int64_t count, const float* scores, const float* factor,
+                   std::int64_t size, float* out);
 };
 
 // Products of small matrices and the softmax between them.
@@ -71,8 +77,7 @@ struct TileKernels {
     // a factor the rows of b that follow are asked for.
     void (*multiply)(const float* a, std::int64_t a_stride, std::int64_t rows, const float* b, std::int64_t b_stride,
                      std::int64_t depth, std::int64_t columns, const float* factor, float* c, std::int64_t c_stride);
-    // A further tile of one row's running softmax: most and sum become those of all tiles, scores [kKeys] e^(s - most); returns
-    // what the earlier ones' weights must be multiplied by.
+    // The same as AttentionKernels', of one row's scores [kKeys]; returns the factor.
     float (*soften)(float* scores, float* most, float* sum);
 };
 

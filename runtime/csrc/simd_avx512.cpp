@@ -59,7 +59,9 @@ inline Dots sums(V a, V b) {
 }
 inline float largest(V a) { return _mm512_reduce_max_ps(a.v); }
 inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-inline V pow2(V n) { return {_mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v)}; }
+inline V scaled(V a, V n) {
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(n.v), 23)))};
+}
 inline V keep_from(V a, V x, V least) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ), a.v)};
 }

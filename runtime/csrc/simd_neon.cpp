@@ -44,8 +44,8 @@ inline float sum(V a) { return vaddvq_f32(a.v); }
 inline Dots sums(V a, V b) { return {sum(a), sum(b)}; }
 inline float largest(V a) { return vmaxvq_f32(a.v); }
 inline V round(V a) { return {vrndnq_f32(a.v)}; }
-inline V pow2(V n) {
-    return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v), vdupq_n_s32(127)), 23))};
+inline V scaled(V a, V n) {
+    return {vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(a.v), vshlq_n_u32(vreinterpretq_u32_f32(n.v), 23)))};
 }
 inline V keep_from(V a, V x, V least) {
     return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a.v), vcgeq_f32(x.v, least.v)))};

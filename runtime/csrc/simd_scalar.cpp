@@ -42,13 +42,13 @@ inline float sum(V a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
 inline Dots sums(V a, V b) { return {sum(a), sum(b)}; }
 inline float largest(V a) { return std::max({a.v[0], a.v[1], a.v[2], a.v[3]}); }
 inline V round(V a) { return V::from([&](int i) { return std::nearbyint(a.v[i]); }); }
-inline V pow2(V n) {
-    return V::from([&](int i) {
-        const std::int32_t bits = (static_cast<std::int32_t>(n.v[i]) + 127) * (1 << 23);
-        float value;
-        std::memcpy(&value, &bits, sizeof value);
-        return value;
-    });
+inline V scaled(V a, V n) {
+    std::uint32_t from[V::W], by[V::W];
+    std::memcpy(from, a.v, sizeof from);
+    std::memcpy(by, n.v, sizeof by);
+    for (int i = 0; i < V::W; ++i) from[i] += by[i] << 23;
+    std::memcpy(a.v, from, sizeof from);
+    return a;
 }
 inline V keep_from(V a, V x, V least) { return V::from([&](int i) { return x.v[i] >= least.v[i] ? a.v[i] : 0.0f; }); }
 
