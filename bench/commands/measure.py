@@ -39,6 +39,7 @@ class MeasureOptions:
     clips: Annotated[list[str] | None, option("NAME|FILE,...", "Watch street, room, moving, or recordings.")] = None
     questions: Annotated[int | None, option("N", "Ask this many questions at each mark.", min=1)] = None
     against: Annotated[list[str] | None, option("NAME,...", "Compare with llama.cpp, openvino, transformers.")] = None
+    theirs: Annotated[str | None, option("fp32|bf16", "Run transformers in this precision.")] = None
     held: Annotated[str | None, option("N,...", "Fill the KV cache with this many tokens.")] = None
     tokens_per_frame: Annotated[int | None, option("N", "Set a frame's tokens.", min=1)] = None
     precisions: Annotated[list[str] | None, option("NAME,...", "Measure these weight precisions.")] = None
@@ -105,7 +106,7 @@ compression = command(
 stream = command(
     "stream",
     {"growth": "stream.growth:growth", "against": "stream.against:against", "changed": "stream.changed:changed"},
-    "model policy budget frames chunk questions append encode clips precisions layers threads",
+    "model policy budget frames chunk questions append encode clips precisions theirs layers threads",
     """Watch a stream grow: frames a second, memory, answers, energy.
 
     growth compares policies, full KV included, each in a process of its own. against runs transformers with infinipot-v in

@@ -29,7 +29,8 @@ from edgevlm.runtime.settings import ALL
 OURS, OTHER = "edgevlm", "transformers"
 POLICY = "infinipot-v"
 BUDGET = 8  # frames, unless one is given
-VISION = {"fp32": "fp32", "fp16": "fp32"}  # the tower's precision beside the decoder's; int8 beside integers
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+VISION = {"fp32": "fp32", "fp16": "fp32", "bf16": "bf16"}  # the tower's precision beside the decoder's; int8 beside integers
 
 
 @dataclass(slots=True)
@@ -65,17 +66,20 @@ def against(
     frames: int = 24,
     chunk: int = 4,
     precisions: Sequence[str] = ("fp32", "int8", "int4"),
+    theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lines of each precision and of transformers in float32, then how many times theirs our frames and tokens a second are.
+    """Lines of each precision and of transformers in ``theirs`` (fp32 or bf16), then how many times theirs our frames and tokens a second are.
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of its 0.5B shape with random weights. All runtimes are loaded at
     once and take turns, chunk by chunk; frames are prepared once for all, outside of what is timed. Raises UserError for a
-    checkpoint of another family, and for less than three chunks: one is cold, and a median wants two.
+    checkpoint of another family, another ``theirs``, and for less than three chunks: one is cold, and a median wants two.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:
         raise UserError(f"--frames {frames}: give three chunks of {chunk} or more; the first is not counted")
+    if theirs not in DTYPES:
+        raise UserError(f"--theirs {theirs}: there is {', '.join(DTYPES)}")
     torch.set_num_threads(threads)
     with ExitStack() as stack:
         folder, temporary = stack.enter_context(open_checkpoint(model, None))
@@ -94,21 +98,21 @@ def against(
             sessions[precision] = stack.enter_context(session)
         show(f"{OTHER}: loading {folder.name}")
         first = next(iter(sessions.values()))
-        sides = _turns(sessions, baseline_of(load(folder, "sdpa"), first), count, chunk)
+        sides = _turns(sessions, baseline_of(load(folder, "sdpa", DTYPES[theirs]), first), theirs, count, chunk)
         place = {
             "bench": "stream-against", "model": ConfigOnly(folder).name, "policy": POLICY, "budget": first.budget,
             "chunk": chunk, "frames": count * chunk, "threads": threads,
         }  # fmt: skip
-    theirs = sides[OTHER, "fp32"]
+    other = sides[OTHER, theirs]
     for (runtime, precision), side in sides.items():
         named = {"runtime": runtime, "precision": precision, "vision_precision": VISION.get(precision, "int8")}
         yield {**place, **named, **side.line((count - 1) * chunk)}
     for (runtime, precision), side in sides.items():
         if runtime == OURS:
-            pairs = zip(side.tpot_ms[1:], theirs.tpot_ms[1:], strict=True)
+            pairs = zip(side.tpot_ms[1:], other.tpot_ms[1:], strict=True)
             yield {
                 **place, "runtime": OURS, "precision": precision, "vision_precision": VISION.get(precision, "int8"),
-                "against": OTHER, **ratio(theirs.frames[1:], side.frames[1:], "fps_ratio"),
+                "against": OTHER, **ratio(other.frames[1:], side.frames[1:], "fps_ratio"),
                 **spread((their / our for our, their in pairs if our and their), "tokens_ratio", "tokens_low", "tokens_high"),
             }  # fmt: skip
 
@@ -120,7 +124,9 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 
-def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> dict[tuple[str, str], Side]:
+def _turns(
+    sessions: dict[str, Session], baseline: TorchBaseline, precision: str, chunks: int, size: int
+) -> dict[tuple[str, str], Side]:
     """All watch a chunk, then all are asked, chunk by chunk; by runtime and precision."""
     ours = {(OURS, precision): (session, Side()) for precision, session in sessions.items()}
     theirs, world = Side(), World(0)
@@ -143,4 +149,4 @@ def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, s
         _, ttft_ms, tpot_ms = baseline.ask(ids, most)
         theirs.ttft_ms.append(ttft_ms)
         theirs.tpot_ms.append(tpot_ms)
-    return {**{key: side for key, (_, side) in ours.items()}, (OTHER, "fp32"): theirs}
+    return {**{key: side for key, (_, side) in ours.items()}, (OTHER, precision): theirs}

@@ -2,7 +2,7 @@
 
 A chunk of frames is encoded and appended to a DynamicCache; before more than the budget would be held, TaR and value norms
 choose what stays (arXiv 2506.15745, Alg. 1, as ``tests/parity`` has it: the i-th oldest token stands for patch
-``i % p``, keys are compared rotated), and the rest is gathered into new tensors. Batch 1, float32.
+``i % p``, keys are compared rotated), and the rest is gathered into new tensors. Batch 1.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 ALPHA, TARGET, RECENT = 0.5, 0.75, 0.25
 
 
-def load(checkpoint: Path, attention: str) -> Any:
-    """A LLaVA-OneVision checkpoint as transformers runs it, float32. attention: ``eager`` or ``sdpa``."""
+def load(checkpoint: Path, attention: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A LLaVA-OneVision checkpoint as transformers runs it. attention: ``eager`` or ``sdpa``."""
     kind = transformers.LlavaOnevisionForConditionalGeneration
-    return kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation=attention, local_files_only=True).eval()
+    return kind.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention, local_files_only=True).eval()
 
 
 class TorchBaseline:
@@ -44,7 +44,7 @@ class TorchBaseline:
     def watch(self, pixels: Tensor) -> None:
         """Take in frames ``[F, 3, H, W]``, normalised."""
         begun = time.perf_counter()
-        features = self._model.model.get_video_features(pixels[None], return_dict=True).pooler_output[0, :-1]
+        features = self._model.model.get_video_features(pixels[None].to(self._model.dtype), return_dict=True).pooler_output[0, :-1]
         self.parts_ms["vision_ms"] += 1e3 * (time.perf_counter() - begun)
         step = (self._budget - target_of(self._budget, self._per_frame)) // self._per_frame
         while len(features):

@@ -114,10 +114,10 @@ TYPED = ["stream", "against", "--frames", 13, "--chunk", 4, "--budget", 256, "--
 
 def test_the_command(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
-    done = bench(*TYPED, "--model", tiny, "--precisions", "fp32,int8", "--json")
+    done = bench(*TYPED, "--model", tiny, "--precisions", "fp32,int8", "--theirs", "bf16", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["runtime"], line["precision"], line["vision_precision"]) for line in lines] == [
-        (OURS, "fp32", "fp32"), (OURS, "int8", "int8"), (OTHER, "fp32", "fp32"), (OURS, "fp32", "fp32"), (OURS, "int8", "int8"),
+        (OURS, "fp32", "fp32"), (OURS, "int8", "int8"), (OTHER, "bf16", "bf16"), (OURS, "fp32", "fp32"), (OURS, "int8", "int8"),
     ]  # fmt: skip
     for line in lines:
         assert (line["bench"], line["policy"], line["frames"], line["budget"]) == ("stream-against", POLICY, 12, 256)
