@@ -29,6 +29,8 @@ class Part:
         self.codes = [rng.integers(-128, 128, size).astype(np.int8) for size in sizes]
         self.scales = [rng.uniform(-0.01, 0.01, size[1]).astype(np.float32) for size in sizes]
         self.biases = [rng.standard_normal(size[1]).astype(np.float32) if whole else None for size in sizes]
+        if whole:
+            self.biases[1][:inner:5] -= 200  # gates that are as good as shut: e^200 is no float
         self.gains = [rng.uniform(0.5, 2, n).astype(np.float32) if whole else None for n in (hidden, hidden, width, width)]
         self.heads, self.width, self.block = heads, width, block
         made = (rng.standard_normal(n).astype(np.float32) for n in (queries, hidden, width // 2, width // 2))
