@@ -69,11 +69,12 @@ def against(
     theirs: str = "fp32",
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lines of each precision and of transformers in ``theirs`` (fp32 or bf16), then how many times theirs our frames and tokens a second are.
+    """Lines of each precision and of transformers in ``theirs``, then how many times theirs our frames and tokens a second are.
 
     ``model``: a LLaVA-OneVision checkpoint, by default one of its 0.5B shape with random weights. All runtimes are loaded at
     once and take turns, chunk by chunk; frames are prepared once for all, outside of what is timed. Raises UserError for a
-    checkpoint of another family, another ``theirs``, and for less than three chunks: one is cold, and a median wants two.
+    checkpoint of another family, for ``theirs`` other than fp32 and bf16, and for less than three chunks: one is cold, and a
+    median wants two.
     """
     count, threads = frames // chunk, threads or default_threads()
     if count < 3:
@@ -98,23 +99,21 @@ def against(
             sessions[precision] = stack.enter_context(session)
         show(f"{OTHER}: loading {folder.name}")
         first = next(iter(sessions.values()))
-        sides = _turns(sessions, baseline_of(load(folder, "sdpa", DTYPES[theirs]), first), theirs, count, chunk)
+        *ours, other = _turns(sessions, baseline_of(load(folder, "sdpa", DTYPES[theirs]), first), count, chunk)
         place = {
             "bench": "stream-against", "model": ConfigOnly(folder).name, "policy": POLICY, "budget": first.budget,
             "chunk": chunk, "frames": count * chunk, "threads": threads,
         }  # fmt: skip
-    other = sides[OTHER, theirs]
-    for (runtime, precision), side in sides.items():
-        named = {"runtime": runtime, "precision": precision, "vision_precision": VISION.get(precision, "int8")}
-        yield {**place, **named, **side.line((count - 1) * chunk)}
-    for (runtime, precision), side in sides.items():
-        if runtime == OURS:
-            pairs = zip(side.tpot_ms[1:], other.tpot_ms[1:], strict=True)
-            yield {
-                **place, "runtime": OURS, "precision": precision, "vision_precision": VISION.get(precision, "int8"),
-                "against": OTHER, **ratio(other.frames[1:], side.frames[1:], "fps_ratio"),
-                **spread((their / our for our, their in pairs if our and their), "tokens_ratio", "tokens_low", "tokens_high"),
-            }  # fmt: skip
+    named = [
+        {**place, "runtime": runtime, "precision": precision, "vision_precision": VISION.get(precision, "int8")}
+        for runtime, precision in [*((OURS, precision) for precision in sessions), (OTHER, theirs)]
+    ]
+    for line, side in zip(named, [*ours, other], strict=True):
+        yield {**line, **side.line((count - 1) * chunk)}
+    for line, side in zip(named, ours, strict=False):
+        pairs = zip(side.tpot_ms[1:], other.tpot_ms[1:], strict=True)
+        rates = spread((their / our for our, their in pairs if our and their), "tokens_ratio", "tokens_low", "tokens_high")
+        yield {**line, "against": OTHER, **ratio(other.frames[1:], side.frames[1:], "fps_ratio"), **rates}
 
 
 def baseline_of(model: Any, session: Session) -> TorchBaseline:
@@ -124,11 +123,9 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 
-def _turns(
-    sessions: dict[str, Session], baseline: TorchBaseline, precision: str, chunks: int, size: int
-) -> dict[tuple[str, str], Side]:
-    """All watch a chunk, then all are asked, chunk by chunk; by runtime and precision."""
-    ours = {(OURS, precision): (session, Side()) for precision, session in sessions.items()}
+def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
+    """All watch a chunk, then all are asked, chunk by chunk; the baseline is the last."""
+    ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))
     ids, most = first._memory.conversations.prompt(None, QUESTION), min(ANSWER_TOKENS, first.text_budget.answer)
@@ -136,12 +133,12 @@ def _turns(
         show(f"chunk {number + 1} of {chunks}")
         pixels = [first.prepare(world.step()) for _ in range(size)]
         tensor = torch.from_numpy(np.stack([frame.values for frame in pixels]))
-        for session, side in ours.values():
+        for session, side in ours:
             side.frames.append(time_job(watching(session, pixels)))
             side.parts.append(parts_ms(session))
         theirs.frames.append(time_job(Job(partial(baseline.watch, tensor), size)))
         theirs.parts.append(dict(baseline.parts_ms))
-        for session, side in ours.values():
+        for session, side in ours:
             answer = session.ask(QUESTION, max_tokens=most)
             answer.wait()
             side.ttft_ms.append(answer.ttft_ms)
@@ -149,4 +146,4 @@ def _turns(
         _, ttft_ms, tpot_ms = baseline.ask(ids, most)
         theirs.ttft_ms.append(ttft_ms)
         theirs.tpot_ms.append(tpot_ms)
-    return {**{key: side for key, (_, side) in ours.items()}, (OTHER, precision): theirs}
+    return [*(side for _, side in ours), theirs]

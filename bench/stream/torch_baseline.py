@@ -44,7 +44,8 @@ class TorchBaseline:
     def watch(self, pixels: Tensor) -> None:
         """Take in frames ``[F, 3, H, W]``, normalised."""
         begun = time.perf_counter()
-        features = self._model.model.get_video_features(pixels[None].to(self._model.dtype), return_dict=True).pooler_output[0, :-1]
+        video = pixels[None].to(self._model.dtype)
+        features = self._model.model.get_video_features(video, return_dict=True).pooler_output[0, :-1]
         self.parts_ms["vision_ms"] += 1e3 * (time.perf_counter() - begun)
         step = (self._budget - target_of(self._budget, self._per_frame)) // self._per_frame
         while len(features):
