@@ -169,12 +169,12 @@ def _held(line: Line) -> str:
     return f"{line['cache_mb']:.2f}" if "cache_mb" in line else "-"
 
 
-def against(lines: Sequence[Line], theirs: str = "fp32") -> Table:
-    """A stream beside transformers in ``theirs``; the last line of each runtime and precision counts."""
+def against(lines: Sequence[Line]) -> Table:
+    """A stream beside transformers in float32; the last line of each runtime and precision counts."""
     own = [line for line in lines if line.get("bench") == "stream-against"]
     timed = {(line["runtime"], line["precision"]): line for line in own if "fps_ratio" not in line}
     ratios = {(line["runtime"], line["precision"]): line for line in own if "fps_ratio" in line}
-    rows, known = [], timed if (TRANSFORMERS, theirs) in timed else {}
+    rows, known = [], timed if (TRANSFORMERS, "fp32") in timed else {}
     for place, line in sorted(known.items(), key=lambda pair: pair[0][0] != OURS):
         pair = ratios.get(place, {"fps_ratio": 1, "cpu_ratio": 1, "tokens_ratio": 1})
         frames, cpu, tokens = (
@@ -344,7 +344,6 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "longstream": longstream,
     "stream": stream,
     "stream-against": against,
-    "stream-against-bf16": partial(against, theirs="bf16"),
     "stream-against-short": against_short,
     "stream-changed": partial(stream_changed, way="changed"),
     "stream-changed-auto": partial(stream_changed, way="auto"),
