@@ -14,7 +14,7 @@ import typer
 
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
-from edgevlm.errors import NoThreads, UserError, reason
+from edgevlm.errors import NoThreads, UserError, is_fault, reason
 from edgevlm.progress import guard_streams, plain, silence
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
@@ -117,6 +117,10 @@ def main() -> None:
         _fail(str(NoThreads()))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_fault(error):
+            raise
+        _fail(str(UserError(f"a library has failed ({error}); EDGEVLM_DEBUG=1 shows where")))
     sys.exit(code if isinstance(code, int) else 0)
 
 

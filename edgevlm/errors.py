@@ -27,6 +27,11 @@ class UserError(Exception):
         super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} .. {line[-_LONGEST // 2 :]}")
 
 
+def is_fault(error: BaseException) -> bool:
+    """Return whether a library raised it: an exception, or a panic of Rust, which pyo3 derives from BaseException."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class NoThreads(UserError):
     """The system does not allow this process another thread."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, is_fault
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Family
 from edgevlm.runtime.sandbox import try_tokenizer
@@ -39,7 +39,9 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
     try:
         try_tokenizer(file)
         tokenizer = _rebuilt(kind, text, settings) if kind else Tokenizer.from_str(text)
-    except Exception as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         raise UserError(f"{file}: cannot be read ({error}); save the tokenizer again") from None
     padding = tokenizer.padding or {}
     tokenizer.no_truncation()

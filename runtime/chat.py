@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, is_fault
 from edgevlm.runtime.bundle import ChatSpec
 from edgevlm.runtime.sandbox import render
 
@@ -198,14 +198,19 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
     """Encode ``text`` to token ids. special: with what the tokenizer's post-processor adds.
 
-    Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
+    Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become; and for text on which
+    the tokenizer fails.
     """
     try:
         text.encode()
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
     except UnicodeEncodeError as error:
         raise UserError(f"the text holds {text[error.start]!a}, which is not valid Unicode; send UTF-8") from None
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-    return ids
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise UserError(f"the tokenizer does not read this text ({error}); ask otherwise, or export the model again") from None
 
 
 def _text(text: str) -> dict[str, str]:

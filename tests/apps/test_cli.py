@@ -95,14 +95,21 @@ def test_version_and_help_load_neither_numpy_nor_any_bench(arguments):
     assert heavy == []
 
 
-def test_too_little_memory_is_one_line(monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (MemoryError("std::bad_alloc"), "there is not enough memory; end other programs"),
+        (type("PanicException", (BaseException,), {})("range end\nindex"), "a library has failed (range end index)"),
+    ],
+)
+def test_too_little_memory_and_a_panic_are_one_line(monkeypatch, raised, line):
     def fails(*_, **__):
-        raise MemoryError("std::bad_alloc")
+        raise raised
 
     monkeypatch.setattr("edgevlm.runtime.stream.Stream.append_frames", fails)
     done = edgevlm("run", "--frames", "9")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("edgevlm: there is not enough memory; end other programs")
+    assert done.stderr.splitlines()[-1].startswith(f"edgevlm: {line}")
 
 
 @pytest.mark.parametrize(("command", "lines"), [([], 40), (["run"], 60)])

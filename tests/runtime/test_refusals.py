@@ -10,9 +10,12 @@ from random import Random
 import numpy as np
 import pytest
 from pictures import frames
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import MANIFEST, seal_manifest
+from edgevlm.runtime.chat import encode
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextBudget
 
@@ -144,3 +147,5 @@ def test_a_tokenizer_that_panics_or_takes_gigabytes_is_one_line(model, tmp_path)
     with pytest.raises(BundleError, match=r"tokenizer\.json: cannot be read \('range end index") as panic:
         Model.load(spoiled(model, tmp_path / "panics", tokenizer(type="BPE", vocab={"a": 0, "b": 1}, merges=[["a", "b"]])))
     assert "\n" not in str(panic.value)
+    with pytest.raises(UserError, match=r"does not read this text \(WordLevel error: Missing \[UNK\]"):
+        encode(Tokenizer(WordLevel({"a": 0}, unk_token="?")), "b")
