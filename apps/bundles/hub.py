@@ -24,6 +24,7 @@ from edgevlm.runtime.files import atomic_write, look
 TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # after an attempt: the first where it brought a byte, else the next, to the last
 ATTEMPTS = 64  # at one file
+SLOW_S, SLOW_BYTES = 300.0, 300_000  # in any such time as many new bytes of a file have to come: a kilobyte a second
 MB = 1_000_000
 CONFIG = "config.json"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at import: else the library fetches a list of AI agents first
@@ -204,13 +205,15 @@ class Repository:
 def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -> None:
     """Append to ``part`` what it lacks of a file; attempts continue while any brings a byte, up to ATTEMPTS.
 
-    Each is followed by a pause, also where the server ends its answer early. Raises HTTPError.
+    Each is followed by a pause, also where the server ends its answer early. All end where bytes come too slowly: a server
+    that begins again has brought none. Raises HTTPError.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     failures, headers = 0, build_hf_headers(library_name="edgevlm") | {"Accept-Encoding": "identity"}
     with part.open("ab") as stream:
+        enough, end = stream.tell() + SLOW_BYTES, time.monotonic() + SLOW_S
         for attempt in range(1, ATTEMPTS + 1):
             tell(begin := stream.tell())
             if begin >= file.bytes:
@@ -228,10 +231,16 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
                         tell(stream.tell())
                         if stream.tell() > file.bytes:
                             return
+                        if stream.tell() >= enough:
+                            enough, end = stream.tell() + SLOW_BYTES, time.monotonic() + SLOW_S
+                        if time.monotonic() > end:
+                            break
             except HTTPError as error:
                 problem = error
             if stream.tell() >= file.bytes:
                 return
+            if time.monotonic() > end:
+                raise HTTPError(f"less than {SLOW_BYTES // 1000} kB came in {SLOW_S:g} s")
             failures = 0 if stream.tell() > begin else failures + 1
             refused = isinstance(problem, HfHubHTTPError) and problem.response.status_code < 500
             if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:

@@ -85,6 +85,8 @@ class NodeAgent(Hooks):
 
     def start(self) -> None:
         """Begin. The service is open, without cameras."""
+        if self._local.is_symlink():
+            self._local.unlink()
         shutil.rmtree(self._local, ignore_errors=True)  # of an earlier process
         for thread in self._threads:
             thread.start()

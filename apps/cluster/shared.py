@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import suppress
 from dataclasses import asdict
@@ -46,7 +47,7 @@ class Shared:
         """Write a small file in one step."""
         self._make_folder(name.rpartition("/")[0])
         if isinstance(self._storage, Folder):
-            with self._storage.create(self._storage.root / name) as stream:
+            with self._storage.create(Path(self._path(name))) as stream:
                 stream.write(content)
         else:
             with as_os_error():
@@ -86,13 +87,19 @@ class Shared:
 
     def _make_folder(self, name: str) -> None:
         if isinstance(self._storage, Folder):
-            private_folder(self._storage.root / name)
+            private_folder(Path(self._path(name)))
         else:
             with as_os_error():
                 self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        return str(self._storage.root / name)
+        """Return a file's path. Raises OSError where a folder on the way to it is a link: it may lead to files of others."""
+        path = self._storage.root / name
+        if isinstance(path, Path):
+            for each in [path, *path.parents][: len(Path(name).parts)]:
+                if each.is_symlink():
+                    raise OSError(errno.ELOOP, "is a link", str(each))
+        return str(path)
 
 
 class MovingEvents:

@@ -451,7 +451,7 @@ class Service:
     def _open(
         self, name: str, settings: CameraSettings, folder: Path | None, hosts: AllowedHosts | None, paused: bool
     ) -> CameraStream:
-        if folder is not None and folder.is_symlink():
+        if folder is not None and (folder.is_symlink() or (folder.parent != self.state and folder.parent.is_symlink())):
             raise UserError(f"{folder}: is a link, and what it leads to is not ours to clean up; put a folder there")
         options = stream_options(replace(self._options, hosts=hosts), settings)
         if comes_to_an_end(settings.address(), None) and (self.hooks.camera_folder(self, name) / MARK).exists():

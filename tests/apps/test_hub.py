@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -200,6 +201,20 @@ def test_a_hub_that_sends_other_short_files_is_asked_a_few_times_with_pauses(wor
         assert asked <= hub.ATTEMPTS
         assert len(pauses) == asked - 1
         assert min(pauses) >= 1
+
+
+def test_a_hub_that_sends_a_byte_now_and_then_is_given_up(world, monkeypatch):
+    """Whether in one answer or in many. The clock is the test's own: two minutes pass at each look."""
+    monkeypatch.setattr(hub, "time", SimpleNamespace(monotonic=count(step=120.0).__next__, sleep=lambda _: None))
+    for cuts in ([1] * 1000, []):
+        world.hub.cuts[:] = cuts
+        world.hub.requests.clear()
+        with pytest.raises(HubError, match=r"less than \d+ kB came in 300 s"):
+            fetch.resolve_checkpoint(NAME, quiet, quiet)
+        assert world.hub.fetched().count("model.safetensors") < 4
+        monkeypatch.setattr(hub, "SLOW_BYTES", 1 << 30)
+        for part in world.cache.glob("**/*.part"):
+            part.unlink()
 
 
 def test_the_disk_is_looked_at_before(world, monkeypatch):

@@ -15,6 +15,7 @@ from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
 from edgevlm.apps.cluster.head import Head
 from edgevlm.apps.cluster.shared import Shared
 from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
 
@@ -184,6 +185,35 @@ def test_a_copy_that_was_cut_short_is_not_gone_on_from(tmp_path, kind):
     for epoch in (1, 2):
         shared.delete("one", epoch)
     assert shared.epochs("one", unfinished=True) == [3]
+
+
+def test_links_among_what_nodes_share_and_keep_are_not_followed(tmp_path):
+    pytest.importorskip("fsspec", reason="the extra [s3] is not installed")
+    mine, shared = tmp_path / "mine", Shared(str(tmp_path / "shared"))
+    for name in ("epoch-1/1.snapshot", "one/1.snapshot"):
+        (mine / name).parent.mkdir(parents=True)
+        (mine / name).write_text("mine")
+    before = sorted(mine.rglob("*"))
+    shared.begin("two", 1, None)
+    (tmp_path / "shared" / "one").symlink_to(mine)
+    (tmp_path / "shared" / "two" / "epoch-2").symlink_to(mine / "epoch-1")
+    for camera, epoch in (("one", 2), ("two", 2)):
+        with pytest.raises(OSError, match="is a link"):
+            shared.begin(camera, epoch, None)
+        with pytest.raises(OSError, match="is a link"):
+            shared.write(f"{camera}/epoch-{epoch}/events.json", b"x")
+    for camera, epoch in (("one", 1), ("two", 2)):
+        shared.delete(camera, epoch)
+    service = Service(ServeConfig(state=str(tmp_path / "state")), print)
+    service.state.mkdir()
+    (service.state / "pictures").symlink_to(mine)
+    agent = NodeAgent(service, Mock(side_effect=UserError("away")), "a", "", shared, 0, print)
+    agent.start()
+    agent._close("one")
+    agent.close()
+    service.close()
+    assert sorted(mine.rglob("*")) == before
+    assert {path.read_text() for path in before if path.is_file()} == {"mine"}
 
 
 def test_what_was_switched_and_paused_over_http_stays_so_where_the_camera_moves(cluster):
