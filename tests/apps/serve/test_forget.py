@@ -1,13 +1,21 @@
 """``edgevlm forget``: on a running server, and in the folder that it leaves."""
 
 import json
+import shutil
 import time
+from contextlib import closing, suppress
 
+import numpy as np
 import pytest
 from served import Served, eventually, serving
 from typer.testing import CliRunner
 
 from edgevlm.apps.forget import MARK
+from edgevlm.apps.journal import Line
+from edgevlm.apps.run.clock import Span
+from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -96,6 +104,90 @@ def test_a_recording_that_was_forgotten_is_watched_again_only_when_it_is_asked_f
     forget("--all", "--yes", "--state", state)
     with serving(tmp_path / "three", config) as server:
         paused(server)
+
+
+WORDS = b"a purple elephant"
+BESIDE = (  # that other versions, crashes and damage leave
+    "00000009.snapshot", "00000009.other", "x.unfinished", "thumbnails.damaged.sqlite", "thumbnails.damaged.sqlite-wal",
+    "store.bin.1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory):
+    """A state folder with all that is kept, in which WORDS and a picture are planted; the picture's thumbnail."""
+    folder = tmp_path_factory.mktemp("used")
+    state, shown = folder / "state", folder / "shown"
+    shown.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    for number in range(20):
+        (shown / f"{number:02}.ppm").write_bytes(b"P6 64 64 255\n" + noise.tobytes())
+    config = ServeConfig(
+        state=str(state), state_every=0.2, fps=8, journal={"every": 525_600},
+        cameras={"clip": {"source": str(shown)}, "demo": {"source": "demo", "policy": "rekv", "budget": 64}},
+    )  # fmt: skip
+    with closing(Service(config, print)) as service:
+        service.open()
+        eventually(lambda: all(each.session.stats.frames > 8 for each in service.streams.values()))
+        stream = service.stream("clip")
+        jpeg = eventually(lambda: next(filter(None, map(stream.observer.thumbnails.jpeg, range(20))), None))
+        now = time.time()
+        for camera in service.streams:
+            service.journal.add(Line(camera, now, WORDS.decode(), [{"text": WORDS.decode()}]))
+            event = WatchEvent(camera, WORDS.decode(), "open", now, 0.9, now, [{"frame": 1}], WORDS.decode())
+            service.delivery.record(event, [jpeg])
+        eventually(lambda: all(list(state.glob(f"{each}/*.snapshot")) for each in service.streams))
+    for camera in ("clip", "demo"):
+        for name in BESIDE:
+            (state / camera / name).write_bytes(WORDS)
+            (state / camera / name).chmod(0o600)
+    for name in ("events.damaged.sqlite", "journal.damaged.sqlite", "journal.damaged.sqlite-wal"):
+        (state / name).write_bytes(WORDS)
+        (state / name).chmod(0o600)
+    return state, jpeg
+
+
+def test_what_a_used_state_folder_holds_is_its_users_alone(used):
+    written = [used[0], *used[0].rglob("*")]
+    assert {path.name for path in written} >= {"store.bin", "thumbnails.sqlite", "events.sqlite", "journal.sqlite", "lock"}
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written if path.stat().st_mode & 0o077} == {}
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o600, 0o700}
+
+
+@pytest.mark.parametrize("by", ["folder", "server"])
+def test_no_place_of_the_state_folder_keeps_what_is_forgotten(tmp_path, used, by):
+    state, marks = tmp_path / "kept", [WORDS, *(used[1][at : at + 64] for at in range(700, len(used[1]) - 64, 64))]
+    shutil.copytree(used[0], state)
+    assert sum(holds(state, marks)) > len(marks) / 2  # others lie across two pages of a database
+    if by == "folder":
+        forget("--all", "--yes", "--state", state)
+    else:
+        with closing(Service(ServeConfig(state=str(state), cameras={"demo": {"source": "demo"}}), print)) as service:
+            service.open()
+            service.forget(None, Span())
+    assert not any(holds(state, marks))
+
+
+def test_a_link_in_place_of_any_file_of_the_state_folder_is_not_followed(tmp_path, used):
+    places = sorted(path.relative_to(used[0]) for path in used[0].rglob("*") if path.is_file() and "demo" not in path.parts)
+    places += [
+        place.with_name(f"{place.name}-{each}") for place in places if place.suffix == ".sqlite" for each in ("wal", "shm")
+    ]
+    for number, place in enumerate(dict.fromkeys(places)):
+        state, mine = tmp_path / f"{number}", tmp_path / f"{number}.mine"
+        shutil.copytree(used[0], state)
+        mine.write_text("mine")
+        (state / place).unlink(missing_ok=True)
+        (state / place).symlink_to(mine)
+        config = ServeConfig(
+            state=str(state), journal={"every": 525_600}, cameras={"clip": {"source": str(used[0].parent / "shown")}}
+        )
+        with closing(Service(config, print)) as service, suppress(UserError):
+            service.open()
+            service.forget(None, Span())
+        with suppress(UserError):
+            forget("--all", "--yes", "--state", state)
+        assert mine.read_text() == "mine", place
 
 
 def test_links_in_the_state_folder_are_not_followed(tmp_path):
