@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgevlm.export.checkpoint import Checkpoint
     from edgevlm.export.families import Family, FamilyParts
     from edgevlm.export.precisions import Layout, Layouts, Precision
+    from edgevlm.export.precisions.layouts import Blocks
     from edgevlm.export.vision import Tower
     from edgevlm.export.vision.layers import VisionGraph
     from edgevlm.runtime.engine import Decoder, Engine, KVBuffer, StepResult
@@ -24,17 +25,18 @@ if TYPE_CHECKING:
     from edgevlm.runtime.policies.attention import QueryWindow
 
 _HOMES = {
-    "Appended": "runtime.policies", "Backbone": "export.backbones", "Checkpoint": "export.checkpoint",
-    "Decoder": "runtime.engine", "Engine": "runtime.engine", "Family": "export.families", "FamilyParts": "export.families",
-    "Frame": "apps.sources", "KVBuffer": "runtime.engine", "Layer": "runtime.policies", "Layout": "export.precisions",
-    "Layouts": "export.precisions", "Needs": "runtime.policies", "OnnxRuntimeCpu": "engines.onnxruntime_cpu",
-    "Policy": "runtime.policies", "Precision": "export.precisions", "QueryWindow": "runtime.policies.attention",
-    "Sink": "apps.watches.sinks", "Source": "apps.sources", "SourceOptions": "apps.sources", "StepResult": "runtime.engine",
-    "StreamShape": "runtime.policies", "Tower": "export.vision", "VisionGraph": "export.vision.layers",
-    "WatchEvent": "apps.watches.events", "setting": "runtime.policies",
+    "Appended": "runtime.policies", "Backbone": "export.backbones", "Blocks": "export.precisions.layouts",
+    "Checkpoint": "export.checkpoint", "Decoder": "runtime.engine", "Engine": "runtime.engine", "Family": "export.families",
+    "FamilyParts": "export.families", "Frame": "apps.sources", "KVBuffer": "runtime.engine", "Layer": "runtime.policies",
+    "Layout": "export.precisions", "Layouts": "export.precisions", "Needs": "runtime.policies",
+    "OnnxRuntimeCpu": "engines.onnxruntime_cpu", "Policy": "runtime.policies", "Precision": "export.precisions",
+    "QueryWindow": "runtime.policies.attention", "Sink": "apps.watches.sinks", "Source": "apps.sources",
+    "SourceOptions": "apps.sources", "StepResult": "runtime.engine", "StreamShape": "runtime.policies",
+    "Tower": "export.vision", "VisionGraph": "export.vision.layers", "WatchEvent": "apps.watches.events",
+    "setting": "runtime.policies",
 }  # fmt: skip
 __all__ = [
-    "Appended", "Backbone", "Checkpoint", "Decoder", "Engine", "Family", "FamilyParts", "Frame", "KVBuffer", "Layer",
+    "Appended", "Backbone", "Blocks", "Checkpoint", "Decoder", "Engine", "Family", "FamilyParts", "Frame", "KVBuffer", "Layer",
     "Layout", "Layouts", "Needs", "OnnxRuntimeCpu", "Policy", "Precision", "QueryWindow", "Sink", "Source", "SourceOptions",
     "StepResult", "StreamShape", "Tower", "VisionGraph", "WatchEvent", "setting",
 ]  # fmt: skip

@@ -4,8 +4,7 @@
 int8-wide = "my_package.my_precision:WIDE"
 """
 
-from edgevlm.export.precisions import Layouts, Precision
-from edgevlm.export.precisions.layouts import Blocks
+from edgevlm.extend import Blocks, Layouts, Precision
 
 # 8 bits with a scale for each 64 weights; embedding and head as int8 has them. A Layout of your own stores and multiplies.
 WIDE = Precision(onnxruntime=Layouts(Blocks(8, size=64), Blocks(8)), tensorrt=None)

@@ -1,6 +1,8 @@
 """A sink of your own: `kind = "./examples/my_sink.py:LogFile"` in a table [[sinks]] of edgevlm.toml."""
 
-from edgevlm.apps.watches.sinks import Sink
+from collections.abc import Sequence
+
+from edgevlm.extend import Sink, WatchEvent
 
 
 class LogFile(Sink):
@@ -9,7 +11,7 @@ class LogFile(Sink):
     def __init__(self, path: str, words: bool = True):
         self.path, self.words = path, words
 
-    def send(self, event, pictures):
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         """Return once it is written; what raises is tried again."""
         line = f"{event.camera}: {event.question} {event.state}" if self.words else event.line()
         with open(self.path, "a") as file:

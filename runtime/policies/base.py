@@ -101,7 +101,7 @@ class Policy(Stateful):
     A subclass is a dataclass whose fields are its settings (:func:`setting`), and writes one method::
 
         @dataclass
-        class SmallKeys(Policy):
+        class ShortKeys(Policy):
             def score(self, layer):
                 return -np.linalg.norm(layer.keys, axis=-1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +27,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """``installed(module, group, name, attribute)``: an example as a package of one file, with an entry point."""
 
-    def install(module: str, group: str, name: str, attribute: str) -> Path:
+    def install(module: str, group: str, name: str, attribute: str, text: str = "") -> Path:
         package = tmp_path / module
         about = package / f"{module}-1.0.dist-info"
         about.mkdir(parents=True)
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         (about / "entry_points.txt").write_text(f"[edgevlm.{group}]\n{name} = {module}:{attribute}\n")
-        shutil.copy(EXAMPLES / f"{module}.py", package)
+        (package / f"{module}.py").write_text(text or (EXAMPLES / f"{module}.py").read_text())
         monkeypatch.syspath_prepend(package)
         assert len(list(package.glob("*.py"))) == 1
         return package / f"{module}.py"
@@ -99,9 +98,19 @@ def test_a_precision_is_one_file(exported: Any, installed: Any, tmp_path: Path) 
     model.close()
 
 
+MIRRORED = """
+import numpy as np
+from edgevlm.extend import OnnxRuntimeCpu
+
+class Mirrored(OnnxRuntimeCpu):
+    def encode(self, pixels):
+        return super().encode(np.ascontiguousarray(pixels[..., ::-1]))
+"""
+
+
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_backend_is_one_file(exported: Any, installed: Any, by_name: bool) -> None:
-    file = installed("my_engine", "engines", "mirrored", "Mirrored")
+    file = installed("my_engine", "engines", "mirrored", "Mirrored", MIRRORED)
     made = exported("llava_onevision", side=5, tied=True)
     model = Model.load(made.bundle, engine="mirrored" if by_name else f"{file}:Mirrored", threads=1)
     plain = Model.load(made.bundle, threads=1)

@@ -14,7 +14,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Policy, StreamShape, create_policy, layers_of
 
-EXAMPLE = Path(__file__).parents[2] / "examples/my_policy.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/coreset_policy.py"
 LAYERS, BUDGET = 3, 16
 
 
@@ -44,15 +44,15 @@ def test_one_method_is_a_policy():
 
 
 def test_the_example_runs_from_its_file():
-    policy = f"{EXAMPLE}:SmallKeys:newest=0.5"
+    policy = f"{EXAMPLE}:Centres:centres=32"
     asked = ["run", "--policy", policy, "--budget", "256", "--append", "all", "--frames", "24", "--json"]
     done = CliRunner().invoke(app, [*asked, "--ask", "how many objects are there now?"], catch_exceptions=False)
     *_, summary = map(json.loads, done.stdout.splitlines())
     assert done.exit_code == 0
     assert summary["compressions"] > 0
-    for wrong, says in (("newest=2", "newest must be at least 0 and at most 1"), ("newer=1", "did you mean 'newest'")):
+    for wrong, says in (("centres=0", "centres must be at least 1, not 0"), ("centers=1", "did you mean 'centres'")):
         with pytest.raises(UserError, match=says):
-            create_policy(f"{EXAMPLE}:SmallKeys:{wrong}")
+            create_policy(f"{EXAMPLE}:Centres:{wrong}")
 
 
 class Keeps(Policy):
@@ -91,11 +91,11 @@ def test_a_policy_that_breaks_its_contract_is_told(change, says):
 def test_a_policy_that_raises_is_one_line_with_its_place_and_snapshots_stay(tmp_path):
     mine = tmp_path / "mine.py"
     fails = "        [][0] if layer.seq.max() > 400 else 0\n"
-    mine.write_text(EXAMPLE.read_text().replace("        score =", f"{fails}        score ="))
+    mine.write_text(EXAMPLE.read_text().replace("        return np.broadcast", f"{fails}        return np.broadcast"))
     line = next(number for number, text in enumerate(mine.read_text().splitlines(), 1) if "[][0]" in text)
-    asked = ("run", "--policy", f"{mine}:SmallKeys", "--budget", "256", "--append", "all", "--frames", "60")
+    asked = ("run", "--policy", f"{mine}:Centres", "--budget", "256", "--append", "all", "--frames", "60")
     asked += ("--state", str(tmp_path / "state"), "--state-every", "0.01")
-    with pytest.raises(UserError, match=rf"^policy SmallKeys failed: {mine}, line {line}: IndexError: list index out of range"):
+    with pytest.raises(UserError, match=rf"^policy Centres failed: {mine}, line {line}: IndexError: list index out of range"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
     done = CliRunner().invoke(app, ["state", "show", str(tmp_path / "state"), "--json"], catch_exceptions=False)
     newest = json.loads(done.stdout.splitlines()[0])

@@ -35,30 +35,30 @@ def test_what_is_prepared_ahead_is_what_the_session_prepares(tmp_path):
         np.testing.assert_array_equal(plain, prepared)
 
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "my_source.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "camera.py"
 COUNT = "how many objects are there now?"
 
 
 def test_the_example_is_watched_from_its_file():
-    done = CliRunner().invoke(app, ["run", "--camera", f"{EXAMPLE}:Sweep:24", "--json", "--ask", COUNT], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["run", "--camera", f"{EXAMPLE}:bars:24", "--json", "--ask", COUNT], catch_exceptions=False)
     answer, summary = (line for line in map(json.loads, done.stdout.splitlines()) if line["event"] != "stats")
-    assert (answer["question"], answer["time_s"], summary["frames"]) == (COUNT, 12.0, 24)
+    assert (answer["question"], answer["time_s"], summary["frames"]) == (COUNT, 11.5, 24)
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """The example as a package that was installed: its one file, and what pip writes beside it."""
-    shutil.copy(EXAMPLE, tmp_path / "sweep_camera.py")
-    about = tmp_path / "sweep_camera-1.0.dist-info"
+    shutil.copy(EXAMPLE, tmp_path / "bars_camera.py")
+    about = tmp_path / "bars_camera-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sweep-camera\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[edgevlm.sources]\nsweep = sweep_camera:Sweep\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bars-camera\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[edgevlm.sources]\nbars = bars_camera:bars\n")
     monkeypatch.syspath_prepend(tmp_path)
 
 
 def test_a_package_gives_a_kind_of_camera_its_name(installed):
-    assert "sweep" in names("sources")
-    for text, frames in (("sweep", 32), ("sweep://5", 5)):
+    assert "bars" in names("sources")
+    for text, frames in (("bars", 32), ("bars://5", 5)):
         assert comes_to_an_end(text, None)
         assert len(list(open_source(text, options=SourceOptions(fps=4)))) == frames
 

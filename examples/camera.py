@@ -1,0 +1,19 @@
+"""A camera of your own: `edgevlm run --camera ./examples/camera.py:bars --ask "how many objects are there now?"`.
+
+A package offers it with an entry point, as `--camera bars` and `--camera bars://64`:
+
+[project.entry-points."edgevlm.sources"]
+bars = "my_package.camera:bars"
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def bars(target: str, fps: float) -> Iterator[tuple[float, np.ndarray]]:
+    """A bright bar that sweeps over 32 frames, or as many as `target` says: `...:bars:64`."""
+    for number in range(int(target or 32)):
+        image = np.full((56, 56, 3), 40, np.uint8)  # RGB
+        image[:, number % 56] = 255
+        yield number / fps, image  # or the image alone: frames then come at --fps

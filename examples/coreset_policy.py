@@ -1,0 +1,30 @@
+"""Keep tokens near which all others are: `edgevlm run --policy ./examples/coreset_policy.py:Centres`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgevlm.extend import Layer, Policy, setting
+
+
+@dataclass
+class Centres(Policy):
+    """Keep the token farthest from those kept before, again and again, by the deepest layer's keys; then the next farthest."""
+
+    centres: int = setting(64, "tokens that are chosen one by one", at_least=1)
+
+    def prepare(self, layers: Sequence[Layer]) -> np.ndarray:
+        """Rank the rows once for all layers and heads, which so hold the same tokens: [n]."""
+        keys = layers[-1].keys.transpose(1, 0, 2)
+        keys = keys.reshape(len(keys), -1)  # of all heads, [n, kv_heads head_dim]
+        keys /= np.linalg.norm(keys, axis=1, keepdims=True) + 1e-9
+        rank, nearest = np.zeros(len(keys), np.float32), np.where(layers[-1].free[0], -1.0, np.inf)
+        at = int(layers[-1].seq[0].argmax())
+        for chosen in range(min(self.centres, layers[-1].target)):
+            rank[at], nearest = self.centres - chosen, np.maximum(nearest, keys @ keys[at])
+            at = int(np.where(rank > 0, np.inf, nearest).argmin())
+        return np.where(rank > 0, rank, -nearest)
+
+    def score(self, layer: Layer) -> np.ndarray:
+        return np.broadcast_to(layer.prepared, layer.seq.shape)
