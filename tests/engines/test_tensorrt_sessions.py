@@ -42,7 +42,7 @@ def test_a_session_is_the_same_on_both(exported: Any, family: str, profile: str,
         settings: dict[str, Any] = {"policy": policy, "budget": BUDGET, "chunk": 4}
         with (
             Session.open(model, append="all", **settings) as ours,
-            Session.open(exported(family, kv="fp32").bundle, append="all", **settings) as cpu,
+            Session.open(exported(family, kv="fp32").bundle, append="all", encode="all", **settings) as cpu,
         ):
             assert ours.cache.capacities.tolist() == [model.engine.capacity(1)] * model.bundle.decoder.layers
             for number in range(28):
