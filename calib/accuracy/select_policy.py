@@ -33,7 +33,7 @@ from edgevlm.runtime.policies import create_policy, evicting
 from edgevlm.runtime.settings import AppendChanged, EncodeChanged
 
 TAUS = (0.999, 0.99, 0.97, 0.95)  # of --append
-SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged())  # of --encode
+SETTINGS = (EncodeChanged(64, 12), EncodeChanged(64, 6), EncodeChanged(16, 6), EncodeChanged(4, 6))  # of --encode
 BOUND = 0.05  # the largest loss, of next tokens that are not full KV's
 SAVING = 0.1  # of tokens or patches at least: less is not worth the rows of the present
 LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
