@@ -160,7 +160,7 @@ def _measure(
 def clips_of(videos: list[Path]) -> list[Clip]:
     """Video files, sampled as by ``edgevlm run``; else demo worlds, with a question of each kind that it was taught.
 
-    Raises SourceError for a file that there is not.
+    Raises SourceError for a missing file.
     """
     from edgevlm.runtime.taught import OFFERED, ask
 

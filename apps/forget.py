@@ -83,7 +83,7 @@ def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None)
 
 
 def forget_pictures(folder: Path, span: Span) -> Forgotten:
-    """Delete what is beside a camera's snapshots: thumbnails, and all else where all is meant. Raises UserError."""
+    """Delete what is beside a camera's snapshots: thumbnails, and the rest too without a span. Raises UserError."""
     count = 0
     if (folder / Thumbnails.FILE).exists():
         with closing(Thumbnails(folder)) as thumbnails:

@@ -78,7 +78,7 @@ class Stats(Timed):
     appended: float = field("Fraction of the frames' tokens that entered the memory; 1 with --append all.")
     encoded: float = field("Fraction of the frames' patches that were encoded; 1 with --encode all.")
     compressions: int = field("How often the policy has compressed the cache.")
-    compress_ms: float = field("Milliseconds spent on compression in all.")
+    compress_ms: float = field("Milliseconds spent on compression in total.")
     rss_bytes: int = field("Resident memory of the process.")
     source_state: str = field("initialising, running, stalled, reconnecting, ended or failed.")
     source_problem: str | None = field("Why the source is not running, without credentials.")
@@ -133,7 +133,7 @@ class Opening(Record):
     opened: str = field("When it opened: RFC 3339, UTC.")
     closed: str | None = field("When it closed; null where it was still open.")
     seconds: float | None = field("How long it was open.")
-    probability: float = field("Of the answer, when it opened.")
+    probability: float = field("Probability of the answer when it opened.")
     evidence: list[Moment] = field("Frames it was read from, as in an answer.")
 
 
@@ -223,17 +223,17 @@ class Power(Record):
 
 class Energy(Record):
     meter: str = field("What measured.")
-    joules: float | None = field("Energy in all; null if not measured throughout.")
+    joules: float | None = field("Energy in total; null if not measured throughout.")
     watts: float | None = field("Mean power.")
     summed: list[str] = field("The rails that make up the total.")
-    rails: dict[str, Any] = field("Of each rail: joules, and gap_s, seconds without a reading.")
+    rails: dict[str, Any] = field("Per rail: joules, and gap_s, seconds without a reading.")
 
 
 class Policy(Record):
     policy: str = field("Its name.")
     paper: str = field("Where it was published.")
     idea: str = field("What it keeps.")
-    settings: list[dict[str, Any]] = field("Of each setting: name, default, choices and meaning.")
+    settings: list[dict[str, Any]] = field("Per setting: name, default, choices and meaning.")
     ours: str = field("What differs from the paper; may be empty.")
 
 

@@ -10,7 +10,7 @@ from pydantic import create_model
 
 from edgevlm.apps.schemas import SCHEMA, Record, maybe, schema_of
 
-# fields that stand beside a median, in brackets
+# fields printed beside a median, in brackets
 SPREADS = {
     "ms_per_token": ("low", "high"), "ms_per_frame": ("low", "high"), "ratio": ("low", "high"),
     "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"), "ms": ("low", "high"),

@@ -97,7 +97,7 @@ def open_text_model(name: str, layers: int | None = None) -> TextModel:
     else:
         tensors = checkpoint = Checkpoint(name)
         text: dict[str, Any] = dict(checkpoint.section("text_config"))
-        if str(text.get("model_type")) not in TEXT_BACKBONES:  # a checkpoint of text alone, whose section is all of it
+        if str(text.get("model_type")) not in TEXT_BACKBONES:  # a checkpoint of text only, whose section is all of it
             text["model_type"] = str(text.get("model_type")).removesuffix("_text")
         text = with_defaults(text)
         shape = text_backbone(text["model_type"]).shape(text, checkpoint.is_tied(text))

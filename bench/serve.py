@@ -51,7 +51,7 @@ def cameras(
     seconds: float = 4.0,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each number of cameras in one process and in one each: frames a second in all, and memory.
+    """Yield a line for each number of cameras in one process and in one each: frames a second in total, and memory.
 
     Medians over ``rounds`` windows of ``seconds``; one way is stopped while the other is measured. What another camera takes
     of memory is beside what ``edgevlm plan`` predicts. Raises UserError where a server does not start.

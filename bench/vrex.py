@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Seconds of a call's parts, and its operations. ``ideal``: its arithmetic and traffic alone, without losses."""
+    """Seconds of a call's parts, and its operations. ``ideal``: its arithmetic and traffic only, without losses."""
 
     tower: float
     prediction: float

@@ -97,7 +97,7 @@ def quality(
 ) -> Iterator[Line]:
     """A line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
 
-    At each frame WATCHES watches ask whether an object is there. ``still`` is no policy but the newest frame, as if each
+    At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy but the newest frame, as if each
     were asked about by itself. Raises UserError.
     """
     words = seed_words(seed)

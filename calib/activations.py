@@ -15,7 +15,7 @@ from edgevlm.runtime.positions import rope_tables
 
 
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
-    """The beginnings of topics, ``length`` tokens each and ``tokens`` in all; every other topic is ``held_out``."""
+    """The beginnings of topics, ``length`` tokens each and ``tokens`` in total; every other topic is ``held_out``."""
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     found: list[list[int]] = []
     for name in sorted(topics)[held_out::2]:

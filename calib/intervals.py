@@ -68,7 +68,7 @@ def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
 
 
 def half_width(found: Estimate) -> float:
-    """Of a mean's 95 % interval by Student's t, wider for few clusters; infinite for one."""
+    """Factor of a mean's 95 % interval by Student's t, wider for few clusters; infinite for one."""
     degrees = found.clusters - 1
     if degrees < 1:
         return math.inf

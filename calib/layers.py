@@ -100,7 +100,7 @@ def periodicity(attention: Float64, frames: int) -> float:
     """Autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all frames.
 
     The trend is a centred moving mean over one frame (for even p over p + 1 tokens, both ends at half weight), so that decay
-    with age is no pattern. 0 for attention without a pattern.
+    with age is not a pattern. 0 for attention without a pattern.
     """
     period = len(attention) // frames
     if period < 2:

@@ -123,7 +123,7 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
 
 
 def filled(text: str) -> str:
-    """A document with its tables made anew."""
+    """A document with its tables made again."""
     return MARKED.sub(lambda found: found[1] + "\n".join(TABLES[found[2]]()) + "\n" + found[4], text)
 
 

@@ -19,7 +19,7 @@ class UserError(Exception):
     """Something the user can mend: one line on stderr, exit status 2, never a traceback.
 
     The message says what is wrong and what to do next. It is one line whatever it quotes, a file's name or a tokenizer's words:
-    control characters are blanks, and of too long a one the middle is left out.
+    control characters are blanks, and a long message loses its middle.
     """
 
     def __init__(self, message: object) -> None:
@@ -40,7 +40,7 @@ class NoThreads(UserError):
 
     @staticmethod
     def is_in(error: BaseException) -> bool:
-        """Return whether ``error``, of Python or ONNX Runtime, is that a thread could not be started."""
+        """Return whether ``error``, of Python or ONNX Runtime, means that a thread could not be started."""
         return any(words in str(error) for words in ("can't start new thread", "pthread_create"))
 
 

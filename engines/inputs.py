@@ -55,7 +55,7 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
     for tensor in weights:
         record = bundle.files.get(tensor.file)
         if record is None or not 0 <= tensor.offset <= tensor.offset + tensor.length <= record.bytes:
-            raise BundleError(f"{path}: {tensor.name[:80]!r} lies in no file of the bundle ({tensor.file[:80]!r}); {AGAIN}")
+            raise BundleError(f"{path}: {tensor.name[:80]!r} is in no file of the bundle ({tensor.file[:80]!r}); {AGAIN}")
     for value, shape in wanted.items():
         own = found.get(value)
         fits = own is not None and len(own) == len(shape)
@@ -107,7 +107,7 @@ def first_sparse_layer(bundle: Bundle) -> int:
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
     """What a tower cache must be; raises UserError for a bundle without the graph, CacheError for memory of another size."""
     if (spec := bundle.vision.changed) is None:
-        raise UserError(f"{bundle.path}: has no graph that encodes changed patches alone; give --encode all, or {AGAIN}")
+        raise UserError(f"{bundle.path}: has no graph that encodes changed patches only; give --encode all, or {AGAIN}")
     if buffer.size != spec.cache_bytes:
         raise CacheError(f"this tower keeps {spec.cache_bytes} bytes and the buffer has {buffer.size}")
     return spec
@@ -195,7 +195,7 @@ class Embedding:
     def rows(self, ids: Int64) -> Float32:
         """``[N]`` to ``[N, hidden]``; raises ValueError for ids outside the vocabulary."""
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.table):
-            raise ValueError(f"token ids must lie in [0, {len(self.table)}), not {ids.min()} to {ids.max()}")
+            raise ValueError(f"token ids must be in [0, {len(self.table)}), not {ids.min()} to {ids.max()}")
         found = np.asarray(self.table[ids], np.float32)
         if self.scales is None:
             return found

@@ -42,7 +42,7 @@ from edgevlm.runtime.engine import Decoder, Float32, Int64, KVBuffer, KVDevice, 
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
-MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
+MAX_THREADS = 256  # ONNX Runtime starts as many as it is given, for each graph
 
 
 def has_vnni() -> bool:
@@ -212,7 +212,7 @@ class OnnxRuntimeCpu:
     def _row_parts(self) -> list[Any]:
         """The parts that single rows take instead; None where they take ONNX Runtime's.
 
-        They read the weights as these lie in the file. So do ONNX Runtime's then, which hold no copy: a frame's call takes 7 %
+        They read the weights as these are in the file. So do ONNX Runtime's then, which hold no copy: a frame's call takes 7 %
         longer.
         """
         parts = []

@@ -1,7 +1,7 @@
 """ONNX Runtime on a CUDA device: whole decoder graphs, keys and values bound at the device's addresses.
 
 Rows that come and go, a few kilobytes a call, are bound in the host's memory; ONNX Runtime copies them. It puts what the CUDA
-provider has no kernel for on the CPU: GroupQueryAttention has one for float16 alone, so the bundle must keep fp16.
+provider has no kernel for on the CPU: GroupQueryAttention has one for float16 only, so the bundle must keep fp16.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return self._decoders[variant]
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """The tower's cache lies in the host's memory, and CUDA's graphs read the device's: raises UserError."""
+        """The tower's cache is in the host's memory, and CUDA's graphs read the device's: raises UserError."""
         raise UserError("--encode changed runs on --engine onnxruntime-cpu alone; give --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:

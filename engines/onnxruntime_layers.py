@@ -225,7 +225,7 @@ class OnnxRuntimeTower:
         given = np.ascontiguousarray(pixels).reshape(self._given_shape)
         bind_array(self._binding.bind_input, "pixel_values", given)
         bind_array(self._binding.bind_input, "patches", indices)
-        for name in ("features", "tokens"):  # anew for each call: how many tokens they have is found by the graph
+        for name in ("features", "tokens"):  # again for each call: how many tokens they have is found by the graph
             self._binding.bind_output(name, "cpu")
         try:
             self._session.run_with_iobinding(self._binding, self._calls.options)

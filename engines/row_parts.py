@@ -1,7 +1,7 @@
 """The dense parts of an int8 decoder for a single row, multiplied by the extension.
 
 ONNX Runtime's product of bytes is made for many rows: of a single one it reads weights at two thirds of the memory's speed. The
-extension reads them as they lie in the bundle's file, at nearly all of it.
+extension reads them as they are in the bundle's file, at nearly all of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights as they lie in memory once a backend has opened a graph: held once, and in huge pages.
+"""Weights as they are in memory once a backend has opened a graph: held once, and in huge pages.
 
 A backend packs matrices into memory of its own. Copies that it made on the way, and pages of the bundle's files that it read,
 stay resident unless they are given back; a graph that reads its matrices from the files has their pages again when it does.

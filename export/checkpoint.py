@@ -76,7 +76,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
     try:
         with path.open("rb"):  # safetensors' own error has no reason
             file = safe_open(path, "np")
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         found = {name: Unread(path, name, part.get_dtype(), shapes[name], part.__getitem__) for name, part in slices.items()}
         by = (file.metadata() or {}).get("format")
@@ -338,7 +338,7 @@ def with_sections(config: dict[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` with transformers' defaults for missing or null sections and their ``model_type``."""
     kind = str(config.get("model_type"))
     sections = _defaults().get(f"{kind}/sections", {})
-    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and models of text alone
+    is_flat = config.get("text_config") is None and "num_hidden_layers" in config  # early Qwen2-VL, and models of text only
     if is_flat and (kind.startswith("qwen2") or not sections):
         config = config | {"text_config": config | {"model_type": f"{kind}_text"}}
     for name, default in sections.items():

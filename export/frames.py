@@ -127,7 +127,7 @@ def pixel_budget(
     older = config if clip == 1 else {}
     fewest, most = older.get("min_pixels") or size.get("shortest_edge"), older.get("max_pixels") or size.get("longest_edge")
     if size and None in (fewest, most):
-        raise UserError(f"{file}: size {size} is no budget of pixels; give shortest_edge and longest_edge")
+        raise UserError(f"{file}: size {size} is not a budget of pixels; give shortest_edge and longest_edge")
     fewest, most = int(fewest or budget[0]), int(most or budget[1])
     if clip > 1:
         most = max(min(MOST_TOKENS * factor**2, most // clip), int(fewest * 1.05)) * clip

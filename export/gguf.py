@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint of a language model alone: llama, qwen2 and qwen3, dequantised a slice at a time."""
+"""A GGUF file as a checkpoint of a language model only: llama, qwen2 and qwen3, dequantised a slice at a time."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.folder, self._reads = path, True
         if look(path) != "file":
-            raise UserError(f"{path}: is no file; give a GGUF file")
+            raise UserError(f"{path}: is not a file; give a GGUF file")
         try:
             from gguf import GGUFReader
         except ModuleNotFoundError:
             raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
 
         class Reader(GGUFReader):
-            """Stops where the file ends: the package goes on, for as many numbers as an array claims to have."""
+            """Stops where the file ends: the package continues, for as many numbers as an array claims to have."""
 
             def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> NDArray[Any]:
                 if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -60,7 +60,7 @@ class GgufCheckpoint(Checkpoint):
         try:
             self._gguf = Reader(path)
         except Exception as error:  # numpy's and its own, for whatever is wrong with the file
-            raise UserError(f"{path}: is no GGUF file, or is damaged or truncated ({error}); download it again") from None
+            raise UserError(f"{path}: is not a GGUF file, or is damaged or truncated ({error}); download it again") from None
         arch = self.field("general.architecture")
         if arch not in ARCHITECTURES:
             raise UserError(f"{path}: architecture {arch!r} cannot be read; GGUF is read of {', '.join(ARCHITECTURES)}")
@@ -84,7 +84,7 @@ class GgufCheckpoint(Checkpoint):
         try:
             return None if field is None else field.contents()
         except UnicodeDecodeError:
-            raise UserError(f"{self.folder}: {name} is no text; download it again") from None
+            raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
         """``heads``: of rows that llama.cpp keeps as rotary pairs side by side, which are put in order again."""

@@ -25,7 +25,7 @@ SLICE = 4 << 20  # numbers that are made contiguous at once
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:
-    """An initializer whose bytes lie in ``file``, beside the graph."""
+    """An initializer whose bytes are in ``file``, beside the graph."""
     tensor = TensorProto(name=name, data_type=dtype, dims=shape, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
@@ -39,7 +39,7 @@ def tensor_type(dtype: np.dtype) -> int:
 
 
 def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
-    """Write arrays that follow one another on the first axis, ``length`` in all, as one .npy file; returns where they start.
+    """Write arrays that follow one another on the first axis, ``length`` in total, as one .npy file; returns where they start.
 
     (``np.save`` does not say that a disk is full.)
     """

@@ -23,7 +23,7 @@ from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
 
-HEADROOM = 1.25  # scales hold so many times what was seen: docs/internals/models.md has what less and more would cost
+HEADROOM = 1.25  # scales hold this many times what was seen: docs/internals/models.md has what less and more would cost
 FRAMES = 8
 ANSWER = 16  # tokens
 RANDOM = 128  # tokens of the whole vocabulary, so that rare ones are not cut
@@ -51,7 +51,7 @@ def measured_scales(
 ) -> KVScales:
     """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
 
-    Of keys that is the longest rotary pair, of values the largest number, of each layer, KV head and channel.
+    For keys that is the longest rotary pair, for values the largest number, of each layer, KV head and channel.
     frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError for a
     model with too few positions for a frame and a question.
     """

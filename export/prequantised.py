@@ -1,4 +1,4 @@
-"""Checkpoints that AWQ or GPTQ has rounded already: their codes, zeros and scales, packed anew and rounded no further.
+"""Checkpoints that AWQ or GPTQ has rounded already: their codes, zeros and scales, packed again and rounded no further.
 
 Both keep ``w[n, k] = (code - zero) * scale`` with 4 bits, a zero and a scale for each group of consecutive inputs of an output,
 eight numbers to an int32, lowest bits first:

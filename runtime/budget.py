@@ -170,7 +170,7 @@ class Pressure:
         elif memory.free > ENOUGH * memory.total:
             self.frames = min(self.most, 2 * before)
             self.short = self.frames < self.most
-        with suppress(OSError):  # a terminal that went away is no reason to stop
+        with suppress(OSError):  # a terminal that went away is not a reason to stop
             if self.frames < before:
                 left = f"{memory.free / 1e6:,.0f} of {memory.total / 1e6:,.0f} MB are left"
                 self._notify(f"memory is short ({left}): frames are taken in {self.frames} at a time, not {before}")

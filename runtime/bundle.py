@@ -187,7 +187,7 @@ class VisionSpec:
     theirs: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in which the
     frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid;
     ``"transformers"``, as ``"video"`` with the text after it where transformers from 5.23 on puts it.
-    ``before`` and ``after`` are text that stands around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` are its time.
+    ``before`` and ``after`` are text around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` are its time.
     """
 
     graph: str
@@ -209,7 +209,7 @@ class VisionSpec:
     longest_edge: Pixels | None = None
     precision: Word = "fp32"  # of the tower's linears: fp32 or int8
     changed: ChangedTowerSpec | None = None  # None in bundles of before 0.2
-    pixels: PixelBudget | None = None  # sizes that the tower takes beside ``size``; None: that one alone
+    pixels: PixelBudget | None = None  # sizes that the tower takes beside ``size``; None: that one only
 
     def for_frames(self, height: int, width: int) -> VisionSpec:
         """Return the spec for frames of another size, without ``changed``, which is for the bundle's own size.
@@ -226,8 +226,8 @@ class VisionSpec:
 class ChatSpec:
     """How text is built: the checkpoint's own template, and where the video goes in it.
 
-    The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` then
-    stands once in the text, and all rows of all frames (and the closing rows) stand in its place.
+    The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` is
+    then once in the text, and all rows of all frames (and the closing rows) take its place.
     """
 
     tokenizer: str
@@ -482,7 +482,7 @@ def _contradiction(bundle: Bundle) -> str:
         "decoder.rope_sections are not three that make up head_dim / 2": decoder.rope_sections is not None
         and (len(decoder.rope_sections) != 3 or sum(decoder.rope_sections) != half or min(decoder.rope_sections) < 0),
         "vision.positions and decoder.rope_sections disagree": (decoder.rope_sections is None) != (vision.positions == "rows"),
-        "vision.positions is no rule": vision.positions not in ("rows", "video", "frame", "transformers"),
+        "vision.positions is not a rule": vision.positions not in ("rows", "video", "frame", "transformers"),
         "decoder.deepstack is more than decoder.layers": decoder.deepstack > decoder.layers,
         "decoder.graphs has no full": "full" not in decoder.graphs,
         "decoder.fading is not two pairs of numbers": not all(map(_FADING.fullmatch, decoder.fading)),

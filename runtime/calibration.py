@@ -102,7 +102,7 @@ class Calibration(JsonFile):
         if any(a >= b for a, b in pairwise(self.thresholds)):
             raise ValueError("thresholds that do not rise")
         if not 0 <= self.middle_from <= self.deep_from <= layers or self.clie not in range(len(self.agreement)):
-            raise ValueError("layer classes or a clie that are none")
+            raise ValueError("invalid layer classes or an invalid clie")
 
     def check(self, layers: int, heads: int) -> None:
         if len(self.cv) != layers:
@@ -149,7 +149,7 @@ class Choice:
 class AppendTrial:
     """A tau under full KV, beside whole frames."""
 
-    tau: Annotated[Number, "Of --append changed, under full KV."]
+    tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
     loss: Loss
     ci_low: Low
@@ -169,7 +169,7 @@ class AppendChoice:
 class EncodeTrial:
     """A setting of ``--encode`` under full KV."""
 
-    setting: Annotated[str, "Of --encode, under full KV."]
+    setting: Annotated[str, "Setting of --encode, under full KV."]
     encoded: Annotated[Number, "Fraction of the frames' patches that were encoded."]
     loss: Loss
     ci_low: Low
@@ -209,7 +209,7 @@ class Choices(JsonFile):
 
     def __post_init__(self) -> None:
         if self.append and self.append.tau is not None and not 0 < self.append.tau <= 1:
-            raise ValueError(f"a tau of {self.append.tau}, which is no cosine above 0")
+            raise ValueError(f"a tau of {self.append.tau}, which is not a cosine above 0")
         if self.encode and self.encode.setting not in (None, *(trial.setting for trial in self.encode.trials)):
             raise ValueError(f"a way to encode, {self.encode.setting!r}, that was not tried")
         tokens = [0, *(choice.budget for choice in self.budgets)]

@@ -30,7 +30,7 @@ PROOF = 16  # frames in which kept tokens were right, for each frame between two
 MANY = 0.1  # of the patches: only what changes more of them can be the camera's doing
 EXPLAINED = 0.5  # of those that seem changed are not, if it was
 BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
-SHIFTED = 0.15  # pixels: less is no shift
+SHIFTED = 0.15  # pixels: less is not a shift
 STANDS_OUT = 3.0  # a token has changed if its distance exceeds this many times the noise
 MOST_NOISE = 0.25  # noise is at most this fraction of the distance between a frame's patches
 
@@ -40,7 +40,7 @@ class References(Stateful):
 
     A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide. A distance is 1 -
     cosine. The camera's noise is the median distance of a frame whose references are of the frame before, and never more
-    than a median since; what stands out of it has changed. It is at most a quarter of the distance between a frame's
+    than a median since; what exceeds it has changed. It is at most a quarter of the distance between a frame's
     patches, so that a scene that moves everywhere is appended.
     """
 
@@ -310,7 +310,7 @@ class ChangedEncoder(Stateful):
         if (spec := vision.changed) is None:
             height, width = vision.size
             raise UserError(
-                f"{bundle.path}: has no graph that encodes changed patches alone of frames of {width}x{height}; give --encode "
+                f"{bundle.path}: has no graph that encodes changed patches only of frames of {width}x{height}; give --encode "
                 "all, or export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
             )
         size, free = spec.cache_bytes, available().free

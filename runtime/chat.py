@@ -25,8 +25,8 @@ class Dialogue:
     """A conversation of the caller's own, whose end is answered.
 
     messages: as chat templates take them: ``role``, ``content`` (a text, None beside tool calls), and of tool calls the
-    ``arguments`` as an object. tools: functions in OpenAI's shape, for a template that knows tools. continues: the answer goes
-    on from the last message, the assistant's. opening: text that the answer begins with.
+    ``arguments`` as an object. tools: functions in OpenAI's shape, for a template with tools. continues: the answer continues
+    from the last message, the assistant's. opening: text that the answer begins with.
     """
 
     messages: tuple[Message, ...]

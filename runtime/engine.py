@@ -104,7 +104,7 @@ class Decoder(Protocol):
         S rows (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
 
         For an engine that works ``by_layer``: ``rows[l][h]`` are the valid rows that the new ones see of a layer and KV head,
-        int32, each once; with ``fetch`` the new rows stand after those fetched.
+        int32, each once; with ``fetch`` the new rows come after those fetched.
         Raises CacheFull or CacheError before a byte is changed.
         """
         ...
@@ -115,7 +115,7 @@ class TowerBuffer:
     """What a tower keeps of one stream's frames, owned by the caller: ``size`` bytes at ``address``.
 
     ``owner`` keeps the memory alive for as long as an engine is bound to it. All of it is state: a copy of the bytes, put back
-    at any address, goes on as the original would.
+    at any address, continues as the original would.
     """
 
     address: int
@@ -129,7 +129,7 @@ class TowerBuffer:
 
 
 class ChangedTower(Protocol):
-    """A tower that encodes the changed patches of a frame alone, bound to one stream's tower cache."""
+    """A tower that encodes the changed patches of a frame only, bound to one stream's tower cache."""
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
         """Encode patches ``[n]`` of a frame; returns features ``[t, row_width]`` and the tokens ``[t]`` that these are of.

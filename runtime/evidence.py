@@ -177,7 +177,9 @@ def _medians(score: Float32) -> Float32:
 
 def _certainty(logits: Float32) -> Float64:
     best = float(logits.max())
-    shifted = np.maximum(logits.astype(np.float64) - best, -700.0)  # where a token is ruled out: zero times infinity is none
+    shifted = np.maximum(
+        logits.astype(np.float64) - best, -700.0
+    )  # where a token is ruled out: zero times infinity is not a number
     weights = np.exp(shifted)
     total = weights.sum()
     return np.array([best, -np.log(total), np.log(total) - weights @ shifted / total])
@@ -198,7 +200,7 @@ class FrameTimes(Stateful):
     def restore(self, state: State) -> None:
         super().restore(state)
         if self.frame.shape != self.seconds.shape or len(self.frame) > KNOTS:
-            raise ValueError("times of frames are none")
+            raise ValueError("invalid times of frames")
 
     def add(self, frame: int, seconds: float) -> None:
         """Note a frame; forget those noted from ``frame`` on."""

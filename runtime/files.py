@@ -79,11 +79,11 @@ def refuse_address(path: str | Path) -> None:
 def open_file(path: str | Path) -> BufferedReader:
     """Open a regular file for reading, links followed. Raises OSError, also for pipes, devices and folders, without waiting."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "it is not a file")
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "it is not a file")
     return stream
 
 
@@ -193,7 +193,7 @@ def atomic_directory(
     except keep:
         kept = key is not None
         if kept:
-            notify("stopped; the same command goes on from here")
+            notify("stopped; the same command continues from here")
         raise
     except OSError as error:
         raise UserError(
@@ -263,7 +263,7 @@ def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, i
             if found is None and folder.is_dir() and (work / _KEY).exists() and (work / _KEY).read_text() == key:
                 found = work, os.dup(lock)
                 if begun:
-                    notify("going on with what an export that was stopped has finished")
+                    notify("continuing with what an export that was stopped has finished")
                 continue
             if begun and folder.is_dir():
                 notify("what an export of other settings, or of another checkpoint, left unfinished is thrown away")

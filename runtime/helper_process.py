@@ -111,7 +111,7 @@ class Helper:
         yield line
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Yield lines until the process ends, writes too long a one, or none in time."""
+        """Yield lines until the process ends, writes a line that is too long, or none in time."""
         assert process.stdout is not None
         rest = b""
         poll = select.poll()
@@ -174,7 +174,7 @@ def serve(memory: int | None, cpu_s: float, imports: list[str]) -> None:
         try:
             _answer(answers, *json.loads(line))
         except BrokenPipeError:
-            sys.exit(1)  # nobody waits any more
+            sys.exit(1)  # the caller has gone
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 

@@ -32,7 +32,7 @@ FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when wri
 class Model:
     """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world.
 
-    Its sessions submit their work to ``scheduler``, whose thread alone calls the engine.
+    Its sessions submit their work to ``scheduler``, whose thread only calls the engine.
     """
 
     bundle: Bundle
@@ -58,7 +58,7 @@ class Model:
     def for_frames(self, size: tuple[int, int]) -> Model:
         """The model as sessions see it whose frames are of ``size``, (height, width), with the same engine and scheduler.
 
-        Itself where its tower takes one size alone. Raises UserError for an invalid size.
+        Itself where its tower takes one size only. Raises UserError for an invalid size.
         """
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:
@@ -132,7 +132,7 @@ class Model:
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
-    """A bundle's tokenizer. Raises BundleError for a file that is none, or that does not go with the model."""
+    """A bundle's tokenizer. Raises BundleError for an invalid file, or that does not go with the model."""
     path, chat = bundle.file(bundle.chat.tokenizer), bundle.chat
     again = "export the model again"
     if bundle.files[path.name].bytes > LARGEST_TOKENIZER:

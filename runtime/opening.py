@@ -35,7 +35,7 @@ def check_int(**numbers: object) -> None:
 
 
 def check_time(timestamp: object) -> None:
-    """Raise UserError for anything but a number of seconds that a clock can show."""
+    """Raise UserError for anything but a number of seconds."""
     number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
     if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
         raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
@@ -113,7 +113,7 @@ def _append(settings: SessionSettings, model: Model, policy: Policy, writer: Sna
 def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: SessionSettings) -> Store | None:
     """Open a retrieval policy's store, in the writer's directory or a temporary file; None for other policies.
 
-    A file whose blocks no snapshot describes is deleted first. Raises UserError for settings of a store that there is not.
+    A file whose blocks no snapshot describes is deleted first. Raises UserError for store settings without a store.
     """
     given = {"file_bytes": settings.store_bytes, "host_bytes": settings.host_bytes}
     limits = {name: value for name, value in given.items() if isinstance(value, int)}

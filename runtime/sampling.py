@@ -122,7 +122,7 @@ class Classified(NamedTuple):
 class OneOf:
     """A logits processor that allows only the tokens of ``texts``, each with and without a space before it.
 
-    probabilities: of the texts, which sum to 1. They are told apart along the answer's tokens: texts that start with the same
+    probabilities: of the texts, which sum to 1. They differ along the answer's tokens: texts that start with the same
     token share its probability evenly, unless the answer goes that way.
     """
 

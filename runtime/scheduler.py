@@ -49,7 +49,7 @@ class Scheduler:
     """Runs one task at a time: urgent ones first, in the order submitted, then watches, then those of the sessions by deadline.
 
     A session's task is due one period after the one before it, so that in overload all fall behind alike and each runs at the
-    same fraction of its rate (start-time fair queueing); who had nothing to do saves nothing up. Between two urgent tasks one
+    same fraction of its rate (start-time fair queueing); an idle session saves nothing up. Between two urgent tasks one
     of a session that waits for no urgent one has its turn: a camera that is asked without end does not stop the others.
 
     Watches, in the order submitted, take WATCH_FRACTION of the time at most, whatever their number: after one that took t s the
@@ -65,7 +65,9 @@ class Scheduler:
         self._watches: deque[Task] = deque()
         self._watch_from = 0.0  # time.monotonic() at which the next of them may begin
         self._queues: dict[int, deque[Task]] = {}  # of sessions with tasks, the one served longest ago first
-        self._clock = 0.0  # when the newest task began that was no urgent one, had all begun one period before they were due
+        self._clock = (
+            0.0  # when the newest task began that was not an urgent one, had all begun one period before they were due
+        )
         self._due: dict[int, float] = {}  # when a session's newest task is due, where that is after the clock
         self._returning: tuple[int, float] | None = None  # the session of the task before, and when its next one is due
         self._thread: threading.Thread | None = None
@@ -107,7 +109,7 @@ class Scheduler:
     ) -> Future[T]:
         """Queue a call. Cancelling the future takes it out again, until it begins.
 
-        urgent: a question's. watch: of questions that nobody waits for. period: seconds from one task of the session to the
+        urgent: a question's. watch: of background questions. period: seconds from one task of the session to the
         next, where there is time for all.
         Raises UserError after :meth:`stop`, in a forked process, and when the system starts no thread.
         """

@@ -161,7 +161,7 @@ class Session:
             raise
 
     def _empty_memory(self) -> SessionMemory:
-        """Allocate the memory of a stream of which nothing has been watched."""
+        """Allocate the memory of a stream before its first frame."""
         settings, model = self._settings, self.model
         encoder = open_encoder(settings, model, self._writer)
         stream, why = open_stream(settings, model, self._chat, self.text_budget, self._writer)
@@ -306,7 +306,7 @@ class Session:
         return self.model.scheduler.run(self, self._step, work, *arguments, period=1 / self.rate)
 
     def _step(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do ``work`` on the model's thread, blame errors on whose they are, and update the stats."""
+        """Do ``work`` on the model's thread, blame errors on their source, and update the stats."""
         self._check_open()
         self._check_memory()
         memory, chunks = self._memory, self._memory.chunks
@@ -423,7 +423,7 @@ class Session:
 
         The memory afterwards is what it was before; docs/guide/asking.md has the one exception, "What a question changes".
         question: a text, or a conversation of the caller's own, with tools and their results (:class:`Dialogue`).
-        conversation: the turns to go on from and to add this one to. history: turns of the caller's own in its place,
+        conversation: the turns to continue from and to add this one to. history: turns of the caller's own in its place,
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
         likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
@@ -438,8 +438,8 @@ class Session:
         raises NothingHeld.
 
         Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
-        out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures, for a window
-        of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
+        out of range, for choices that cannot be distinguished or are longer than an answer, for too many pictures, for a window
+        of time that ends before it begins, or that policy or engine cannot see only, and after :meth:`close`.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -536,7 +536,7 @@ class Session:
             repetition.prompt = [*memory.stream.text_ids, *seen]
             reason = answer._generate(memory.stream, embeds, draw, choices, max_tokens, self._give_way)
         if pictures:
-            answer.found.looked = None  # it may be read from the pictures alone
+            answer.found.looked = None  # it may be read from the pictures only
         self._ttft_ms, self._tpot_ms = answer.found.ttft_ms, answer.found.tpot_ms
         if reason != "cancelled" and conversation is not None:
             memory.conversations.add(conversation, (answer.question, answer.so_far))
@@ -840,6 +840,6 @@ def _checked_size(size: object) -> tuple[int, int]:
 
 
 def _close_opened(opening: Future[Session]) -> None:
-    """On the model's thread: free a session that nobody waits for any more."""
+    """On the model's thread: free a session whose caller has gone."""
     if opening.exception() is None:
         opening.result()._stream.close()

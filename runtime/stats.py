@@ -23,7 +23,7 @@ class MemoryStats:
 
     @property
     def appended(self) -> float:
-        """Of the tokens of frames, the fraction that entered the memory."""
+        """Fraction of the frames' tokens that entered the memory."""
         return self.tokens_appended / self.tokens_seen if self.tokens_seen else 1.0
 
     def plus(self, **more: float) -> MemoryStats:
@@ -37,7 +37,7 @@ class SessionStats:
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the references that changes
-    are told by; encoded, of the patches of frames the fraction that was encoded, and tower_bytes of what is kept for that;
+    are measured against; encoded, the fraction of the frames' patches that was encoded, and tower_bytes of what is kept for that;
     ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that
     snapshots are taken in, snapshots written by this process, and held_ms, the longest that the stream waited for one; store:
     rows offloaded by a retrieval policy.

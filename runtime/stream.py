@@ -592,7 +592,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and commit rows that there is room for; those of a question about a window of time are not committed.
+        """Append and commit rows that have room; those of a question about a window of time are not committed.
 
         embeds: float32 ``[n, width]``. The rows' ``seq`` is the stream's.
         """

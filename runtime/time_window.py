@@ -1,4 +1,4 @@
-"""Questions about a window of time: their rows attend to the memory's rows of that time alone.
+"""Questions about a window of time: their rows attend to the memory's rows of that time only.
 
 A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen; text is seen with its frames;
 summaries, which belong to no time, never.
@@ -31,7 +31,7 @@ class TimeWindow:
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
         """The first and the last frame of the window; the first is after the last where there is none.
 
-        now: the stream's time. Until then the newest frame is what there was to be seen.
+        now: the stream's time. Until then the newest frame is shown.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:

@@ -85,7 +85,7 @@ def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify
 def pull(repository: Repository, progress: Report, notify: Notify, out: Path | None = None, *, force: bool = False) -> Path:
     """Download a repository's bundle to ``out`` or the cache, resuming, and check every byte against its manifest.
 
-    Raises HubError, and BundleError where it is no bundle.
+    Raises HubError, and BundleError where it is not a bundle.
     """
     if out is not None:
         return _pull(repository, out, force, progress)
@@ -100,7 +100,7 @@ def pull(repository: Repository, progress: Report, notify: Notify, out: Path | N
 def _pull(repository: Repository, target: Path, force: bool, progress: Report) -> Path:
     snapshot = repository.fetch([MANIFEST], progress)
     if not (snapshot / MANIFEST).exists():
-        raise HubError(f"{repository.name} is no bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
+        raise HubError(f"{repository.name} is not a bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
     records, files = Bundle.load(snapshot, verify="manifest").files, repository.files
     if repository.problem is not None:
         raise repository.problem

@@ -151,7 +151,7 @@ class Repository:
         needed = total - sum(part.stat().st_size for part in parts if part.exists())
         try:
             if parts and needed > (free := shutil.disk_usage(next(iter(parts)).parent).free):
-                what = f"{needed / MB:,.0f} MB are to be downloaded and {free / MB:,.0f} MB are free on the disk of"
+                what = f"{needed / MB:,.0f} MB must be downloaded and {free / MB:,.0f} MB are free on the disk of"
                 raise HubError(f"{self.name}: {what} {self.home}", "make room, or name a folder on another disk in HF_HOME")
             for part, file in parts.items():
 
@@ -246,7 +246,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Callable[[int], None]) -
             if refused or failures == len(PAUSES_S) or attempt == ATTEMPTS:
                 if problem is not None:
                     raise problem
-                return  # what there is has another hash
+                return  # the file has another hash
             time.sleep(PAUSES_S[failures])
 
 
@@ -265,7 +265,7 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     if isinstance(error, errors.GatedRepoError):
         return HubError(f"{name.repo} is gated", f"accept its terms at {page}, set HF_TOKEN to your token, and {again}")
     if status in (401, 403, 404):
-        what = f"{name} is no folder here, and {host} shows no such model or revision"
+        what = f"{name} is not a folder here, and {host} shows no such model or revision"
         return HubError(what, f"check its name at {page}; if it is private, set HF_TOKEN")
     if status:
         return HubError(f"{host} answers {status} for {name.repo}", f"{again} later")
@@ -276,5 +276,5 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
         return HubError(*problem.split("; ", 1))
     if isinstance(error, OSError):
         where = f"{error.filename or folder}: cannot be written ({error.strerror or error})"
-        return HubError(where, "make room, or name another folder in HF_HOME or EDGEVLM_CACHE; what has arrived is kept")
+        return HubError(where, "make room, or name another folder in HF_HOME or EDGEVLM_CACHE; downloaded parts are kept")
     return HubError(f"{host} does not answer as the hub does ({why!a})", "check HF_ENDPOINT")

@@ -147,7 +147,7 @@ def resolve_model(
 def find_bundle(
     folder: Path, engine: str, model: str, notify: Notify, choice: ExportChoice | None = None
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Return a checkpoint's cached bundle, None where one is to be exported, and the options to export it with."""
+    """Return a checkpoint's cached bundle, None where one must be exported first, and the options to export it with."""
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
     options = {} if hint or choice is None else choice.options(folder)

@@ -80,7 +80,7 @@ class NodeAgent(Hooks):
         self._working = threading.RLock()  # over the cameras
         self._wake, self._done = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._ask_on, self._work_on)]
-        self._local = service.state / "pictures"  # where they do not lie beside the snapshots
+        self._local = service.state / "pictures"  # where they are not beside the snapshots
         service.hooks = self
 
     def start(self) -> None:
@@ -316,9 +316,9 @@ class NodeAgent(Hooks):
         return {**self._service.stream(name).describe(), "node": self.name, "epoch": self.epochs.get(name), "lost_s": lost}
 
     def change(self, name: str, policy: str | None, budget: str | int | None, paused: bool | None) -> None:
-        """Give a camera that is watched here another policy or budget, and an empty memory; pause it, or let it go on.
+        """Give a camera that is watched here another policy or budget, and an empty memory; pause it, or let it continue.
 
-        None leaves it as it is. It stays so wherever the camera moves. Raises HeadAway, UserError, after which it goes on as
+        None leaves it as it is. It stays so wherever the camera moves. Raises HeadAway, UserError, after which it continues as
         before, and FieldError for a policy that clients may not name.
         """
         change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
@@ -397,7 +397,7 @@ class NodeAgent(Hooks):
     def _replaced(
         self, kind: str, old: Fields, new: Fields, known: Collection[str], replace: Callable[[str], str]
     ) -> list[str]:
-        """Replace what has changed, and add again what failed before; return what was done, a line each."""
+        """Replace changed ones, and retry those that failed before; return what was done, a line each."""
         done = []
         for name in {**old, **new}:
             if old.get(name) != new.get(name) or (name in new and name not in known):

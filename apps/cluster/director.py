@@ -22,8 +22,8 @@ Fields = dict[str, Any]
 class ClusterState:
     """All that outlives the head.
 
-    removed: epoch and begins, from which cameras of that name go on. instances: processes by their nodes' names, lost ones too.
-    notes: of what is to be forgotten, until all have; ``number`` is the newest one's. nodes_forgot, cameras_forgot: the last
+    removed: epoch and begins, from which cameras of that name continue. instances: processes by node, lost ones too.
+    notes: of what to forget, until all have; ``number`` is the newest one's. nodes_forgot, cameras_forgot: the last
     note that each has followed. removed_nodes: whose names are not taken again.
     """
 
@@ -43,7 +43,7 @@ class Director:
     """Places cameras on nodes. Nothing here reads a clock, a network or a disk: real heads and simulated ones are the same.
 
     A node asks every few seconds and watches the cameras that it is ordered, with those epochs, until LEASE_S after it asked. A
-    camera that moves is nobody's until the node that had it no longer has it open. A node that has not asked for LEASE_S +
+    camera that moves has no owner until the node that had it no longer has it open. A node that has not asked for LEASE_S +
     GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
 
     save: called with the state after each change, before any node sees the change. While it raises OSError, nodes keep the
@@ -88,7 +88,7 @@ class Director:
 
         about: ``memory_bytes`` and ``url`` of a :class:`Node`. Cameras are as :meth:`add` takes them. Cameras that fit nowhere,
         and some of full nodes, go to the node. Raises UserError while another process of that name may be watching, for a node
-        that was removed, which may still keep what was to be forgotten, and for another minor version of edgevlm.
+        that was removed, which may still keep forgotten data, and for another minor version of edgevlm.
         """
         if minor(version) != minor(__version__):
             raise UserError(
@@ -203,14 +203,14 @@ class Director:
             self.keep()
 
     def gone(self, name: str, instance: str, *, now: float) -> None:
-        """Give a node up at once: it has closed all that it had open, and asks no more."""
+        """Give a node up at once: it has closed all its cameras, and stops asking."""
         if self._is_member(name, instance):
             del self.state.instances[name]
             self.state.nodes[name].seen = -math.inf
             self.tick(now)
 
     def remove_node(self, name: str, *, now: float) -> None:
-        """Wait no more for a node that does not come back. Raises UserError for one that is there."""
+        """Stop waiting for a node that does not come back. Raises UserError for one that is there."""
         self.tick(now)
         state = self.state
         if name in state.nodes:
@@ -263,7 +263,7 @@ class Director:
         self.keep()
 
     def pause_watch(self, watch: str, paused: bool, cameras: Iterable[str], *, now: float) -> None:
-        """Pause a watch on these cameras, or let it go on there, wherever they are watched."""
+        """Pause a watch on these cameras, or let it continue there, wherever they are watched."""
         for camera in (self.state.cameras[name] for name in cameras if name in self.state.cameras):
             others = [each for each in camera.paused_watches if each != watch]
             camera.paused_watches = [*others, watch] if paused else others

@@ -19,7 +19,7 @@ from edgevlm.errors import UserError
 
 FILE = "cluster.json"
 NEWEST = "head.id"  # which head was started last over a folder
-LOOK_S = 2.0  # between looks at it: far less than GRACE_S, for leases go on meanwhile
+LOOK_S = 2.0  # between looks at it: far less than GRACE_S, for leases continue meanwhile
 LOOKING_S = 1.0  # that a look may take before nodes are answered all the same
 STATE = TypeAdapter(ClusterState)
 
@@ -29,7 +29,7 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Seconds of a clock that never goes back, and goes on while the machine sleeps."""
+    """Seconds of a clock that never goes back, and continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -84,10 +84,10 @@ class Head:
             state = STATE.validate_python(_upgraded(json.loads(self._shared.read(FILE))))
             for name, node in state.nodes.items():
                 if node.name != name:
-                    raise ValueError(f"{name}: its name is another one")
+                    raise ValueError(f"{name}: its name differs")
             for name, camera in state.cameras.items():
                 if camera.name != name or not {camera.node, camera.moves_to} <= {None, *state.nodes}:
-                    raise ValueError(f"{name}: its name or its node is another one")
+                    raise ValueError(f"{name}: its name or its node differs")
             return state
         except FileNotFoundError:
             return ClusterState()
@@ -95,7 +95,7 @@ class Head:
             raise UserError(f"{self._where}/{FILE}: cannot be read ({error.strerror or error})") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
-            raise UserError(f"{self._where}/{FILE}: is no head's ({why}); move it away to begin without it") from None
+            raise UserError(f"{self._where}/{FILE}: is not a head's ({why}); move it away to begin without it") from None
 
 
 def _upgraded(known: Fields) -> Fields:

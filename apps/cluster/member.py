@@ -55,7 +55,7 @@ def join(service: Service, port: int, notify: Notify) -> ClusterMember:
             "--cluster: where do snapshots go? give a folder or an address that all nodes share: --set cluster.snapshots=DIR"
         )
     if config.snapshots is not None:
-        raise UserError("--cluster: snapshots of a cluster go to what all nodes share; give cluster.snapshots alone")
+        raise UserError("--cluster: snapshots of a cluster go to what all nodes share; give cluster.snapshots only")
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
     host, _, ray_port = (wanted.join or "").partition(":")

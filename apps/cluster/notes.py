@@ -41,7 +41,7 @@ class NoteFollower:
     refused: dict[int, str] = field(default_factory=dict)
     kept: int = 0
     cameras: dict[str, int] = field(default_factory=dict)
-    _stuck: str = ""  # why something could not be forgotten, once it was told
+    _stuck: str = ""  # why something could not be forgotten, once it was sent
     _closed: list[tuple[str, int, object]] = field(default_factory=list)  # name, epoch, and the view then
 
     def follow(self) -> None:
@@ -58,7 +58,7 @@ class NoteFollower:
         except (UserError, OSError) as error:
             if self._stuck != str(error):
                 self._stuck = str(error)
-                self.notify(f"cluster: what is to be forgotten is still there: {mask_credentials(self._stuck)}")
+                self.notify(f"cluster: forgotten data is still there: {mask_credentials(self._stuck)}")
         else:
             self._closed = [each for each in self._closed if each[2] is view]
 

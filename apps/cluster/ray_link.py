@@ -133,7 +133,7 @@ class RayNode:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_gcs_rpc_server_reconnect_timeout_s": f"{AWAY_S:.0f}",  # after which it ends
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # it waits 30 s for its actors; cameras have moved by now
-            "RAY_AUTH_MODE": "token",  # lets in who has the key
+            "RAY_AUTH_MODE": "token",  # lets in everybody with the key
             "RAY_AUTH_TOKEN": _token(f"cluster {joining.secret}"),
         }
         self._ray = subprocess.Popen(

@@ -106,7 +106,7 @@ class MovingEvents:
     """The newest event of each watch on a camera, and the KEPT newest older ones that are still to be sent, in its folder.
 
     So the node that watches the camera next knows them. An event is written here before it is in its node's own file. A folder
-    that cannot be written is no error.
+    that cannot be written is not an error.
     """
 
     FILE = "events.json"

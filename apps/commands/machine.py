@@ -62,7 +62,7 @@ def power(
 ) -> None:
     """Show the power this machine draws.
 
-    One line an interval: watts of every rail, clocks and the power mode. The last line is the energy in all.
+    One line an interval: watts of every rail, clocks and the power mode. The last line is the energy in total.
     """
     from edgevlm.apps.doctor.power import show_power
 

@@ -308,7 +308,7 @@ def digest(
     since: Since = "8h",
     until: Until = None,
     stream: Stream = None,
-    search: Annotated[str | None, option("TEXT", "Show what has these words.")] = None,
+    search: Annotated[str | None, option("TEXT", "Only show entries containing these words.")] = None,
     url: Server = LOCAL,
     key_file: KeyFile = None,
     json: Json = False,
@@ -323,7 +323,7 @@ def digest(
 
 
 def journal(
-    search: Annotated[str | None, option("TEXT", "Show lines that have these words.")] = None,
+    search: Annotated[str | None, option("TEXT", "Only show lines containing these words.")] = None,
     since: Since = None,
     until: Until = None,
     stream: Stream = None,

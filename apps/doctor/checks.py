@@ -238,7 +238,7 @@ def gpu(machine: Machine) -> Outcome:
         fix = "a container needs --runtime nvidia; else reinstall nvidia-l4t-core"
         return "warn", "the Jetson's GPU has no node under /dev: not found", fix
     if _on_pci(machine):
-        return "warn", "an NVIDIA GPU without a driver", "install NVIDIA's driver, or go on with the CPU"
+        return "warn", "an NVIDIA GPU without a driver", "install NVIDIA's driver, or continue with the CPU"
     return "ok", "no NVIDIA GPU found: models run on the CPU"
 
 
@@ -280,7 +280,7 @@ def cudnn(machine: Machine) -> Outcome:
 
 
 def cuda_runtime(machine: Machine) -> Outcome | None:
-    """CUDA's runtime libraries on a GPU that is no Jetson's, whose CUDA has a check of its own."""
+    """CUDA's runtime libraries on a GPU that is not a Jetson's, whose CUDA has a check of its own."""
     if is_jetson(machine):
         return None
     found = _debs(machine, r"cuda-cudart-\d+-\d+") | _wheels(machine, r"nvidia-cuda-runtime(?:-cu\d+)?")

@@ -156,7 +156,7 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
-    """A stream's pixels ``[chunk, 3, height, width]``, in so many copies, and features of a chunk, float32."""
+    """A stream's pixels ``[chunk, 3, height, width]``, ``copies`` times, and features of a chunk, float32."""
     tower = model.tower
     grids = max(1, chunk // tower.group)
     features = grids * tower.tokens * model.hidden * (1 + model.deepstack)

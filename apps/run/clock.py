@@ -37,7 +37,7 @@ def moment(text: str, now: float | None = None) -> float:
         at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
         return _local(at) if at.tzinfo is None else at.timestamp()
     except (ValueError, OverflowError, OSError):
-        raise UserError(f"{text[:40]!r} is no time; give 10m, 1h30m, 14:03 or 2026-11-22T14:03") from None
+        raise UserError(f"{text[:40]!r} is not a time; give 10m, 1h30m, 14:03 or 2026-11-22T14:03") from None
 
 
 def _local(at: datetime, latest: float = math.inf) -> float:

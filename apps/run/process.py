@@ -100,7 +100,7 @@ def silence_if_gone() -> bool:
 class Notifier:
     """Sends sd_notify(3) messages to the socket that ``NOTIFY_SOCKET`` names: a path, or ``@name`` in the abstract namespace.
 
-    Does nothing without one, and waits for nobody. ALIVE is sent where the manager wants it from this process
+    Does nothing without one, and does not wait. ALIVE is sent where the manager wants it from this process
     (``WATCHDOG_USEC``, ``WATCHDOG_PID``).
     """
 

@@ -36,7 +36,7 @@ class Thumbnails(TimedDatabase):
     """
 
     FILE, TABLE, TIMES, HAS_CAMERA, CAP = "thumbnails.sqlite", "thumbnails", ("wall",), False, 16 << 20
-    MEANWHILE = "the stream goes on"
+    MEANWHILE = "the stream continues"
     TABLES = """
     CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB);
     CREATE INDEX IF NOT EXISTS held ON thumbnails (frame) WHERE held;
@@ -70,12 +70,12 @@ class Thumbnails(TimedDatabase):
                 self._attempt(self._flush, None)
 
     def begin(self, frame: int) -> None:
-        """The stream goes on with this frame number: pictures from there on are of frames that are not known."""
+        """The stream continues with this frame number: pictures from there on are of frames that are not known."""
         self._change("DELETE FROM thumbnails WHERE frame >= ?", frame)
         self._change(f"UPDATE days SET last = min(last, {self._newest})")
 
     def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
-        """Of each frame that has a picture, or of those of ``frames``, when it was taken; oldest first."""
+        """For each frame that has a picture, or each of ``frames``, when it was taken; oldest first."""
         only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         values = () if frames is None else (json.dumps(frames),)
         rows = self._rows(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", *values)

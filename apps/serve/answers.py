@@ -60,7 +60,7 @@ class Event(Record):
     camera: str = field("The stream's name.")
     state: str = field("open or close.")
     time: str = field("When: RFC 3339, UTC.")
-    probability: float = field("Of the answer.")
+    probability: float = field("Probability of the answer.")
     evidence: list[Moment] = field("Frames it was read from, as in an answer.")
 
 
@@ -76,14 +76,14 @@ class WatchOnCamera(Record):
     camera: str = field("The stream's name.")
     state: str = field("open or closed.")
     answer: str | None = field("yes, no or not sure; null before the first.")
-    probability: float | None = field("Of the newest answer.")
+    probability: float | None = field("Probability of the newest answer.")
     opened: str | None = field("When it last opened.")
-    paused: bool = field("Whether it is asked no more for now.")
+    paused: bool = field("Whether it is paused.")
 
 
 class WatchState(WatchSettings, Named):
     name: str = field("Its name, in any script.")
-    cameras: list[WatchOnCamera] = field("How it stands on each camera.")
+    cameras: list[WatchOnCamera] = field("Its state on each camera.")
 
 
 class Forgotten(Record):
@@ -97,7 +97,7 @@ class Reloaded(Record):
     done: list[str] = field("What was done, a line each.")
 
 
-WATTS = (float | None, field("Of the machine, where it has a meter."))
+WATTS = (float | None, field("Power of the machine, where it has a meter."))
 SINCE, UNTIL = (str, field("From when: RFC 3339, UTC.")), (str, field("Until when."))
 
 

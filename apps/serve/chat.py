@@ -318,7 +318,7 @@ class ChatRequest(Asked):
     def _pictures(self, stream: CameraStream, settings: ServerSettings, asked: Dialogue) -> tuple[list[Pixels], list[str]]:
         """Prepare the newest pictures, up to the limit; returns the older ones' fields too.
 
-        Raises FieldError for what is not allowed, is no image, or has no room in the last message.
+        Raises FieldError for what is not allowed, is not an image, or has no room in the last message.
         """
         last, shown, left = f"messages.{len(self.messages) - 1}.", list[Pixels](), list[str]()
         parts = [(field, part) for field, part in reversed(self._parts()) if not part.is_stream]

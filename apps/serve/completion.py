@@ -31,7 +31,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class Completion:
-    """One answer, in OpenAI's shapes. Raises FieldError for a question that is none."""
+    """One answer, in OpenAI's shapes. Raises FieldError for an invalid question."""
 
     answer: Answer | str = ""
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
@@ -141,7 +141,7 @@ class Completion:
             raise FieldError(self._window_field, nothing_held(error, self._offset)) from None
         finally:
             self.cancel()
-        # a cancelled answer comes to its end, and thumbnails are read, while other requests go on
+        # a cancelled answer comes to its end, and thumbnails are read, while other requests continue
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
 
     async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:

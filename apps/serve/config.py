@@ -134,7 +134,7 @@ class ThumbnailSettings(KeptSettings):
 class JournalSettings(KeptSettings):
     """every: minutes from one line of a camera to the next, 0 for no journal. prompt: what the model is asked for one.
 
-    changed: a tenth of that time after the last line the next is due once the model has taken in so many frames' worth of what
+    changed: a tenth of that time after the last line the next is due once the model has appended this many frames' worth of what
     changed (under ``append = "changed"``). max_tokens: of a line. context: tokens of lines that a question is given, those
     with its words; 0 for none. days, megabytes: that lines are kept.
     """
@@ -164,7 +164,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Cameras by id; one whose table has a name that is no id is shown by that name."""
+    """Cameras by id; one whose table has a name that is not an id is shown by that name."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}

@@ -76,8 +76,8 @@ class NewStream(Strict):
     id: NamedId
     name: Name | None = None
     source: SourceText
-    username: Words | None = Field(None, description="Of the source's address; any characters.")
-    password: Words | None = Field(None, description="Of the source's address; any characters.")
+    username: Words | None = Field(None, description="Login of the source's address; any characters.")
+    password: Words | None = Field(None, description="Login of the source's address; any characters.")
     policy: Words | None = None
     budget: Budget = None
     fps: Fps | None = None
@@ -377,7 +377,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.patch("/v1/streams/{name}", responses=content(answers.Stream))
     def change_stream(stream: TheStream, change: StreamChange) -> dict[str, Any]:
-        """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
+        """Pause a camera, let it continue, or give it another policy or budget. A paused one can be asked.
 
         Another policy or budget begins a new memory and, except in a cluster, lasts until the server restarts.
         """
@@ -506,7 +506,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.patch("/v1/watches/{name}", responses=content(answers.WatchState))
     def change_watch(name: WatchName, change: WatchChange) -> dict[str, Any]:
-        """Pause a watch, or let it go on: on one camera, or on all. One that is open closes."""
+        """Pause a watch, or let it continue: on one camera, or on all. One that is open closes."""
         if change.camera is not None:
             server.stream(change.camera, "camera")
         watches.pause(name, change.state == "paused", change.camera)

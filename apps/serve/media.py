@@ -62,7 +62,7 @@ def read_video(url: str, settings: ServerSettings, count: int) -> list[Image]:
 
 
 def _inline(url: str, wanted: str) -> bytes:
-    """Decode ``data:TYPE;base64,..`` or base64 alone: either alphabet, any white space, padded or not. Raises UserError."""
+    """Decode ``data:TYPE;base64,..`` or base64 only: either alphabet, any white space, padded or not. Raises UserError."""
     head, text = url.split(",", 1) if "," in url[:256] else ("data:;base64" if BASE64.fullmatch(url[:256]) else "", url)
     if not re.fullmatch(r"(?is)\s*data:[^,]*;\s*base64\s*", head):
         raise UserError(wanted)
@@ -100,7 +100,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         raise UserError("give an address without credentials and spaces")
     if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:
         raise UserError("pictures are not fetched from this host; send the picture itself, or add it to server.media_hosts")
-    # an address that is listed as such is the operator's choice; a name leads to public ones alone
+    # an address that is listed as such is the operator's choice; a name leads to public ones only
     hosts = AllowedHosts([host] if settings.media_private or is_listed else None, private=False)
     late = UserError(f"the picture did not come from {host} within {FETCH_S:g} s")
     end, data = time.monotonic() + FETCH_S, bytearray()

@@ -78,7 +78,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 line = json_line("serving", {"time": wall_clock(), "url": url})
                 try:
                     print(line if as_json else f"edgevlm is serving at {url}", flush=True)
-                except OSError:  # its disk is full, or its reader has gone: the server goes on
+                except OSError:  # its disk is full, or its reader has gone: the server continues
                     silence(sys.stdout)
                 serving.set()
 
@@ -93,7 +93,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
             server.run(sockets=[listening])
     finally:
         done.set()
-        serving.set()  # nobody waits for it any more
+        serving.set()  # its caller has gone
         reporter.join(ALIVE_S)
         Notifier().send(Notifier.STOPPING)
         listening.close()

@@ -46,7 +46,7 @@ from edgevlm.runtime.settings import AUTO, check_policy
 MAX_STREAMS = 256
 TEST_S = 10.0  # that a source which is tested may take to give its first picture
 LOOK_S = 2.0  # that it is looked at then
-TEST_FPS = 100  # frames a second, and in all, that are looked at
+TEST_FPS = 100  # frames a second, and in total, that are looked at
 CLOSING_S = 30.0  # that the last snapshots may take
 REOPEN_S = 60.0  # from one opening of a camera with a torn memory to the next
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
@@ -130,7 +130,7 @@ class Service:
                     self.watches.add(watch)
                 self._end_removed()
             if self.has_events:
-                self.watches.announce(anyway=True)  # also that there are none any more
+                self.watches.announce(anyway=True)  # also when there are none left
         except BaseException:
             self.close()
             raise
@@ -271,7 +271,7 @@ class Service:
             self._models.pop(key).close()
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration; cameras that did not change go on. Returns a line for each change or failure.
+        """Apply a configuration; cameras that did not change continue. Returns a line for each change or failure.
 
         Raises UserError for an invalid key, and changes nothing.
         """
@@ -388,12 +388,12 @@ class Service:
     def _reopen(self, torn: CameraStream) -> None:
         with self._lock:
             if self.streams.get(torn.name) is torn:
-                torn.notice(Lost("an error has left the memory half changed; going on from the last snapshot"))
+                torn.notice(Lost("an error has left the memory half changed; continuing from the last snapshot"))
                 try:
                     self._open_again(torn, torn.settings, torn.folder)
                 except Exception as error:
                     torn.problem = mask_credentials(str(error) or type(error).__name__)
-                    torn.notice(f"cannot go on: {torn.problem}")
+                    torn.notice(f"cannot continue: {torn.problem}")
 
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""

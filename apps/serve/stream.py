@@ -411,7 +411,7 @@ class CameraStream:
 
 
 class JournalWriter(threading.Thread):
-    """Asks a stream for lines: every so often, and when much has changed."""
+    """Asks a stream for lines: at intervals, and when much has changed."""
 
     def __init__(self, stream: CameraStream, journal: Journal, settings: JournalSettings) -> None:
         super().__init__(name=f"edgevlm-journal-{stream.name}", daemon=True)

@@ -27,7 +27,7 @@ from edgevlm.errors import UserError, reason
 from edgevlm.progress import progress, to_stderr, to_stderr_if_lost, to_stdout
 
 LOOK_S = 0.2  # from one look whether it is to end to the next
-NEVER_S = 86_400.0  # from one snapshot to the next, where nobody comes back for it
+NEVER_S = 86_400.0  # from one snapshot to the next, where no one returns to it
 
 
 class Lines(Sink):

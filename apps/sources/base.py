@@ -80,7 +80,7 @@ class State(str, Enum):
     STALLED = "stalled"  # connected, but no frame for ``stall_timeout_s``
     RECONNECTING = "reconnecting"  # the connection broke: waiting to try again, or trying
     ENDED = "ended"  # the last frame of a recording has been read, or it was closed
-    FAILED = "failed"  # it cannot go on
+    FAILED = "failed"  # it cannot continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self) -> Frame | None:
-        """Return the next sampled frame, None at the end. Raises SourceError when the source cannot go on."""
+        """Return the next sampled frame, None at the end. Raises SourceError when the source cannot continue."""
 
     def interrupt(self) -> None:  # noqa: B027
         """End a read that waits for frames, from any thread."""

@@ -101,7 +101,7 @@ class UsbConnection(Capture):
         self.mode = f"{width}x{height} at {self.property('FPS'):g} fps, {name}"
 
     def grab(self) -> Grabbed | None:
-        grabbed = super().grab() if self._node.exists() else None  # some drivers go on with the last picture
+        grabbed = super().grab() if self._node.exists() else None  # some drivers continue with the last picture
         if grabbed is None:
             self.problem = "gives no more pictures; is it still plugged in?"
         return grabbed

@@ -27,7 +27,7 @@ from edgevlm.apps.sources.base import (
 from edgevlm.errors import SourceError, SourceRefused, UserError, refuse_fork
 
 KEYFRAME_WAIT_S = 30.0  # a stream may have no keyframe (intra refresh): after this long, any decoded picture will do
-LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, goes on from there and does not catch up
+LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, continues from there and does not catch up
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
 
@@ -62,7 +62,7 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Take no more frames and end every wait; the one that is there may still be taken."""
+        """Stop taking frames and end every wait; the frame at hand may still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

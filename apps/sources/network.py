@@ -33,7 +33,7 @@ REASONS = {  # by errno
     errno.EPIPE: "{} closed the connection",
     errno.EIO: "the connection to {} broke off before there was video; check its port and path",
 }
-RAW = "that is no address; percent-encode / # ? in the password, or give username and password beside the address"
+RAW = "that is not an address; percent-encode / # ? in the password, or give username and password beside the address"
 UNMENDABLE = {
     401: "wrong or no user and password (401); give username and password, or put them in the address before the host and an @",
     403: "not allowed (403); check user, password and path of the address",
@@ -113,7 +113,7 @@ def split_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise SourceRefused(RAW if "@" in url else "that is no address; give SCHEME://HOST:PORT/PATH") from None
+        raise SourceRefused(RAW if "@" in url else "that is not an address; give SCHEME://HOST:PORT/PATH") from None
     return parts
 
 
@@ -190,7 +190,7 @@ class PictureConnection(Connection):
     """Pictures over HTTP: an endless answer of them (Motion JPEG), or one an answer, asked for again ``fps`` times a second.
 
     Each is decoded by itself, so its size and kind may change; there are no times. ``ask`` sends the request again, with
-    headers; a picture that has not changed is none.
+    headers; an unchanged picture yields none.
     """
 
     def __init__(self, response: HTTPResponse, ask: Ask, options: SourceOptions) -> None:
@@ -261,7 +261,7 @@ class FfmpegConnection(Connection):
         self._video: Video | None = None
         scheme = self._camera.scheme.lower()
         if response is None and scheme not in SCHEMES:
-            raise SourceRefused(f"{scheme}:// is no stream that is read; give http, {', '.join(SCHEMES)}, or a file")
+            raise SourceRefused(f"{scheme}:// is not a stream edgevlm can read; give http, {', '.join(SCHEMES)}, or a file")
         try:
             self._video = self._open(url, scheme)
         except BaseException:
@@ -372,7 +372,7 @@ def explain(error: Exception, camera: SplitResult) -> str:
     place = f"{host}:{camera.port or PORTS.get(scheme, '')}".rstrip(":")
     words = REASONS.get(getattr(error, "errno", None) or 0)
     if type(error).__name__ == "InvalidDataError" or getattr(error, "errno", None) == errno.EINVAL:
-        words = "nothing at {} speaks RTSP" if scheme.startswith("rtsp") else "what {} sends is no video that can be read"
+        words = "nothing at {} speaks RTSP" if scheme.startswith("rtsp") else "what {} sends is not a video that can be read"
         words += "; check host, port and path"
     elif type(error).__name__ == "EOFError":
         words = "{} closed the connection without sending video; check the address's path"

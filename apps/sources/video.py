@@ -81,7 +81,7 @@ class Video:
         yield from self.drain()
 
     def packets(self) -> Iterator[Any]:
-        """Yield the packets of a recording; a damaged one ends where no more is found."""
+        """Yield the packets of a recording; a damaged one ends where nothing more is found."""
         with suppress(self._errors.FFmpegError, OSError, ValueError):  # the last two of reading the file
             yield from (packet for packet in self.container.demux(self.stream) if packet.size)
 
@@ -90,7 +90,7 @@ class Video:
         self._lost = packet.is_corrupt or (self._lost and not packet.is_keyframe)
         if self._lost:
             self._spoiled.add(packet.pts)
-        elif len(self._spoiled) > 256:  # nobody asked for them
+        elif len(self._spoiled) > 256:  # they were not asked for
             self._spoiled.clear()
         try:
             frames = self.stream.codec_context.decode(packet)

@@ -41,7 +41,7 @@ class Commands:
             self._say(str(error))
 
     def questions(self) -> list[str]:
-        """Return questions ready to be asked, those about what has left the picture first."""
+        """Return ready questions, those about objects that left the picture first."""
         if not self._run.session.model.is_demo:
             return list(GENERAL)
         scene = self._run.frame.scene if self._run.frame is not None else None

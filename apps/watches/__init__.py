@@ -1,1 +1,1 @@
-"""Standing questions: watches, the events they open and close, and the sinks that are told."""
+"""Standing questions: watches, the events they open and close, and the sinks that receive them."""

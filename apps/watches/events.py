@@ -95,7 +95,7 @@ class Unwritten:
 
 
 class EventStore(TimedDatabase):
-    """What happened, and what is still to be sent, in a file that this process alone opens.
+    """What happened, and what is still to be sent, in a file that this process only opens.
 
     :meth:`record` returns once the event is on the disk. While the disk takes none, events are held in memory, UNWRITTEN at
     most, and sent from there. Old events that are still to be sent stay; above the cap pictures go first, then events.
@@ -132,7 +132,7 @@ class EventStore(TimedDatabase):
         self._attempt(self.prune, None)
 
     def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
-        """Write an event and what is to be sent, in one transaction; one whose id is known changes nothing.
+        """Write an event and its deliveries in one transaction; one whose id is known changes nothing.
 
         pictures: a JPEG, or None, for each moment of its evidence, whose ``jpeg_url`` names it then.
         """

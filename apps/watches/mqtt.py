@@ -47,7 +47,7 @@ class Mqtt(Sink):
 
     ``edgevlm/ID/available`` is online or offline (the last will). Below ``edgevlm/ID/CAMERA/WATCH/``: ``state`` (ON or OFF),
     ``event`` (JSON), ``attributes`` (the newest event), ``snapshot`` (JPEG), ``active`` (ON or OFF), all retained but
-    the event; ON or OFF sent to ``set`` lets the watch go on, or pauses it. Topics of other ids are never changed.
+    the event; ON or OFF sent to ``set`` lets the watch continue, or pauses it. Topics of other ids are never changed.
 
     id: names the program; the one of its state folder unless given. discovery: the topic that Home Assistant looks for devices
     below; empty for none. ca: a file of certificates that a broker at ``mqtts://`` is known by, the system's unless given.
@@ -71,7 +71,7 @@ class Mqtt(Sink):
         self._prefix = unquote(parts.path).strip("/") or "edgevlm"
         for topic in (self._prefix, discovery):
             if topic and not is_topic(topic):
-                raise UserError(f"mqtt: {topic!r} is no topic; leave out + and #")
+                raise UserError(f"mqtt: {topic!r} is not a topic; leave out + and #")
         if not self._host:
             raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
         self._discovery, self._timeout, self._id = discovery.strip("/"), timeout, id

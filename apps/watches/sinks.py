@@ -30,7 +30,7 @@ from edgevlm.packages import needs
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.snapshots.writer import ago
 
-SECRET_OPTIONS = ("password", "secret", "token", "key")  # whose values stand elsewhere
+SECRET_OPTIONS = ("password", "secret", "token", "key")  # whose values are elsewhere
 SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"
 ANSWER_S = 10.0  # that a webhook or a broker may take
 PROGRAM_S = 30.0  # that a program may take
@@ -74,12 +74,12 @@ class Sink:
     """
 
     control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
-    """Call it to pause a watch on a camera, or to let it go on."""
+    """Call it to pause a watch on a camera, or to let it continue."""
     program = Program()
     """Set before :meth:`start`."""
 
     def start(self) -> None:
-        """Connect, where that is to be done before the first event."""
+        """Connect, if a connection is needed before the first event."""
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         """Return once the receiver has the event; ``event.line()`` is its JSON. Raises for any failure: it is tried again."""
@@ -118,7 +118,7 @@ class Webhook(Sink):
             try:
                 self._signer = standardwebhooks.Webhook(secret if secret.startswith("whsec_") else secret.encode())
             except (ValueError, RuntimeError, standardwebhooks.webhooks.EmptyWebhookSecretError):
-                raise UserError("webhook: what follows whsec_ in its secret is no base64") from None
+                raise UserError("webhook: what follows whsec_ in its secret is not base64") from None
         verify = parsed.scheme == "https"
         try:
             direct = None if proxies_for(parsed.host) else httpx.HTTPTransport(verify=verify)
@@ -188,7 +188,7 @@ class Apprise(Sink):
         logging.getLogger("apprise").disabled = True  # it logs addresses
         self._apprise = apprise.Apprise()
         if not self._apprise.add(url):
-            raise UserError(f"apprise: {url.partition('://')[0]}:// is no address that it knows; see https://appriseit.com")
+            raise UserError(f"apprise: {url.partition('://')[0]}:// is not an address that it knows; see https://appriseit.com")
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         from apprise.attachment.memory import AttachMemory
@@ -252,7 +252,7 @@ def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
         if name not in parameters:
             raise UserError(f"{name}: there is no such option; {nearest(name, parameters)}")
         if any(part in name for part in SECRET_OPTIONS) and not str(value).startswith(("env:", "file:")):
-            raise UserError(f"{name}: give env:NAME or file:PATH; a secret does not stand in the file itself")
+            raise UserError(f"{name}: give env:NAME or file:PATH; keep secrets out of the file itself")
         annotation = parameters[name].annotation
         try:
             given[name] = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation).validate_python(value)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from edgevlm.apps.names import Id, Name, NamedId, id_of, slug
 
-GAP_S = 30.0  # without a probability, beyond `every`, after which a hold begins anew
+GAP_S = 30.0  # without a probability, beyond `every`, after which a hold begins again
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_SECONDS = 7 * 86_400
 
@@ -31,7 +31,7 @@ class WatchSettings(BaseModel):
     answer: those of them that open it, the first unless given. every: seconds from one question to the next; each frame unless
     given. changed: ask only when the picture has changed since.
 
-    open_above, close_below: probabilities of the answer; what lies between is "not sure", and changes nothing. open_after,
+    open_above, close_below: probabilities of the answer; what is between is "not sure", and changes nothing. open_after,
     close_after: seconds that it must stay beyond them; with more than 0, for two answers at least. cooldown: seconds after it
     closed in which it does not open. schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always
     unless given. on: events to send; sinks: to these, to all unless given. device_class: of Home Assistant's binary sensor.
@@ -163,7 +163,7 @@ class WatchState:
     def observe(self, time: float, probability: float) -> bool:
         """Take a probability of this time, seconds of the stream; whether it opened or closed.
 
-        A hold begins anew after a gap, and where time goes back.
+        A hold begins again after a gap, and where time goes back.
         """
         watch = self.watch
         if self.asked is None or not self.asked <= time <= self.asked + watch.every + GAP_S:

@@ -114,7 +114,7 @@ class Watcher:
         return worded
 
     def remove(self, name: str) -> None:
-        """Ask it no more; one that is open closes."""
+        """Stop asking it; close it if it is open."""
         with self._lock:
             if (tracked := self._tracked.pop(name, None)) is None:
                 return
@@ -128,7 +128,7 @@ class Watcher:
                 self._end(tracked)
 
     def pause(self, name: str, paused: bool) -> None:
-        """Ask it no more until it goes on; one that is open closes."""
+        """Stop asking it until it is resumed; close it if it is open."""
         with self._lock:
             if (tracked := self._tracked.get(name)) is None:
                 return
@@ -154,7 +154,7 @@ class Watcher:
             self._frames = deque(kept, maxlen=FRAMES)
 
     def close(self) -> None:
-        """Ask no more. What is open stays open."""
+        """Stop asking. Open watches stay open."""
         with self._fresh:
             self._closing = True
             self._fresh.notify_all()
@@ -223,7 +223,7 @@ class Watcher:
             self._report(tracked, seen, probability, one)
 
     def _end(self, tracked: Tracked) -> None:
-        """Close an open watch: it is asked no more for now."""
+        """Close an open watch: it is paused."""
         probability = tracked.probability or 0.0
         if tracked.end(self._session.time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)

@@ -66,7 +66,7 @@ class Watches:
         self.announce()
 
     def remove(self, name: str) -> None:
-        """Ask a watch no more; where it is open it closes. Raises UserError for an unknown one."""
+        """Stop asking a watch; close it where it is open. Raises UserError for an unknown one."""
         with self._lock:
             watch = self.watch(name)
             self.watches = {key: value for key, value in self.watches.items() if value is not watch}
@@ -75,7 +75,7 @@ class Watches:
         self.announce()
 
     def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
-        """Pause a watch or let it go on, on one camera or on all of its. Raises UserError for an unknown one."""
+        """Pause a watch or let it continue, on one camera or on all of its. Raises UserError for an unknown one."""
         with self._lock:
             watch = self.watch(name)
             for watcher in self._chosen(watch):
@@ -171,6 +171,6 @@ class Watches:
         return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]
 
     def control(self, camera: str, name: str, active: bool) -> None:
-        """Let a watch on a camera go on, or pause it, as a sink asks."""
+        """Let a watch on a camera continue, or pause it, as a sink asks."""
         if name in self.watches:
             self.pause(name, not active, camera)

@@ -16,7 +16,7 @@ from edgevlm.runtime.bundle import FORMAT, MANIFEST, ChatSpec, hash_file, seal_m
 
 TOKENIZER = "tokenizer.json"
 CONTROL = 3  # a special token, in tokenizer.ggml.token_type
-STREAM = "<stream>"  # where the rows of the stream stand
+STREAM = "<stream>"  # where the rows of the stream are
 TEMPLATE = (
     "{% for item in messages[-1]['content'] %}{% if item['type'] == 'video' %}<|im_start|>user\n" + STREAM + "\n"
     "{% else %}{% set question, _, start = item['text'].partition('\n') %}{{ question }}<|im_end|>\n"

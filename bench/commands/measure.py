@@ -136,7 +136,7 @@ serve = command(
     "model cameras budget fps rounds seconds threads",
     """Time several cameras of edgevlm serve, and long questions beside them.
 
-    cameras watches demo cameras as fast as they go, in one process and in one each: frames a second in all, and memory.
+    cameras watches demo cameras as fast as they go, in one process and in one each: frames a second in total, and memory.
     questions asks one of two cameras 256, 1,000 and 4,000 tokens: time to the first token, and how long frames wait.
     """,
 )

@@ -21,7 +21,7 @@ def all_benches(
 ) -> None:
     """Run the benchmarks and keep their results.
 
-    The same command continues where it was stopped. Failures are recorded, the rest goes on, and the exit status is 1.
+    The same command continues where it was stopped. Failures are recorded, the rest continues, and the exit status is 1.
     """
     from edgevlm.bench.results.run_all import planned, run_all, typed
 
@@ -83,6 +83,8 @@ def report(
         to_stderr(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
     Table(as_json).print_all(changes)
     if unsure := sum(change["verdict"] == "no spread" for change in changes):
-        to_stderr(f"{unsure} slower by more than {margin:.0%}, measured once: cannot be told from chance; measure again")
+        to_stderr(
+            f"{unsure} slower by more than {margin:.0%}, measured once: cannot be distinguished from chance; measure again"
+        )
     if any(change["verdict"] == "worse" for change in changes):
         raise typer.Exit(1)

@@ -54,7 +54,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
 
 
 def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
-    """Our lines by what they are about; those about the same are told apart by their order."""
+    """Our lines by what they are about; those about the same are distinguished by their order."""
     seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:

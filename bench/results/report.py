@@ -40,7 +40,7 @@ def tables(entry: Entry) -> list[dict[str, Any]]:
 
 
 def table_of(group: Sequence[Line]) -> dict[str, Any]:
-    """``heads`` and ``rows`` of text; ``fixed``: what is the same in all lines and stands above them."""
+    """``heads`` and ``rows`` of text; ``fixed``: what is the same in all lines and printed above them."""
     first = group[0]
     taken = {"bench"} | {part for name in first for part in beside(name, first)}
     names = [name for name in first if name not in taken]

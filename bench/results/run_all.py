@@ -65,7 +65,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
     """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
 
     Continues the last run if it is of the same kind, machine and versions, else begins one. A command that fails is a line with
-    its error, and the rest go on. Raises UserError where the folder cannot be written.
+    its error, and the rest continue. Raises UserError where the folder cannot be written.
     """
     machine = machine or Machine()
     header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}

@@ -40,7 +40,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Medians over the warm chunks, which hold ``frames`` in all."""
+        """Medians over the warm chunks, which hold ``frames`` in total."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
@@ -68,7 +68,7 @@ def changed(
 
     Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
     tower and prefill took as much less as the fractions say. ``model``: a bundle, or SEEDED, exported for the occasion, with
-    so many ``layers`` of tower and decoder, all unless given. Raises UserError for less than three chunks, the first of which
+    ``layers`` layers of tower and decoder, all unless given. Raises UserError for less than three chunks, the first of which
     is not counted.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))

@@ -84,7 +84,7 @@ class TorchBaseline:
         return rows
 
     def _append(self, embeds: Tensor) -> Tensor:
-        """Rows ``[S, hidden]`` through the decoder; what it makes of them. Positions go on, whatever has been evicted."""
+        """Rows ``[S, hidden]`` through the decoder; what it makes of them. Positions continue, whatever has been evicted."""
         at = torch.arange(self._position, self._position + len(embeds))[None]
         self._position += len(embeds)
         with torch.inference_mode():

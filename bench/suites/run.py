@@ -30,7 +30,7 @@ from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import parse_budget
 
-PROMPT_PARTS = 4  # a prompt may take one part in so many of a model's positions
+PROMPT_PARTS = 4  # a prompt may take one part in this many of a model's positions
 NAMED = 5  # of the records left out, on the report for people
 LEFT_OUT = {  # of the last line, with the words before a record's fields
     "missing_videos": "missing",

@@ -115,9 +115,9 @@ def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
 
 
 def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
-    """Return the policy that compresses fastest among those that cannot be told from the best.
+    """Return the policy that compresses fastest among those that cannot be distinguished from the best.
 
-    None, for FALLBACK, where nothing is clearly better: FALLBACK, or all of several, cannot be told from the best. The best has
+    None, for FALLBACK, where nothing is clearly better: FALLBACK, or all of several, are as good as the best. The best has
     the largest mean; paired differences on the same clusters tell policies apart.
     """
     best = max(measured, key=lambda of: mean(of.values).value)

@@ -178,7 +178,7 @@ def open_variant(model: Model, policy: Policy, tokens: int | None, variant: Vari
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, variant: Variant = PLAIN, text_budget: TextBudget = TEXT_BUDGET
 ) -> Record:
-    """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is no budget for this policy.
+    """Watch a stream, then ask and score everything. Raises UserError when ``tokens`` is not a budget for this policy.
 
     tokens: |M|. variant: how frames are encoded, appended and re-indexed. bytes: peak of cache and policy. appended, encoded:
     fractions of the tokens appended and the patches encoded. results: see :func:`ask`.

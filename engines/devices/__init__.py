@@ -62,7 +62,7 @@ def device_names() -> list[str]:
 
 @cache
 def load_device(name: str) -> DeviceProfile:
-    """The device of a name; raises UserError, one line that names the nearest, for one that there is not."""
+    """The device of a name; raises UserError, one line that names the nearest, for an unknown one."""
     known = device_names()
     if name not in known:
         raise UserError(f"no device is called {name!r}; {nearest(name, known)}")

@@ -1,7 +1,7 @@
 """A bundle's engines: built from its graphs where they are missing or do not match, one graph after the other, and kept.
 
 ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan`` is there whole or not at all. An engine serves one GPU, TensorRT version and
-precision alone, which make its key; the fingerprint is of the graph, its weights and how it was to be called. Beside each is a
+precision only, which make its key; the fingerprint is of the graph, its weights and how it was to be called. Beside each is a
 ``.json`` with its size and SHA-256, written before it takes its name.
 """
 

@@ -18,7 +18,7 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, StepResult
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
-UNUSED = "unused queries"  # the block that probes go to which nobody asked for
+UNUSED = "unused queries"  # the block for probes that were not asked for
 
 
 class TensorRTDecoder:

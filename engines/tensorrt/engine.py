@@ -23,7 +23,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
 class TensorRT:
-    """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
+    """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers are in the device's memory."""
 
     kv_device: KVDevice = "cuda"
     by_layer = False
@@ -45,7 +45,7 @@ class TensorRT:
         vision, decoder = jobs_of(bundle, self.settings)
         self._embedding = Embedding(bundle)
         self._decoder = folder.load(decoder, log)
-        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # called in one way alone
+        self._vision = api.EngineCalls(self._workspace, folder.load(vision, log), 0)  # called in one way only
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="gets state.pt and checkpoint/")
     parser.add_argument("--minutes", type=float, default=90, help="processor time of the whole run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
+    parser.add_argument("--resume", action="store_true", help="continue from DIR/state.pt")
     parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16: faster where the processor can")
     parser.add_argument("--no-thinning", action="store_true", help="train on complete streams only")
     parser.add_argument("--world", choices=WORLDS, default="demo", help="photo: things and backgrounds cut from photographs")

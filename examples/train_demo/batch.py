@@ -38,8 +38,8 @@ class TrainingStream:
         return self.owners >= 0
 
 
-# What a token should know after the third layer (auxiliary losses), with the number of classes. Of objects: the entry before
-# their own (class 8 for the first object), and how many of their colour came before. Of the last patch of each frame: how many
+# What a token should know after the third layer (auxiliary losses), with the number of classes. Per object: the entry before
+# their own (class 8 for the first object), and how many of their colour came before. For the last patch of each frame: how many
 # objects are present, and which left last (class 8: none did).
 OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, "entries": 16, "alike": 4}
 FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
@@ -118,7 +118,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Turn:
-    """A question about one moment with its answer, and where the answer is to be seen."""
+    """A question about one moment with its answer, and where the answer can be seen."""
 
     kind: str
     question: str

@@ -33,7 +33,7 @@ HEADS = 2  # that are looked at
 FRAMES = 128
 KEEPS, LOSES = ("last-seen", "infinipot-v"), ("sliding-window", "uniform", "random")
 BUDGETS = (1 / 8, 1 / 16)
-MISTAKEN = 0.04  # of the questions whose evidence is held, that may be said to be no longer in memory
+MISTAKEN = 0.04  # of the questions whose evidence is held, that may be reported as no longer in memory
 STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
 
 Float64 = NDArray[np.float64]

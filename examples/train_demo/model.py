@@ -27,7 +27,7 @@ PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
     "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",
 )  # fmt: skip
 
-# The clip's placeholder stands once, in the first user turn: every frame's 16 tokens go there, without separators.
+# The clip's placeholder is there once, in the first user turn: every frame's 16 tokens go there, without separators.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"

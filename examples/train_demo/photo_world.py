@@ -69,7 +69,7 @@ class Pose:
 
 @dataclass(slots=True)
 class Backdrop:
-    """A background and what stands before it. ground: float32 ``[3, 2G + 84, 2G + 84]``, of which the camera sees a window."""
+    """A background and the things before it. ground: float32 ``[3, 2G + 84, 2G + 84]``, of which the camera sees a window."""
 
     ground: NDArray[np.float32]
     wires: NDArray[np.bool_]  # [84, 84]: what hides what is behind it
@@ -92,7 +92,7 @@ class PhotoWorld(World):
         self._poses: dict[int, Pose] = {}
         self._shown = np.full(GRID * GRID, -1, dtype=np.int32)
         self.visible: dict[int, float] = {}
-        """Of each thing in the newest frame, the part of its pixels that nothing hides."""
+        """The part of each thing's pixels in the newest frame that nothing hides."""
         self._backdrop = self._new_backdrop()
         self._lamp, self._phase, self._side = 1.0, float(self._rng.uniform(0, 6)), self._rng.normal(0, 0.2, 2)
         self._cast = self._rng.uniform(0.95, 1.05, 3).astype(np.float32)
@@ -220,7 +220,7 @@ class PhotoWorld(World):
 
 
 def _middle(cell: int) -> NDArray[np.float64]:
-    """Of a patch, in pixels (down, right)."""
+    """Position of a patch, in pixels (down, right)."""
     return (np.array(divmod(cell, GRID)) + 0.5) * CELL
 
 

@@ -28,7 +28,7 @@ SHARPNESS = 16.0  # of the heads' softmax over cosines
 
 
 class CosineHead(nn.Module):
-    """Logits from the cosines of [..., E] with one direction per class, so that only well separated classes can be told."""
+    """Logits from the cosines of [..., E] with one direction per class, so that only well separated classes differ."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()

@@ -27,7 +27,7 @@ class Qwen2VL(Family):
     token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted
     shares_budget: ClassVar[bool] = False  # whether the frames of a grid do
     is_gated: ClassVar[bool] = False  # whether its MLPs are
-    norm_vectors: ClassVar[int] = 2  # of a norm: weight and bias, or the weight alone
+    norm_vectors: ClassVar[int] = 2  # of a norm: weight and bias, or the weight only
     is_placed: ClassVar[bool] = False  # whether patches have position embeddings, and a bias
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:

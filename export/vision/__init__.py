@@ -22,7 +22,7 @@ GRAPH, CHANGED, WEIGHTS = "vision.onnx", "vision-changed.onnx", "vision.weights"
 class Tower:
     """Pixels ``[G, group * 3, H, W]`` to language-space rows ``[G, tokens, width]``, one frame group after another.
 
-    size: (height, width) of a frame in pixels. is_sized: other sizes can be had of one graph. group: frames that a tower merges
+    size: (height, width) of a frame in pixels. is_sized: one graph takes other sizes. group: frames that a tower merges
     into one. patch_grid: (rows, columns). class_tokens: rows ahead of those of patches. reach: not 0 where a row of tokens is
     made of a row of patches, ``[rows of tokens, rows of patches]``, and the same of columns; None where patches are tokens.
     residual: width of the residual stream, which int8 rotates; 0 if :meth:`add_nodes` does not name what reads and writes it.
@@ -61,8 +61,8 @@ def write_vision(
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
     precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own, and
-    for frames of the tower's size alone; then attention is in the precision too. changed: also ``vision-changed.onnx``, of the
-    same weights and for that size alone; returns what :class:`edgevlm.runtime.bundle.ChangedTowerSpec` says of it, as JSON.
+    for frames of the tower's size only; then attention is in the precision too. changed: also ``vision-changed.onnx``, of the
+    same weights and for that size only; returns what :class:`edgevlm.runtime.bundle.ChangedTowerSpec` says of it, as JSON.
     """
     spec = None
     with (folder / WEIGHTS).open("wb") as stream:

@@ -273,7 +273,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """An activation, by transformers' name, of ``rows + bias``. Raises UserError for one that there is not."""
+        """An activation, by transformers' name, of ``rows + bias``. Raises UserError for an unknown one."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -393,7 +393,7 @@ def bilinear(side: int, few: int) -> Float32:
 
 @dataclass(slots=True)
 class ChangedGraph(VisionGraph):
-    """A tower's graph for changed patches alone: they go through all layers, and attend to the keys and values of all patches.
+    """A tower's graph for changed patches only: they go through all layers, and attend to the keys and values of all patches.
 
     A layer's new keys and values are written over those that the patches had (ScatterND, in place where ``key{l}_out`` is bound
     to the address of ``key{l}``), and then every query of the call attends to all of them. Patches that did not change keep

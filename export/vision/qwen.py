@@ -42,10 +42,10 @@ class PatchGrid:
 
 @dataclass(frozen=True, slots=True)
 class PatchLayout:
-    """Where the patches of a frame stand in the tower: window by window, square by square.
+    """Where the patches of a frame are in the tower: window by window, square by square.
 
     order: the patch of each row; row, column: of each patch; patches are numbered row by row of the frame, int64 ``[patches]``.
-    tokens: the square of each token, row by row of the frame, ``[squares]``; None: squares stand so.
+    tokens: the square of each token, row by row of the frame, ``[squares]``; None: squares are in that order.
     """
 
     order: Operand

@@ -35,7 +35,7 @@ class CudaCache(KVCache):
         norm_l           [Hkv, C_l]      f32, the value's, from when a policy first asks for it
 
     :meth:`key` and :meth:`value` give :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all else is as on the CPU. Methods
-    return when the device has done what they ask, so that an engine with a stream of its own may go on at once. driver: of the
+    return when the device has done what they ask, so that an engine with its own stream may continue at once. driver: of the
     device, the first one unless given. Raises UserError for int8, without a device, and where the arena does not fit.
     """
 

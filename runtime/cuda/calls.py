@@ -196,7 +196,7 @@ class KernelCall:
         self._cleared = sum(sizes[name] for name in self._zeroed)
 
     def send(self) -> None:
-        """Take the inputs to the device and clear what is to be zero."""
+        """Copy the inputs to the device and clear the buffers that start as zero."""
         if not self._address:
             self.lay_out()
         host, driver = self._host(self._sent), self.kernels.driver

@@ -248,7 +248,7 @@ def norms(cache: DeviceCache, layer: int) -> Float32:
 
 
 def check_turned(cache: DeviceCache, rotated: bool) -> None:
-    """Raise CacheError where keys are to be un-rotated and it is not known which axis turns what."""
+    """Raise CacheError where keys must be un-rotated and the axes are unknown."""
     if not rotated and cache.axes > 1 and cache.pair_axis is None:
         raise CacheError(
             f"cannot un-rotate keys with {cache.axes} position axes: open the cache with the sections that each axis turns"
@@ -286,7 +286,7 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """How many patches the rows of a mask can have at most, by the rectangle that they lie in."""
+    """How many patches the rows of a mask can have at most, by the rectangle that they are in."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)

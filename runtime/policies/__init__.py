@@ -37,7 +37,7 @@ def evicting() -> list[str]:
 def find_policy(name: str) -> type[Policy]:
     """The class of a policy: edgevlm's, of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
 
-    Raises UserError for a name that is not known, naming the nearest, and for a class that is no policy.
+    Raises UserError for a name that is not known, naming the nearest, and for a class that is not a policy.
     """
     found = POLICIES.get(name) or load_class("policies", name)
     if not (isinstance(found, type) and issubclass(found, Policy)):

@@ -47,7 +47,7 @@ class StreamShape:
     """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
     fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was. thinned:
-    whether frames enter with what changed alone, one token or more of the p. text_per_frame: the most rows of text around one.
+    whether frames enter with what changed only, one token or more of the p. text_per_frame: the most rows of text around one.
     """
 
     layers: int
@@ -192,7 +192,7 @@ class Policy(Stateful):
 
     @property
     def working_rows(self) -> int:
-        """Rows of a layer, beside |M_l|, that are filled anew in each call; known once attached."""
+        """Rows of a layer, beside |M_l|, that are filled again in each call; known once attached."""
         return 0
 
     def compacted(self) -> None:
@@ -332,7 +332,7 @@ def setting(
 
 
 def setting_fields(policy: type[Policy]) -> tuple[Field[Any], ...]:
-    """The settings of a policy, in order; none for one that is no dataclass."""
+    """The settings of a policy, in order; none for one that is not a dataclass."""
     return fields(policy) if is_dataclass(policy) else ()
 
 

@@ -47,12 +47,12 @@ class SlidingWindow(EvictsOnDemand):
 
 @dataclass
 class SimpleStream(Policy):
-    """Keep the last k frames alone, whatever the budget, or as many whole frames as it holds.
+    """Keep the last k frames only, whatever the budget, or as many whole frames as it holds.
 
     Where only what changed enters, the newest of them is the one that questions see whole, beside the memory; a row stays
     while one of the others showed what it shows.
 
-    Ours: the paper computes the last frames anew for each question; here a frame keeps the keys and values it came with, which
+    Ours: the paper computes the last frames again for each question; here a frame keeps the keys and values it came with, which
     saw the k - 1 frames before it.
     """
 
@@ -72,7 +72,7 @@ class SimpleStream(Policy):
         return True
 
     def score(self, layer: Layer) -> Float32:
-        """Where a budget is smaller than what changed in so many frames, what was shown last stays."""
+        """Where a budget is smaller than what changed in that many frames, what was shown last stays."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 NO_COSINE = -2.0  # a cosine below all
-CODES = 32  # of a mean that have one scale, so that a channel of large numbers costs its neighbours alone their precision
+CODES = 32  # of a mean that have one scale, so that a channel of large numbers costs its neighbours only their precision
 
 
 class ClusterIndex(Stateful):
@@ -163,7 +163,7 @@ class Hybrid(QuestionRetrieval):
     """Evict like ``last-seen``, store the newest evicted tokens that look alike, and fetch what a question needs.
 
     A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most like its own
-    (cosine, un-rotated), or founds one. Of each cluster the newest tokens stay in the store, in all layers. For a question,
+    (cosine, un-rotated), or founds one. The newest tokens of each cluster stay in the store, in all layers. For a question,
     each layer and KV head fetches the clusters c of the largest sum over the question's rows and the head's query group of
     softmax_c(q . mean key of c / sqrt(D)).
 

@@ -35,12 +35,12 @@ NEVER = 0.0, 0.0, 2**62
 """Thresholds that no cluster exceeds."""
 At = tuple[int, int, int]  # layer, head, slot
 
-ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # of the newest member, where the representative stands
+ROW_FIELDS = tuple(name for name in ROW_DTYPES if name != "kind")  # of the newest member, where the representative is
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
 EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
-MERGE_FRACTION = 16  # of so many slots one is freed when all are taken
+MERGE_FRACTION = 16  # one slot in this many is freed when all are taken
 FULL, OVER = 1, 2  # why the kernel stopped
-VISUAL = 8  # the partitions of frames take at most one in so many bytes of the index
+VISUAL = 8  # the partitions of frames take at most one in this many bytes of the index
 SCENE = 2.0  # frames may vary so much more than keys: their early variance is that of one scene
 
 
@@ -395,7 +395,7 @@ class MosaicClusters(Stateful):
         """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, of a head's group.
 
         partitions: the most that are searched, by the mean keys of their rows; of equal ones the lower number. Clusters of one
-        row are skipped: their representative is that row. Of equal ones the newer is better.
+        row are skipped: their representative is that row. Among equal ones the newer is better.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -430,8 +430,8 @@ class Mosaic(Retrieval):
 
     Ours: partitions are not split; a frame that would exceed the threshold starts another. A query has no image features, so
     partitions are compared by mean keys, with softmax attention to the representatives. Keys are compared un-rotated. The
-    index has a fixed size: when it is full the nearest clusters merge. Of a cluster larger than the working set a part is
-    fetched: the newest rows, and older ones evenly spread.
+    index has a fixed size: when it is full the nearest clusters merge. A cluster larger than the working set is fetched
+    in part: the newest rows, and older ones evenly spread.
     """
 
     partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)
@@ -487,7 +487,7 @@ class Mosaic(Retrieval):
             self.clusters.changed = False
 
     def always(self, layer: int) -> Sequence[Block]:
-        """The representatives of all clusters, each where its newest member stands."""
+        """The representatives of all clusters, each at the place of its newest member."""
         return self.clusters.representatives(layer)
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:

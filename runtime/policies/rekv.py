@@ -73,7 +73,7 @@ class FrameIndex(Stateful):
     def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
         """Numbers of up to ``frames`` frames, best first: by the dot product of ``query`` ``[width]`` with their entry's mean.
 
-        Of equal entries the newer is first. Of an entry ``each`` frames at the most, evenly spread.
+        Among equal entries the newer is first. An entry gives ``each`` frames at the most, evenly spread.
         """
         count = int(self.entries[layer])
         score = self.mean[layer, :count] @ query

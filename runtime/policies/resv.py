@@ -62,8 +62,8 @@ class HashClusters(Stateful):
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
         """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or found one.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Of equally near clusters the lowest slot
-        wins; a new one takes the lowest free slot. Returns each token's slot ``[kv_heads, n]``; the moves and merges of sealed
+        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Among equally near clusters the lowest
+        slot wins; a new one takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``; the moves and merges of sealed
         clusters, as :meth:`seal`; and the tokens that joined beyond the distance, because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
@@ -199,7 +199,7 @@ class ReSV(Retrieval):
         self._settle(layer, moved, merged, block, np.take_along_axis(home, order, 1))
 
     def compacted(self) -> None:
-        """Keys have been turned: the window is clustered anew.
+        """Keys have been turned: the window is clustered again.
 
         Sealed keys are compared, from the first time on, as if they stood in the middle of the working set's positions.
         """
@@ -292,7 +292,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Where rows stand, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
+    """Positions of rows, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

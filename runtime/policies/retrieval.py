@@ -149,7 +149,7 @@ class Retrieval(Policy, ABC):
         """Remove blocks that the store has lost from the index."""
 
     def state(self) -> State:
-        """The fields, and what the store needs to go on."""
+        """The fields, and what the store needs to continue."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
         if self.store.stats.lost != lost:  # what was waiting has been written over it; and now nothing waits
@@ -172,7 +172,7 @@ class Retrieval(Policy, ABC):
 
 @dataclass
 class QuestionRetrieval(Retrieval):
-    """Retrieves for questions alone, and for the rows of an answer what its question chose; frames see the window.
+    """Retrieves for questions only, and for the rows of an answer what its question chose; frames see the window.
 
     Subclasses take in the rows of all layers once they have left the last one, and rank blocks for a question.
     """

@@ -71,7 +71,7 @@ class ClusterPages(Stateful):
                     left += run.held
                     continue
                 full = run.rows // PAGE_ROWS
-                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # so many more as are missing
+                wanted = -(-rows * run.rows // (run.held * PAGE_ROWS))  # as many more as are missing
                 if wanted < full:
                     blocks += [run.pages[(2 * at + 1) * full // (2 * wanted)] for at in range(wanted)]
                     left += run.held - wanted * PAGE_ROWS * run.held // run.rows
@@ -101,7 +101,7 @@ class ClusterPages(Stateful):
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
-        """All rows of these slots; the store has them no more."""
+        """All rows of these slots; the store no longer has them."""
         numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)
@@ -153,7 +153,7 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
     """``large`` gets the rows of ``small`` behind its own.
 
-    Full pages stay as they are and get numbers that follow one another; what is read and put anew is less than a page of each.
+    Full pages stay as they are and get numbers that follow one another; what is read and put again is less than a page of each.
     """
     tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:

@@ -46,7 +46,7 @@ class WorkingSet(Stateful):
         self.contiguous = False
         self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
         self.truncated = 0  # rows chosen that there was no room for, ever
-        self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer stands
+        self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer is
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
         self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed as fetched,
         self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)  # and by how many rows the set has turned since

@@ -195,7 +195,7 @@ class SnapshotKey:
             (key,) = keys
             self._identity = self._age.x25519.Identity.from_str(key)
         except (ValueError, self._age.IdentityError):
-            raise UserError("the key of --state is none of age; edgevlm state key FILE makes one") from None
+            raise UserError("the key of --state is not an age key; edgevlm state key FILE makes one") from None
 
     @staticmethod
     def generate() -> str:

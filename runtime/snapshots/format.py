@@ -171,7 +171,7 @@ def _read_header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return a snapshot's header, and where its arrays begin."""
     start = stream.read(PREAMBLE.size)
     if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
-        raise SnapshotError("is no snapshot, or torn at its start")
+        raise SnapshotError("is not a snapshot, or torn at its start")
     _, version, checksum, header_bytes = PREAMBLE.unpack(start)
     if version != FORMAT:
         upgrade = "; upgrade edgevlm" if version > FORMAT else ""
@@ -196,7 +196,7 @@ def check_header(body: bytes) -> dict[str, Any]:
         why, version = first_problem(error), about.get("edgevlm") if isinstance(about, dict) else None
         if isinstance(version, str) and version != __version__:
             raise OtherFormat(
-                f"was written by edgevlm {version[:40]}, and {__version__} cannot go on from it ({why})"
+                f"was written by edgevlm {version[:40]}, and {__version__} cannot continue from it ({why})"
             ) from None
         raise SnapshotError(f"does not describe a session ({why})") from None
     except ValueError:

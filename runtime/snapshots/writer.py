@@ -1,4 +1,4 @@
-"""Writes snapshots of a session: a thread that takes one every so often, and one more at the session's end.
+"""Writes snapshots of a session: a thread that takes one at intervals, and one more at the session's end.
 
 A session is captured as a header and arrays, copied while it is held and written while it continues.
 """
@@ -247,7 +247,7 @@ class SnapshotWriter:
         assert self.resumed is not None
         self._unfit = True
         return SnapshotError(
-            f"{self.resumed.path}: the session resumed from it cannot go on ({_brief(error)}); "
+            f"{self.resumed.path}: the session resumed from it cannot continue ({_brief(error)}); "
             "move it away; the one before is used then"
         )
 
@@ -309,11 +309,11 @@ class SnapshotWriter:
         if self._closing.is_set():
             self._try_notify(f"{what}: what came since the newest one is not kept")
         elif not self._failing:
-            self._try_notify(f"{what}: the stream goes on, and every {self.every:g} s it is tried again")
+            self._try_notify(f"{what}: the stream continues, and every {self.every:g} s it is tried again")
         self._failing = True
 
     def _try_notify(self, line: str, kind: type[str] = Lost) -> None:
-        with suppress(OSError):  # a terminal that went away is no reason to stop
+        with suppress(OSError):  # a terminal that went away is not a reason to stop
             self.notify(kind(line))
 
 

@@ -75,7 +75,7 @@ class StoreFile:
         if version != FORMAT:
             raise OtherStore(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
         if start != _header(self.token, owner):
-            raise UserError(f"{self.name}: is damaged at its start; remove it, and what lies in it is lost")
+            raise UserError(f"{self.name}: is damaged at its start; remove it, and its content is lost")
         if owner != identity:
             raise OtherStore(
                 f"{self.name}: holds the blocks of another stream; run with its settings, or choose another folder"

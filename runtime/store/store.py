@@ -272,7 +272,7 @@ class Store:
     def sync(self) -> None:
         """Flush everything put until now to the disk, so that a state survives a power cut. From any thread."""
         with self._changed:
-            for _ in range(4 * len(self._dirty)):  # what comes meanwhile is not waited for; some blocks are written again
+            for _ in range(4 * len(self._dirty)):  # later blocks are not waited for; some blocks are written again
                 if not self._wait():
                     break
         if self._file is not None:
@@ -397,7 +397,7 @@ class Store:
 
     def _send_messages(self) -> None:
         while self._messages:
-            with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is no reason to stop
+            with suppress(IndexError, OSError):  # another thread has sent it; a terminal that went away is not a reason to stop
                 self.notify(Lost(self._messages.pop(0)))
 
     # reading: without the lock

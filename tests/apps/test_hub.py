@@ -135,7 +135,7 @@ def test_ctrl_c_leaves_what_arrived(world, command):
     assert part.stat().st_size > 0
 
 
-NONE = f"{NAME} is no folder here, and HOST shows no such model or revision; check its name at "
+NONE = f"{NAME} is not a folder here, and HOST shows no such model or revision; check its name at "
 ANSWERS = {
     "no such model": (404, {"X-Error-Code": "RepoNotFound"}, NONE),
     "gated": (403, {"X-Error-Code": "GatedRepo"}, f"{NAME} is gated; accept its terms at http://HOST/{NAME}, set HF_TOKEN"),

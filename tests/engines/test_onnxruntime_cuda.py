@@ -69,13 +69,13 @@ def test_a_session_goes_on_from_a_snapshot(models, monkeypatch, tmp_path):
 
 def test_policies_that_fetch_rows_are_refused(models, monkeypatch):
     monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
-    with pytest.raises(UserError, match="run on --engine onnxruntime-cpu alone"):
+    with pytest.raises(UserError, match="run on --engine onnxruntime-cpu only"):
         Session.open(models[1], policy="rekv", budget=BUDGET)
 
 
 def test_encoding_what_changed_is_refused_before_a_stream_begins(models, monkeypatch):
     monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
-    with pytest.raises(UserError, match="--encode changed runs on --engine onnxruntime-cpu alone; give --encode all"):
+    with pytest.raises(UserError, match="--encode changed runs on --engine onnxruntime-cpu only; give --encode all"):
         Session.open(models[1], policy="full", budget=BUDGET, encode="changed")
 
 

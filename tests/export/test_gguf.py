@@ -101,7 +101,7 @@ CASES: list[tuple[str, dict[str, Any], Any, str]] = [
     ("llama", {"attention.head_count": 7}, None, "are not 7 heads"),
     ("llama", {}, damaged, "is damaged or truncated"),
     ("llama", {}, endless, "it ends within a field"),
-    ("llama", {}, lambda path: path.unlink(), "is no file"),
+    ("llama", {}, lambda path: path.unlink(), "is not a file"),
 ]
 
 

@@ -40,7 +40,7 @@ def run(model: Any, embeds: np.ndarray, positions: np.ndarray, cache: Any = None
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dropped_and_moved_rows_equal_an_edited_transformers_cache(tmp_path: Any, shape: dict[str, Any]) -> None:
-    """Other rows leave every layer and head, those that stay get new positions, and the stream goes on."""
+    """Other rows leave every layer and head, those that stay get new positions, and the stream continues."""
     reference, model = models(tmp_path, shape)
     rng = np.random.default_rng(1)
     embeds = rng.standard_normal((50, 96)) * 0.2

@@ -144,7 +144,7 @@ CASES: list[tuple[Change, str]] = [
     (without("config.json"), r"config\.json: is missing"),
     (text("config.json", "[" * 100_000), r"config\.json: is not valid JSON"),
     (config(model_type="llava_next"), r"models of type 'llava_next' are not exported; there are: llava, "),
-    (piped("config.json"), r"config\.json: cannot be read \(.*it is no file"),
+    (piped("config.json"), r"config\.json: cannot be read \(.*it is not a file"),
     (config(vision__image_size=2**40), r"\(vision_config\.image_size"),
     (config(text_config=None), r"has shape .* where config\.json means \(4096,\)"),
     (config(text__model_type="qwen4"), r"'qwen4' cannot be exported; there are: llama, "),

@@ -138,7 +138,7 @@ def test_what_was_finished_is_not_done_again(exported: Any, tmp_path: Path, monk
     export_checkpoint(made.checkpoint, target, notify=said.append)
     assert {name.split(".")[2] for name in read if name.startswith("text.layers")} == {"2"}
     assert "text.embed_tokens.weight" not in read
-    assert said[0] == "going on with what an export that was stopped has finished"
+    assert said[0] == "continuing with what an export that was stopped has finished"
     assert contents(target) == contents(made.bundle)
 
 
@@ -154,7 +154,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_failure_does_not(exported: An
 
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(KeyboardInterrupt()), notify=said.append)
-    assert said == ["stopped; the same command goes on from here"]
+    assert said == ["stopped; the same command continues from here"]
     assert len(leftovers(tmp_path)) == 1
     with pytest.raises(UserError):
         export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(UserError("NaN")))

@@ -109,7 +109,7 @@ def spoiled_bytes(raw: bytes, rng: Rng) -> bytes:
 
 
 def put_special(path: Path, rng: Rng) -> None:
-    """Something that is no file at ``path``."""
+    """Something that is not a file at ``path``."""
     path.unlink()
     how = rng.integers(5)
     if how == 0:

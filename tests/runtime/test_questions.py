@@ -1,4 +1,4 @@
-"""A question never changes the memory: wherever in a chunk it comes, the stream goes on as if it had not been asked."""
+"""A question never changes the memory: wherever in a chunk it comes, the stream continues as if it had not been asked."""
 
 import gc
 import weakref

@@ -76,7 +76,7 @@ def test_no_bit_can_flip_unnoticed(tmp_path_factory, at, bit):
     raw = bytearray(path.read_bytes())
     raw[at % len(raw)] ^= 1 << bit
     path.write_bytes(raw)
-    with pytest.raises(SnapshotError, match=r"is damaged|is torn|is no snapshot|is of snapshot format"):
+    with pytest.raises(SnapshotError, match=r"is damaged|is torn|is not a snapshot|is of snapshot format"):
         read(path)
 
 
@@ -85,7 +85,7 @@ def test_no_torn_end_goes_unnoticed(tmp_path_factory, share):
     path = written(tmp_path_factory.getbasetemp() / "torn")
     raw = path.read_bytes()
     path.write_bytes(raw[: int(share * len(raw))])
-    with pytest.raises(SnapshotError, match=r"is torn|is damaged|is no snapshot"):
+    with pytest.raises(SnapshotError, match=r"is torn|is damaged|is not a snapshot"):
         read(path)
     path.write_bytes(raw + b"\0")
     with pytest.raises(SnapshotError, match="is torn"):

@@ -1,4 +1,4 @@
-"""Forgetting what was seen in a window of time: gone from memory and disk, and the stream goes on."""
+"""Forgetting what was seen in a window of time: gone from memory and disk, and the stream continues."""
 
 import errno
 from unittest.mock import Mock

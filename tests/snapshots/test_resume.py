@@ -132,7 +132,9 @@ def test_what_was_resumed_and_cannot_go_on_is_one_line(model, tmp_path, monkeypa
     with opened(model, "h2o", tmp_path) as session:
         watch(session, frames(1, model))
         monkeypatch.setattr(session._stream, "append_frames", lambda *_, **__: np.zeros(3)[3])
-        with pytest.raises(SnapshotError, match=r"snapshot: the session resumed from it cannot go on \(IndexError.* move it"):
+        with pytest.raises(
+            SnapshotError, match=r"snapshot: the session resumed from it cannot continue \(IndexError.* move it"
+        ):
             watch(session, frames(AFTER, model))
     assert [path.read_bytes() for path in tmp_path.glob("*.snapshot")] == before, "what is broken replaces nothing"
 

@@ -192,7 +192,7 @@ def test_a_store_that_is_away_is_told_of_once_and_tried_again(bucket):
     assert [line.partition(" (")[0] for line in said] == [
         f"no snapshot in {bucket.address}", "snapshots are written again"
     ]  # fmt: skip
-    assert "the stream goes on, and every 0.2 s it is tried again" in said[0]
+    assert "the stream continues, and every 0.2 s it is tried again" in said[0]
     assert "testing-secret" not in " ".join(said)
     assert len(list(verified(bucket.address))) >= 1
 

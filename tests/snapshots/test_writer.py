@@ -122,7 +122,7 @@ def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
         until(lambda: said)
         time.sleep(0.05)
         assert len(said) == 1
-        assert "(there is no memory for it): the stream goes on" in said[0]
+        assert "(there is no memory for it): the stream continues" in said[0]
         full.clear()
         until(lambda: session.stats.snapshots == 1)
     assert len(said) == 2
@@ -348,7 +348,7 @@ def test_it_costs_one_warning_and_no_frame_and_ends_when_there_is_room(model, di
         assert session.stats.frames == seen + 8
         assert snapshots(disk / "state") == good, "the good ones stay"
         assert len(said) == 1
-        assert "(the disk is full): the stream goes on" in said[0]
+        assert "(the disk is full): the stream continues" in said[0]
         stuff.unlink()
         until(lambda: len(said) == 2)
         assert said[1].startswith("snapshots are written again")

@@ -96,7 +96,7 @@ def test_a_head_that_does_not_start_leaves_the_one_that_runs(tmp_path):
     head.call("join", "a", "process", ABOUT, {"one": CAMERA}, {}, __version__)
     good = file.read_bytes()
     file.write_bytes(b"{")
-    with pytest.raises(UserError, match="is no head's"):
+    with pytest.raises(UserError, match="is not a head's"):
         Head(str(tmp_path), lambda: now)
     file.write_bytes(good)
     now = 2 * LOOK_S

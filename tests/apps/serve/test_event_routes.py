@@ -112,7 +112,7 @@ def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys, tmp_path
     url = "http://testserver"
     for since, as_json, search in (("3h", False, {}), ("3h", True, {}), ("3h", False, {"search": "elephant"})):
         reading.show_digest({"since": since, **search}, url, None, as_json)
-    with pytest.raises(UserError, match="'x' is no time"):
+    with pytest.raises(UserError, match="'x' is not a time"):
         reading.show_digest({"since": "x"}, url, None, False)
     out, err = capsys.readouterr()
     *words, parcel, line, dog = out.splitlines()

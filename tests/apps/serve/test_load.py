@@ -58,7 +58,7 @@ def test_a_camera_with_a_torn_memory_goes_on_from_its_last_snapshot(tmp_path, mo
         eventually(lambda: again.session.stats.frames > 32 and again.state == "running")
         assert service.stream("yard") is other
         assert not other.session.is_torn
-        assert sum("going on from the last snapshot" in line for line in said) == 1
+        assert sum("continuing from the last snapshot" in line for line in said) == 1
     finally:
         service.close()
 

@@ -320,7 +320,7 @@ def test_a_window_of_time_in_a_field_in_the_url_and_at_the_command_line(demo):
     assert all(seen["until_s"] <= early["time_s"] for seen in early["evidence"])
     for window, field, what in (
         ({"since": "2h", "until": "1h"}, "since", "the memory holds nothing since .* ago. until .* ago.; it reaches back to "),
-        ({"since": "soon"}, "since", "'soon' is no time; give 10m"),
+        ({"since": "soon"}, "since", "'soon' is not a time; give 10m"),
         ({"until": "2h", "since": "1h"}, "since", "until 2h is before since 1h"),
     ):
         body = {"model": "demo", "messages": [{"role": "user", "content": NOW}], **window}

@@ -155,7 +155,7 @@ def test_failures_are_told_in_the_words_of_a_cameras_owner(served):
     assert says(page).startswith("the address answers with a web page, not video (401 or a login?)")
     untyped = served(answering(b"\n<html><body>Log in", "application/octet-stream"))
     assert says(untyped).startswith("the address answers with a web page")
-    assert "sends is no video that can be read" in says(served(answering(b"12:00:01 up 3 days" * 99, "text/plain")))
+    assert "sends is not a video that can be read" in says(served(answering(b"12:00:01 up 3 days" * 99, "text/plain")))
     for scheme in ("rtsp", "http", "rtmp", "tcp"):
         assert says(f"{scheme}://no-such-camera.invalid/live").startswith(
             ("there is no host of that name, no-such-camera.invalid", "no name server answers for no-such-camera.invalid")

@@ -102,7 +102,7 @@ def test_a_run_outlives_its_camera_and_keeps_the_password(tmp_path):
             "127.0.0.1:9 (connection refused); check the port, and that the camera is on; --wait waits until it is there",
         ),
         ("http://u:wr0ng/x@127.0.0.1:9/live", "percent-encode / # ? in the password, or give username and password"),
-        ("nowhere://u:wr0ng@127.0.0.1:9/live", "nowhere:// is no stream that is read"),
+        ("nowhere://u:wr0ng@127.0.0.1:9/live", "nowhere:// is not a stream edgevlm can read"),
     ],
 )
 def test_what_cannot_be_opened_is_one_line(tmp_path, address, says):

@@ -79,7 +79,7 @@ def test_what_is_not_there_is_one_line(camera, video, says):
         ("cannot open http://u:p@h/x?token=abc&fps=5", "cannot open http://***@h/x?token=***&fps=5"),
         ("rtsp://10.0.0.5/live", "rtsp://10.0.0.5/live"),
         ("rtsp://u:p@ss@10.0.0.5/live", "rtsp://***@10.0.0.5/live"),
-        ("rtsp://u:p/s?s@10.0.0.5/live is no address", "rtsp://***@10.0.0.5/live is no address"),
+        ("rtsp://u:p/s?s@10.0.0.5/live is not an address", "rtsp://***@10.0.0.5/live is not an address"),
         ('rtspsrc location=x user-id=joe user-pw="a b" ! fakesink', "rtspsrc location=x user-id=*** user-pw=*** ! fakesink"),
         ("http://h/live?usr=joe&pass=s3cret&w=2", "http://h/live?usr=joe&pass=***&w=2"),
         ("http://h/cgi?loginuse=joe&loginpas=s3cret&psw=s3cret", "http://h/cgi?loginuse=joe&loginpas=***&psw=***"),

@@ -136,7 +136,7 @@ def test_apprise_sends_words_and_a_picture(receiver):
         ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: give env:NAME or file:PATH"),
         ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "the variable EDGEVLM_NOT_SET is not set"),
         ({"kind": "exec", "command": "/no/such/program x"}, "there is no such program"),
-        ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is no address that it knows"),
+        ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is not an address that it knows"),
         ({"kind": "mqtt", "url": "ssl://user:secret@host:8883"}, "ssl://***@host:8883: give an address like"),
         ({"kind": "mqtt", "url": "mqtt://host/a+b"}, "leave out"),
     ],

@@ -128,7 +128,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--policy", "oracle"], "is known of the demo world alone"),
+        (["--policy", "oracle"], "is known of the demo world only"),
         (["--budget", "0"], "give vision tokens per layer"),
         (["--budget", "900k"], "no policy can run"),
         (["--frames", "9"], "--frames: is not for --suite ovobench"),
