@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the command line and hand over. An interrupt meanwhile ends the process as if nothing had been running."""
+    """Load the command line and hand over. An interrupt meanwhile ends the process without a message."""
     if sys.argv[1:2] != ["export"]:  # only export multiplies whole matrices; elsewhere numpy's threads would spin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

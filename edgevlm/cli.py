@@ -51,7 +51,7 @@ HELPS = {  # by the errno of a system call
     errno.EPERM: "a sandbox (seccomp, AppArmor) may forbid it",
     errno.ENOSYS: "a sandbox (seccomp, AppArmor) may forbid it",
 }
-LISTS = "edgevlm models, policies, cameras and bundles list show what there is"
+LISTS = "try edgevlm models, policies, cameras or bundles list"
 app = lazy_app(
     COMMANDS,
     name="edgevlm",

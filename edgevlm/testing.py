@@ -31,7 +31,7 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
 FRAMES, RESUMED = 72, 40  # of the demo that a policy watches, and of them before a snapshot
-BUDGETS = (48, 200, 333)  # tokens: three frames, and two that are no whole number of frames
+BUDGETS = (48, 200, 333)  # tokens: three frames, and two that are not multiples of a frame
 SLOW_MS = 10_000  # that a compression of LAYERS layers may take without a warning
 LAYERS, ROWS = 36, 6076
 OFF = 0.02  # of the largest number, that an engine or a tower may be off

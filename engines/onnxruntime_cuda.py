@@ -75,7 +75,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
         """The tower's cache is in the host's memory, and CUDA's graphs read the device's: raises UserError."""
-        raise UserError("--encode changed runs on --engine onnxruntime-cpu alone; give --encode all")
+        raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         session = super()._open(name, copies=copies)

@@ -55,7 +55,7 @@ class Scheduler:
     Watches, in the order submitted, take WATCH_FRACTION of the time at most, whatever their number: after one that took t s the
     next begins 5.7 t later.
 
-    Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock. The thread starts
+    Engine, caches and policies of a model are touched by this thread only, so nothing else needs a lock. The thread starts
     with the first task.
     """
 

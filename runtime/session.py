@@ -184,7 +184,7 @@ class Session:
         except SnapshotError as error:
             refused = type(error)(str(error))
         self._stream.close()
-        del self._memory  # before there is another one
+        del self._memory  # before the next is allocated
         self._memory = self._empty_memory()
         raise refused
 

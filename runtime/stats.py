@@ -37,7 +37,7 @@ class SessionStats:
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the references that changes
-    are measured against; encoded, the fraction of the frames' patches that was encoded, and tower_bytes of what is kept for that;
+    are measured against; encoded, the fraction of the frames' patches that was encoded, and tower_bytes kept for that;
     ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that
     snapshots are taken in, snapshots written by this process, and held_ms, the longest that the stream waited for one; store:
     rows offloaded by a retrieval policy.

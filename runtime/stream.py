@@ -110,7 +110,7 @@ class Stream:
         self._retrieval = policy if isinstance(policy, Retrieval) else None
         if self._retrieval is not None:
             if not engine.by_layer:
-                raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
+                raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu only")
             self.store = store or Store()
             self._retrieval.open(self.cache, self.store)
         self._sparse = needs.variant == "st-spattn"
@@ -534,7 +534,7 @@ class Stream:
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
         if not self.model.engine.by_layer:
-            raise UserError("windows of time run on --engine onnxruntime-cpu alone; ask without since and until, or run on it")
+            raise UserError("windows of time run on --engine onnxruntime-cpu only; ask without since and until, or run on it")
 
     def _narrow(self, window: TimeWindow, now: float) -> NarrowedMemory:
         self.check_window()

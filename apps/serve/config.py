@@ -134,8 +134,8 @@ class ThumbnailSettings(KeptSettings):
 class JournalSettings(KeptSettings):
     """every: minutes from one line of a camera to the next, 0 for no journal. prompt: what the model is asked for one.
 
-    changed: a tenth of that time after the last line the next is due once the model has appended this many frames' worth of what
-    changed (under ``append = "changed"``). max_tokens: of a line. context: tokens of lines that a question is given, those
+    changed: a tenth of that time after the last line the next is due once the model has appended this many frames of changes
+    (under ``append = "changed"``). max_tokens: of a line. context: tokens of lines that a question is given, those
     with its words; 0 for none. days, megabytes: that lines are kept.
     """
 

@@ -80,7 +80,7 @@ class TensorRT:
 
     def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
         """No engines are built of the graph of changed patches: raises UserError."""
-        raise UserError("--encode changed runs on --engine onnxruntime-cpu alone; give --encode all")
+        raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
         """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.

@@ -135,8 +135,8 @@ class QuestionBlock:
     moment: int
     start: int  # position of the first token
     tokens: list[int]  # n
-    labels: list[int]  # n: the next token where it is to be learned, else UNKNOWN
-    turns: list[Turn | None]  # n: the turn whose answer the next token is a word of, if it is to be learned
+    labels: list[int]  # n: the next token where it is learned, else UNKNOWN
+    turns: list[Turn | None]  # n: the turn whose answer the next token is a word of, if it is learned
 
 
 @dataclass(slots=True)

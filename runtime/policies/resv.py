@@ -63,7 +63,7 @@ class HashClusters(Stateful):
         """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or found one.
 
         keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Among equally near clusters the lowest
-        slot wins; a new one takes the lowest free slot. Returns the tokens' slots ``[kv_heads, n]``; the moves and merges of sealed
+        slot wins; a new one takes the lowest free slot. Returns tokens' slots ``[kv_heads, n]``; the moves and merges of sealed
         clusters, as :meth:`seal`; and the tokens that joined beyond the distance, because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
