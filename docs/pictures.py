@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
+from html import escape
+from itertools import groupby
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,6 +15,8 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+import pexpect
+import pyte
 from matplotlib.ticker import PercentFormatter
 
 from edgevlm import Session
@@ -104,8 +111,55 @@ def cluster() -> None:
     figure.savefig(ASSETS / "cluster.svg", metadata={"Date": None})
 
 
+def terminal(columns: int = 100, rows: int = 26) -> None:
+    """The demo at a terminal of this size, after a question, cell by cell."""
+    screen = pyte.Screen(columns, rows)
+    stream, known = pyte.Stream(screen), {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONIOENCODING": "utf-8"}
+    child = pexpect.spawn(
+        sys.executable, ["-m", "edgevlm", "run"], env=os.environ | known, dimensions=(rows, columns), encoding="utf-8"
+    )
+    screen.write_process_input = child.send
+
+    def read(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                stream.feed(child.read_nonblocking(65536, timeout=0.2))
+            except pexpect.TIMEOUT:
+                continue
+
+    read(25)
+    for question in ("how many objects are there now?", "which shape came first?"):
+        child.send(f"{question}\r")
+        read(2)
+    child.close(force=True)
+    colors = {"default": "#ddd", "brightblack": "#888", "cyan": "#3bb", "green": "#4b4", "red": "#d55", "brown": "#cb5"}
+    wide, high, lines = 8.4, 17, []
+    for row in range(rows):
+        cells = [screen.buffer[row][column] for column in range(columns)]
+        left = 0
+        for (fg, bg, bold), run in groupby(cells, key=lambda cell: (cell.fg, cell.bg, cell.bold)):
+            text = "".join(cell.data for cell in run)
+            at = f'x="{left * wide:.1f}" y="{row * high}"'
+            if bg != "default":
+                lines.append(f'<rect {at} width="{len(text) * wide:.1f}" height="{high}" fill="{colors.get(bg, f"#{bg}")}"/>')
+            fill = colors.get(fg, f"#{fg}")
+            if set(text) == {"▀"}:
+                lines.append(f'<rect {at} width="{len(text) * wide:.1f}" height="{high / 2}" fill="{fill}"/>')
+            elif text.strip():
+                style = ' font-weight="bold"' if bold else ""
+                at = f'x="{left * wide:.1f}" y="{row * high + 13}" textLength="{len(text) * wide:.1f}"'
+                lines.append(f'<text {at} fill="{fill}"{style} xml:space="preserve">{escape(text)}</text>')
+            left += len(text)
+    size = f'viewBox="-8 -8 {columns * wide + 16:.0f} {rows * high + 16}" font-family="monospace" font-size="14"'
+    back = f'<rect x="-8" y="-8" width="{columns * wide + 16:.0f}" height="{rows * high + 16}" fill="#181818"/>'
+    drawn = "\n".join(lines)
+    (ASSETS / "terminal.svg").write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{back}\n{drawn}\n</svg>\n')
+
+
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)
+    terminal()
     memory()
     soak()
     cluster()
