@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import edgevlm
-from edgevlm.apps.commands.lazy import load_command
+try:
+    import edgevlm
+    from edgevlm.apps.commands.lazy import load_command
+except ImportError as error:
+    raise SystemExit(f"the docs are made from the installed package: pip install -e '.[docs]' in the clone ({error})") from None
 
 
 def on_files(files: Any, config: Any) -> Any:
