@@ -76,7 +76,10 @@ private:
 
     bool before(std::int32_t a, std::int32_t b) const { return score_[a] != score_[b] ? score_[a] > score_[b] : a < b; }
 
-    void score(std::int32_t i) { score_[i] = 1 - cover_[i] + (diversity_ > 0 ? diversity_ * std::log(kFloor + std::max(rest_[i], 0.0f)) : 0); }
+    void score(std::int32_t i) {
+        const float spread = diversity_ > 0 ? diversity_ * std::log(kFloor + std::max(rest_[i], 0.0f)) : 0, score = 1 - cover_[i] + spread;
+        score_[i] = std::isnan(score) ? -INFINITY : score;  // else they would be in no order
+    }
 
     // Lists the best of the live candidates; returns the highest score of the others.
     float list() {
