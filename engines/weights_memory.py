@@ -23,14 +23,19 @@ MADV_HUGEPAGE, MADV_PAGEOUT, MADV_COLLAPSE = 14, 21, 25
 SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
+def trim() -> None:
+    """Give memory that was freed back to the system; does nothing where the C library has no such call."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
 def settle_weights(folder: Path, kept: Collection[str] = ()) -> int:
     """Give back what opening a graph of the bundle in ``folder`` left behind, and ask for huge pages under the rest.
 
     kept: names of its files that are read where they lie. Memory that is not resident is left out, so that none is taken for
     nothing. Returns the bytes that huge pages were asked for; 0 where the system has none.
     """
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+    trim()
     try:
         madvise, mincore = (getattr(ctypes.CDLL(None), name) for name in ("madvise", "mincore"))
         mappings, size = psutil.Process().memory_maps(grouped=False), int(SIZE.read_text()) if SIZE.exists() else 0

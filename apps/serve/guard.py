@@ -21,12 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgevlm.apps.serve.config import LOOPBACK, ServerSettings
 from edgevlm.apps.serve.errors import ApiError, respond
 from edgevlm.apps.serve.service import Service
+from edgevlm.engines.weights_memory import trim
 
 BURST_S = 10.0  # of requests at the highest rate that an address may send at once
 MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 LINGER_S = 2.0  # that the body of a refused request is read on
-MAX_VALUES = 50_000  # of a body's JSON, by its commas: pictures are one string each
+MAX_VALUES = 25_000  # of a body's JSON, by its commas: pictures are one string each
+GAP_S = 0.02  # from one large body that is parsed to the next
+TRIM_S = 5.0  # after a large body, memory that it took is given back to the system
 SMALL = 64 << 10  # bytes of a body that is read however many others are
 OPEN_PATHS = ("/static/", "/health")  # need no key: they show nothing of what is watched
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.IGNORECASE)
@@ -49,6 +52,8 @@ class Guard:
         self._app, self._service = app, service
         self._rested: dict[str, float] = {}  # when an address may send as many requests at once again
         self._held = 0  # bytes of bodies of requests that are not answered yet
+        self._trimming = False
+        self._parsing = asyncio.Lock()  # held while a large body is parsed, and a moment longer: small requests pass between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,6 +89,9 @@ class Guard:
                 raise ApiError(413, f"the request has more than {MAX_VALUES:,} values", "too_large")
             if taken > SMALL and self._held > 4 * limit:
                 raise ApiError(429, "too many large requests at once; try again in a moment", "rate_limit_exceeded")
+            if deadline is None and taken > SMALL:
+                await self._parsing.acquire()
+                asyncio.get_running_loop().call_later(GAP_S, self._parsing.release)
             return message
 
         async def with_headers(message: Message) -> None:
@@ -96,6 +104,14 @@ class Guard:
             await self._app(scope, bounded, with_headers)
         finally:
             self._held -= taken
+            if taken > SMALL and not self._trimming:
+                self._trimming = True
+                asyncio.get_running_loop().call_later(TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = False
+        with suppress(RuntimeError):  # no more threads
+            asyncio.get_running_loop().run_in_executor(None, trim)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an error, then discard the body for a while: a proxy whose upload is cut off reports 502 instead."""
