@@ -15,7 +15,7 @@ import typer
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.errors import NoThreads, UserError, is_fault, reason
-from edgevlm.progress import guard_streams, plain, silence
+from edgevlm.progress import guard_streams, note_stopped, plain, silence
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
@@ -116,11 +116,13 @@ def main() -> None:
             raise
         _fail(str(NoThreads()))
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = 130
     except BaseException as error:
         if isinstance(error, Exception) or not is_fault(error):
             raise
         _fail(str(UserError(f"a library has failed ({error}); EDGEVLM_DEBUG=1 shows where")))
+    if code == 130:  # typer's answer to ctrl-C, too
+        note_stopped()
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -103,12 +103,15 @@ class Report(Protocol):
 
 
 class Step:
-    """A :class:`Report` that rewrites the line."""
+    """A :class:`Report` that rewrites the line. ``doing``: what was reported last, of any step."""
+
+    doing = ""
 
     def __init__(self, display: Any = None, task: Any = None, what: str = "") -> None:
         self._display, self._task, self.what, self._first = display, task, what, (0.0, 0)
 
     def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None:
+        Step.doing = what
         if what != self.what:
             self.what, self._first = what, (time.monotonic(), done or 0)
         if self._display is not None:
@@ -126,18 +129,14 @@ class Step:
     def print(self, line: str) -> None:
         to_stderr(line)
 
-    @contextmanager
-    def resumable(self) -> Iterator[Step]:
-        """Yield this step; where ctrl-C ends a download, say that the same command resumes it."""
-        try:
-            yield self
-        except KeyboardInterrupt:
-            if self.what.startswith("downloading"):
-                to_stderr("stopped; the same command resumes the download")
-            raise
-
 
 _shown: Step | None = None  # rich draws one display at a time
+
+
+def note_stopped() -> None:
+    """Where ctrl-C ended a download, print that the same command resumes it."""
+    if Step.doing.startswith("downloading"):
+        to_stderr("stopped; the same command resumes the download")
 
 
 def show(what: str) -> None:
@@ -162,8 +161,7 @@ def progress(what: str) -> Iterator[Step]:
             _shown(before)
         return
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        with Step().resumable() as step:
-            yield step
+        yield Step()
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -174,7 +172,6 @@ def progress(what: str) -> Iterator[Step]:
     with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as display:
         _shown = Step(display, display.add_task(what, total=None, count=""), what)
         try:
-            with _shown.resumable() as step:
-                yield step
+            yield _shown
         finally:
             _shown = None

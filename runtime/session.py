@@ -783,7 +783,7 @@ class Session:
         return answers
 
     def close(self) -> None:
-        """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
+        """Cancel running answers, write the last snapshot, and close the model if this session loaded it.
 
         A closed session still has its :attr:`stats`; closing it again does nothing, nor does closing it in a forked process.
         """

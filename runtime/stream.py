@@ -423,7 +423,7 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """The guidance texts after the memory: one causal forward that is rolled back."""
+        """Run the guidance texts after the memory in one causal forward, and roll it back."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self._timed("guidance_ms"), self.question():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes

@@ -1,4 +1,4 @@
-"""Bundles and checkpoints of the hub: fetched, wholly or as far as a plan reads them, and pushed."""
+"""Fetch bundles and checkpoints from the hub, or only the files that a plan reads, and push bundles."""
 
 from __future__ import annotations
 

@@ -86,6 +86,7 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
             found = opened(target, options)
     else:
         raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")
+    found.name = getattr(found, "name", name)
     read = found.read
 
     def checked() -> Frame | None:

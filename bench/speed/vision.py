@@ -79,7 +79,7 @@ def vision(
 
 
 def _grown(run: Callable[[], object]) -> int:
-    """MB by which a call grows the process."""
+    """Growth of the process during a call, in MB."""
     before = psutil.Process().memory_info().rss
     run()
     return round((psutil.Process().memory_info().rss - before) / 1e6)

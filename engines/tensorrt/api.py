@@ -148,7 +148,7 @@ class Workspace(WorkingMemory):
 
 
 class EngineCalls:
-    """Calls of one kind of one engine. Addresses and shapes stay as they were given until they are given again.
+    """An engine's calls of one kind. Addresses and shapes stay as they were given until they are given again.
 
     Methods raise RuntimeError with TensorRT's words.
     """

@@ -112,7 +112,7 @@ def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: t
 
 
 def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, column: int, end: int) -> Float32:
-    """Columns of a block as they are by now: those past LAZY_BATCH are without this round's errors."""
+    """Current columns of a block; those past LAZY_BATCH do not yet have this round's errors."""
     behind = max(start + errors.shape[1], column)
     block = remaining[:, column:end].copy()
     if end > behind:

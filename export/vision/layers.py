@@ -157,7 +157,7 @@ class VisionGraph:
         return self.node("Mul", [left, right], name)
 
     def reshape(self, name: str, rows: str, *shape: Operand) -> str:
-        """0 keeps a dimension, -1 is what is left."""
+        """0 keeps a dimension, -1 takes the rest."""
         return self.node("Reshape", [rows, self.named("", self.vector(*shape))], name)
 
     def transpose(self, name: str, rows: str, *axes: int) -> str:

@@ -21,7 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """``ours``: what is not as the paper has it, or needed deciding; empty for baselines without a paper."""
+    """``ours``: deviations from the paper and our own decisions; empty for baselines without a paper."""
 
     policy: str
     paper: str
