@@ -60,21 +60,23 @@ class RunSettings(SessionSettings):
     """What a run is given beside what its session is. Sizes are (width, height)."""
 
     camera: Annotated[str | None, Metavar("SRC"), Shown("demo")] = Field(
-        None, description="Watch demo, 0, csi://0, URL, pipeline or -."
+        None, description="Watch 0, csi://0, a URL, a pipeline, - or demo."
     )
     video: Annotated[str | None, Metavar("FILE")] = Field(None, description="Watch a video file, or a folder of pictures.")
-    model: Annotated[str, Metavar("MODEL"), Shown("demo")] = Field("demo", description="A bundle, checkpoint, or ORG/NAME.")
+    model: Annotated[str, Metavar("MODEL"), Shown("demo")] = Field(
+        "demo", description="Use this bundle, checkpoint or ORG/NAME."
+    )
     ask: Annotated[list[Annotated[str, AfterValidator(_question)]], Metavar("TEXT")] = Field(
         [], description="Ask this at the end of the stream."
     )
     ask_at: Annotated[list[Annotated[Any, BeforeValidator(_one_line(parse_ask_at))]], Metavar("S:TEXT")] = Field(
-        [], description="Ask this at S seconds."
+        [], description="Ask this S seconds into the stream."
     )
     fps: Annotated[float, Metavar("N")] = Field(2.0, description="Watch this many frames a second.")
     state: Annotated[str | None, Metavar("DIR")] = Field(None, description="Keep snapshots in this folder or URL, and resume.")
     state_from: Annotated[str | None, Metavar("SRC")] = Field(None, description="Resume snapshots of this other source.")
     frames: Annotated[int | None, Metavar("N")] = Field(None, ge=1, description="Stop after this many frames.")
-    seconds: Annotated[float | None, Metavar("S")] = Field(None, ge=0, description="Stop at this time of the stream.")
+    seconds: Annotated[float | None, Metavar("S")] = Field(None, ge=0, description="Stop S seconds into the stream.")
     realtime: bool | None = Field(None, description="Play recordings at their own speed.")
     frame_size: Annotated[Size, Metavar("auto|WxH")] = Field(None, description="Expect frames of this size.")
     seed: Annotated[int, Metavar("N")] = Field(0, ge=0, description="Seed the demo world.")

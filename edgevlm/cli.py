@@ -26,7 +26,7 @@ COMMANDS = {  # in the order of --help
     "serve": ("edgevlm.apps.commands.watch:serve", "Serve cameras over HTTP, with a page.", WATCH),
     "ask": ("edgevlm.apps.commands.watch:ask", "Ask a running server.", WATCH),
     "digest": ("edgevlm.apps.commands.watch:digest", "Show what happened while you were away.", WATCH),
-    "journal": ("edgevlm.apps.commands.watch:journal", "Show what cameras have written down.", WATCH),
+    "journal": ("edgevlm.apps.commands.watch:journal", "Show the journals of cameras.", WATCH),
     "forget": ("edgevlm.apps.commands.watch:forget", "Delete what was seen, from memory and disk.", WATCH),
     "config": ("edgevlm.apps.commands.watch:config", "Check a server's configuration.", WATCH),
     "plan": ("edgevlm.apps.commands.models:plan", "Estimate memory and speed before building anything.", MODELS),

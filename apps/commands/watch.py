@@ -57,7 +57,7 @@ Examples:
   edgevlm watch "is somebody at the door?" --camera rtsp://HOST/PATH
                 --model ORG/NAME --open-after 2 --mqtt mqtt://HOST --state DIR
 
-It opens when the answer becomes yes, and closes when it no longer is. Several watches and cameras: edgevlm serve.
+A watch opens when the answer becomes yes, and closes when it changes back. Several watches and cameras: edgevlm serve.
 """,
     "serve": """
 \b
@@ -90,8 +90,8 @@ RARE = (
 DEMO_SEED = 10  # of a world that shows a red square within seconds
 Server = Annotated[str, option("URL", "Talk to the server at this address.")]
 Stream = Annotated[str | None, option("NAME", "Use this camera only.", "all")]
-Since = Annotated[str | None, option("10m|14:03", "Begin this long ago, or at this time.")]
-Until = Annotated[str | None, option("5m|14:10", "End this long ago, or at this time.", "now")]
+Since = Annotated[str | None, option("10m|14:03", "Begin 10 minutes ago, or at 14:03.")]
+Until = Annotated[str | None, option("5m|14:10", "End 5 minutes ago, or at 14:10.", "now")]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -101,7 +101,7 @@ def run(
     json: Json = False,
     questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
     quiet: Annotated[bool, flag("--quiet", "Write only answers, errors and data losses.", panel=MACHINE)] = False,
-    verbose: Annotated[bool, flag("--verbose", "Show on what measurements the policy was chosen.", panel=MACHINE)] = False,
+    verbose: Annotated[bool, flag("--verbose", "Show the measurements behind the policy.", panel=MACHINE)] = False,
 ) -> None:
     """Watch a stream and answer questions about it.
 
@@ -121,7 +121,7 @@ def run(
 @with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "threads")}, typed_only=True)
 def watch(
     settings: dict[str, Any],
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this again and again.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="Question that is asked repeatedly.")],
     camera: Annotated[
         str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.", autocompletion=values_of("camera"))
     ] = "demo",
@@ -137,15 +137,15 @@ def watch(
     changed: Annotated[bool, flag("--changed", "Ask only when the picture changed.", panel=RULE)] = False,
     open_above: Annotated[float | None, option("P", "Open above this probability.", "0.6", panel=RULE)] = None,
     close_below: Annotated[float | None, option("P", "Close below this probability.", "0.4", panel=RULE)] = None,
-    open_after: Annotated[float | None, option("S", "Open after this long.", "0.1", panel=RULE)] = None,
-    close_after: Annotated[float | None, option("S", "Close after this long.", "0.1", panel=RULE)] = None,
-    cooldown: Annotated[float | None, option("S", "Stay closed for this long.", "0", panel=RULE)] = None,
+    open_after: Annotated[float | None, option("S", "Open once it has lasted S seconds.", "0.1", panel=RULE)] = None,
+    close_after: Annotated[float | None, option("S", "Close once it has lasted S seconds.", "0.1", panel=RULE)] = None,
+    cooldown: Annotated[float | None, option("S", "Do not open again for S seconds.", "0", panel=RULE)] = None,
     schedule: Annotated[list[str] | None, option("'mon-fri 08:00-18:00'", "Ask at these times.", panel=RULE)] = None,
     on: Annotated[Literal["open", "close", "both"], option("open|close|both", "Send these events.", panel=SEND)] = "both",
-    webhook: Annotated[list[str] | None, option("URL", "Post events there.", panel=SEND)] = None,
+    webhook: Annotated[list[str] | None, option("URL", "Post events to this URL.", panel=SEND)] = None,
     mqtt: Annotated[list[str] | None, option("URL", "Publish to mqtt://HOST, for Home Assistant.", panel=SEND)] = None,
-    apprise: Annotated[list[str] | None, option("URL", "Notify by a service that apprise knows.", panel=SEND)] = None,
-    exec: Annotated[list[str] | None, option("CMD", "Run this, with the event on stdin.", panel=SEND)] = None,
+    apprise: Annotated[list[str] | None, option("URL", "Send alerts by apprise (ntfy, Telegram, ..).", panel=SEND)] = None,
+    exec: Annotated[list[str] | None, option("CMD", "Run this program, with the event on stdin.", panel=SEND)] = None,
 ) -> None:
     """Report when the answer to a question becomes yes.
 
@@ -171,7 +171,7 @@ def watch(
 @with_settings(RunSettings, {None: ("model", "policy", "budget", "fps", "append", "encode", "threads")}, typed_only=True)
 def serve(
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Read this edgevlm.toml.")] = None,
     camera: Annotated[
         list[str] | None,
         option("[NAME=]SRC", "Watch this camera; may be given again.", "demo", autocompletion=values_of("camera")),
@@ -179,7 +179,7 @@ def serve(
     host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
     port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
     key_file: KeyFile = None,
-    cluster: Annotated[str | None, option("head|ADDRESS", "Begin a cluster, or join the one there.")] = None,
+    cluster: Annotated[str | None, option("head|ADDRESS", "Start a cluster, or join the one at ADDRESS.")] = None,
     state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
     state_key_file: EncryptWith = None,
     snapshots: Snapshots = None,
@@ -247,7 +247,9 @@ config = plain_app({"check": check}, name="config", help="Check a server's confi
 
 
 def ask(
-    question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="Ask this; - or nothing: from stdin.")] = None,
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="Ask this; without it, or with -, read stdin.")
+    ] = None,
     stream: Annotated[str | None, option("NAME", "Ask about this camera.", "the only one")] = None,
     url: Server = LOCAL,
     since: Since = None,
@@ -264,11 +266,11 @@ def ask(
 
 def forget(
     stream: Stream = None,
-    last: Annotated[str | None, option("1h", "Forget what was seen in this time.")] = None,
+    last: Annotated[str | None, option("1h", "Forget the last hour, or another duration.")] = None,
     since: Since = None,
     until: Until = None,
-    everything: Annotated[bool, flag("--all", "Forget all.")] = False,
-    state: Annotated[str | None, option("DIR", "Forget in this folder, which nothing uses.")] = None,
+    everything: Annotated[bool, flag("--all", "Forget everything.")] = False,
+    state: Annotated[str | None, option("DIR", "Forget in this state folder; no run may use it.")] = None,
     state_key_file: StateKeyFile = None,
     url: Server = LOCAL,
     key_file: KeyFile = None,
@@ -277,8 +279,8 @@ def forget(
 ) -> None:
     """Delete what was seen, from memory and disk.
 
-    Rows of the memory, snapshots, thumbnails, events and the journal of that time go: on a server, or in a folder.
-    Rows of later frames keep what they drew from those that are deleted.
+    Deletes memory rows, snapshots, thumbnails, events and journal lines of that time, on a server or in a folder. Rows of
+    later frames keep what they took from deleted ones.
     """
     from edgevlm.apps.forget import forget_folder, in_words
     from edgevlm.apps.run.clock import Span
@@ -315,7 +317,7 @@ def digest(
 ) -> None:
     """Show what happened while you were away.
 
-    A running server says when its watches were open, and what its journal says, by time.
+    Lists when a running server's watches were open, and its journal, by time.
     """
     from edgevlm.apps.serve.client import show_digest
 
@@ -332,7 +334,7 @@ def journal(
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
-    """Show what cameras have written down.
+    """Show the journals of cameras.
 
     A server writes a journal where its configuration has [journal] every = MINUTES. The oldest line comes first.
     """
