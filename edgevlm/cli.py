@@ -55,7 +55,7 @@ LISTS = "try edgevlm models, policies, cameras or bundles list"
 app = lazy_app(
     COMMANDS,
     name="edgevlm",
-    help="Watch a camera within a fixed memory budget and answer questions about what it saw.",
+    help="Watch a camera within fixed memory and answer questions about what it saw.",
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
     epilog="Each option of a command can be set in the environment: EDGEVLM_RUN_MODEL is run's --model.",
 )
