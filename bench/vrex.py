@@ -65,7 +65,7 @@ class Analytic:
         return int(2 * llm["layers"] * llm["kv_heads"] * llm["head_dim"] * llm["bytes"])
 
     def parts(self, system: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Hardware and method of a system."""
+        """Describe a system's hardware and method."""
         about = self.paper["systems"][system]
         return self.paper["hardware"][about["hardware"]], self.paper["methods"][about["method"]]
 

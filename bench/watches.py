@@ -127,7 +127,7 @@ def quality(
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
-    """A world's pictures, and the names of what each shows."""
+    """A world's pictures, and the names of the objects in each."""
     world, pictures, present = World(seed), [], []
     for _ in range(frames):
         pictures.append(world.step())

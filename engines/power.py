@@ -237,7 +237,7 @@ class Energy:
         return None if self.joules is None else self.joules / self.seconds
 
     def figures(self) -> dict[str, Any]:
-        """For a line of JSON: None is not measured."""
+        """Return the fields for a line of JSON; None where not measured."""
         rails = {name: {"joules": round(rail.joules, 3), "gap_s": round(rail.gap_s, 3)} for name, rail in self.rails.items()}
         return {
             "meter": self.meter.name, "joules": None if self.joules is None else round(self.joules, 3),

@@ -89,7 +89,7 @@ def read_safetensors(path: Path) -> dict[str, Unread]:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """``path`` as a folder that is there. Raises UserError, one line."""
+    """Return ``path`` as an existing folder. Raises UserError, one line."""
     refuse_address(path)
     check_utf8(path)
     found = look(path)

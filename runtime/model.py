@@ -121,7 +121,7 @@ class Model:
         return vision.before.format(**time), vision.after.format(**time)
 
     def close(self) -> None:
-        """End the work in progress and let go of the engine; sessions of this model can do nothing any more.
+        """End the work in progress and close the engine; sessions of this model raise UserError afterwards.
 
         Closing it again does nothing, nor does closing it in a forked process.
         """

@@ -217,8 +217,8 @@ class Stream:
 
         A frame here is what has a grid of tokens: a group of frames, where the tower merges some. seconds: ``[F, 2]``, when the
         first and the last of each were seen; their number, if not given.
-        A piece is what fits as it is, else what one compression makes room for, and one frame at least: the least budget is a
-        frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
+        A piece is as many frames as fit, else as many as one compression makes room for, at least
+        one. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
         were appended. Raises UserError when an unbounded policy's capacity is used up.
 
         Where only what changed is appended, a piece is what changed in the frames that fit as it is, each by itself; the frames

@@ -76,7 +76,7 @@ class UsbConnection(Capture):
     """A device open through OpenCV's V4L2 backend, with one buffer, so that what is read is new.
 
     ``target``: an index, /dev/videoN, or a name that stays, /dev/v4l/by-id/... Size, rate and pixel format are requests; the
-    driver takes the nearest, which :attr:`mode` names. ``links``: names of the camera that come before the target.
+    driver takes the nearest, which :attr:`mode` names. ``links``: names of the camera that are tried before the target.
     """
 
     repeats = True

@@ -113,7 +113,7 @@ class EngineFolder:
         return api.Loaded(content, str(plan), log)
 
     def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
-        """Write an engine, and remove others of its graph. Raises UserError where the disk does not take it."""
+        """Write an engine, and remove others of its graph. Raises UserError where the disk is full or read-only."""
         record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
         described = json.dumps(asdict(record), indent=2).encode()
         try:

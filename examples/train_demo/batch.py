@@ -25,7 +25,7 @@ UNKNOWN = -100  # a label that no loss counts
 
 @dataclass(slots=True)
 class TrainingStream:
-    """T frames with what the losses need to know about them."""
+    """T frames with the labels that the losses need."""
 
     frames: np.ndarray  # uint8 [T, H, W, 3]
     owners: np.ndarray  # int32 [T, 16], number of the object in the patch or -1

@@ -162,7 +162,7 @@ class Channels(Layout):
         return graph.node("Mul", [self.product(graph, f"{name}.product", scaled, tensors, 1.0, zero), step], [name])
 
     def steps(self, graph: GraphBuilder, name: str, rows: str, zero: int) -> str:
-        """The step of each row ``[.., 1]`` that has its largest and least numbers at bytes of 0 to 255."""
+        """Return the step of each row ``[.., 1]`` that maps its smallest and largest numbers to bytes 0 to 255."""
         ends = []
         for op, codes in (("ReduceMax", 255 - zero), ("ReduceMin", -zero)):
             end = graph.node(op, [rows, graph.integers(-1)], [f"{name}.{op}"])
