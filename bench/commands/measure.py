@@ -34,8 +34,8 @@ class MeasureOptions:
     fps: Annotated[float | None, option("N", "Take this many frames a second.", min=1e-5, max=1000)] = None
     frames: Annotated[str | None, option("N,...", "Watch this many frames; of speed: frames in a call.")] = None
     chunk: Annotated[str | None, option("N,...", "Append this many frames at once.")] = None
-    append: Annotated[list[str] | None, option("all,changed[:..]", "Append all of each frame, or what changed.")] = None
-    encode: Annotated[list[str] | None, option("all,changed[:..]", "Encode all of each frame, or what changed.")] = None
+    append: Annotated[list[str] | None, option("all,auto,changed[:..]", "Append all of each frame, or what changed.")] = None
+    encode: Annotated[list[str] | None, option("all,auto,changed[:..]", "Encode all of each frame, or what changed.")] = None
     clips: Annotated[list[str] | None, option("NAME|FILE,...", "Watch street, room, moving, or recordings.")] = None
     questions: Annotated[int | None, option("N", "Ask this many questions at each mark.", min=1)] = None
     against: Annotated[list[str] | None, option("NAME,...", "Compare with llama.cpp, openvino, transformers.")] = None

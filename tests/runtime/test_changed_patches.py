@@ -10,7 +10,7 @@ import pytest
 from pictures import frames
 
 from edgevlm.errors import UserError
-from edgevlm.runtime import kernels
+from edgevlm.runtime import changes, kernels
 from edgevlm.runtime.bundle import ChangedTowerSpec, VisionSpec
 from edgevlm.runtime.changes import ChangedEncoder, PatchChanges
 from edgevlm.runtime.session import Session
@@ -311,6 +311,22 @@ def test_a_group_that_waits_leaves_no_trace(faked):
     assert waiting.mean() == pytest.approx(1)
     for name, array in once.state().items():
         np.testing.assert_array_equal(twice.state()[name], array, err_msg=name)
+
+
+def test_auto_encodes_what_changed_where_memory_allows_it(faked, tmp_path, monkeypatch):
+    model, _ = faked
+
+    def kept(**more):
+        with opened(model, "auto", **more) as session:
+            return session.stats.tower_bytes > 0
+
+    assert kept()
+    with opened(model, "all", state=tmp_path) as session:
+        for image in frames(5, model):
+            session.watch(image)
+    assert not kept(state=tmp_path), "a memory of whole frames resumes as one"
+    monkeypatch.setattr(changes, "available", lambda: SimpleNamespace(free=3 * model.bundle.vision.changed.cache_bytes))
+    assert not kept()
 
 
 def test_a_bundle_without_the_graph_says_so(model):
