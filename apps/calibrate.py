@@ -26,6 +26,7 @@ from edgevlm.export.kv_scales import measured_scales
 from edgevlm.progress import Notify
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, AppendChoice, Calibration, Choices
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.opening import AUTO, FALLBACK
@@ -51,6 +52,7 @@ class CalibrateRequest(NamedTuple):
     threads: int | None
     comparison: ComparisonRequest | None
     layers: bool = True
+    engine: str = DEFAULT_ENGINE
 
 
 class Findings(NamedTuple):
@@ -101,7 +103,7 @@ def start(request: CalibrateRequest, progress: Notify, notify: Notify) -> tuple[
         raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
     clips = clips_of(request.videos)
     progress("loading the model")
-    model = Model.load(request.bundle, threads=request.threads)
+    model = Model.load(request.bundle, engine=request.engine, threads=request.threads)
     try:
         check_writable(model.bundle, request.out)
         if model.bundle.vision.pixels is not None and (first := next(iter(clips[0].frames), None)) is not None:

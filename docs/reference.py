@@ -16,6 +16,7 @@ from typing import Any
 
 try:
     import edgevlm
+    import edgevlm.extend
     from edgevlm.apps.commands.lazy import load_command
 except ImportError as error:
     raise SystemExit(f"the docs are made from the installed package: pip install -e '.[docs]' in the clone ({error})") from None
@@ -72,11 +73,11 @@ def _one_line(text: str) -> str:
 def python() -> str:
     """The public names of the package and what each has."""
     parts = ["# Python\n"]
-    for name in edgevlm.__all__:
-        thing = getattr(edgevlm, name)
+    for name, thing in [(name, getattr(of, name)) for of in (edgevlm, edgevlm.extend) for name in of.__all__]:
         if not inspect.isclass(thing):
             continue
-        parts.append(f"## `{name}`\n\n{_plain(thing)}\n")
+        place = "" if name in edgevlm.__all__ else "extend."
+        parts.append(f"## `edgevlm.{place}{name}`\n\n{_plain(thing)}\n")
         for member, value in inspect.getmembers(thing):
             if (
                 member.startswith("_")
@@ -86,7 +87,7 @@ def python() -> str:
                 continue
             if member in dir(Exception) and issubclass(thing, Exception):
                 continue
-            signature = str(inspect.signature(value)) if inspect.isroutine(value) else ""
+            signature = str(inspect.signature(value)) if inspect.isroutine(value) and callable(value) else ""
             parts.append(f"### `{name}.{member}`\n")
             if signature:
                 parts.append(f"```python\n{member}{signature}\n```\n")

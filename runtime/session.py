@@ -119,7 +119,7 @@ class Session:
             answer = session.ask("how many objects?")       # print it, or iterate it; check, check_window, cancel
             session.on("is somebody there?", print)         # called when the answer changes; classify asks once
             session.memory()                                # frames that are held; forget(since=0, until=60) deletes
-            session.save("state")                           # Session.open(state="state") continues from it
+            session.save                                    # (folder): Session.open(state=folder) continues from it
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread of the process that opened it may call any method, and none of a process forked from that. The model's own thread

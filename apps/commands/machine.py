@@ -41,15 +41,26 @@ def check(
     to_stdout("\n".join(lines))
 
 
-def doctor(json: Json = False) -> None:
+def doctor(
+    engine: Annotated[str | None, option("NAME|./FILE.py:CLASS", "Also compare this engine with onnxruntime-cpu.")] = None,
+    json: Json = False,
+) -> None:
     """Check this machine and suggest fixes.
 
     Exits with status 1 where a first run would fail.
     """
     with progress("checking this machine"):
-        from edgevlm.apps.doctor.checks import report
+        from edgevlm.apps.doctor.checks import Finding, report
+        from edgevlm.packages import needed
 
-        lines, healthy = report(json)
+        compared = []
+        if engine is not None:
+            try:
+                *_, found = needed("edgevlm.testing", "checking", "cpu").check_engine(engine)
+                compared = [Finding("engine", "ok", f"{engine}: {found}")]
+            except UserError as error:
+                compared = [Finding("engine", "fail", str(error))]
+        lines, healthy = report(json, more=compared)
     to_stdout("\n".join(lines))
     if not healthy:
         raise typer.Exit(1)

@@ -315,6 +315,7 @@ def calibrate(
     ] = None,
     layers: Annotated[bool, flag("--layers/--no-layers", "Measure the layers before comparing policies.")] = True,
     threads: Threads = None,
+    engine: Annotated[str, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = "onnxruntime-cpu",
     json: Json = False,
 ) -> None:
     """Choose the best policy for a model.
@@ -329,6 +330,6 @@ def calibrate(
 
         comparison = command.parse_comparison(policies, budget, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")))
         model = resolve_model(bundle, step, to_stderr)
-        request = command.CalibrateRequest(model, video or [], frames, out, threads, comparison, layers)
+        request = command.CalibrateRequest(model, video or [], frames, out, threads, comparison, layers, engine)
         result = command.start(request, step, to_stderr)
     to_stdout((command.as_json if json else command.describe)(*result))

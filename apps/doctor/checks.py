@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -369,9 +369,9 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
             yield from (Finding(name, *outcome) for outcome in (found if isinstance(found, list) else [found]))
 
 
-def report(as_json: bool, machine: Machine | None = None) -> tuple[list[str], bool]:
-    """Return the lines of the command, and whether this machine is ready for a run."""
-    found = list(examine(machine))
+def report(as_json: bool, machine: Machine | None = None, more: Sequence[Finding] = ()) -> tuple[list[str], bool]:
+    """Return the lines of the command, and whether this machine is ready for a run. more: findings of other checks."""
+    found = [*examine(machine), *more]
     statuses = [finding.status for finding in found]
     if as_json:
         return [json_line("finding", asdict(finding)) for finding in found], "fail" not in statuses

@@ -24,8 +24,8 @@ USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
 def run_suite(
     suite: str, model: str, policy: list[str], budget: str, append: str, encode: str, against: str | None, frames: int,
-    streams: int, seed: str, noise: float, crf: int | None, as_json: bool, out: Path | None, resume: bool, workers: int,
-    **_: Any,
+    streams: int, seed: str, noise: float, crf: int | None, engine: str, as_json: bool, out: Path | None, resume: bool,
+    workers: int, **_: Any,
 ) -> None:  # fmt: skip
     """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""
     seed_words(seed)
@@ -43,7 +43,7 @@ def run_suite(
             from edgevlm.bench.accuracy.text_bundle import text_bundle
 
             model = str(text_bundle(Path(model), Path(folder)))
-        settings = AccuracySettings(resolve_model(model, step, to_stderr), frames, seed, suite, noise, crf)
+        settings = AccuracySettings(resolve_model(model, step, to_stderr), frames, seed, suite, noise, crf, engine)
         comparison = compare(
             settings, variants, budgets, streams, progress=step, out=out, resume=resume, workers=workers, **ways
         )
@@ -51,3 +51,12 @@ def run_suite(
     for line in report_lines(comparison, against or (USUAL if USUAL in labels else [*labels, USUAL][0])):
         if as_json or line.get("kind", NOW).partition("/")[0] in (NOW, BACKWARD, UNSEEN) or "left_out" in line:
             table.print(line)
+    exit_if_skipped(policy, [skip.label for skip in comparison.skipped])
+
+
+def exit_if_skipped(typed: list[str], skipped: list[str]) -> None:
+    """Exit with status 1 where a policy that was typed by its name could not be measured."""
+    named = {variant.label for variant in parse_variants([name for text in typed for name in split(text) if name != "all"])}
+    if missing := sorted({label for label in skipped if Variant(label).on_full_frames.label in named or label in named}):
+        to_stderr(f"skipped: {', '.join(missing)}; the lines above say why")
+        raise SystemExit(1)

@@ -12,6 +12,7 @@ from edgevlm.apps.commands.cli_options import Json, flag, option
 from edgevlm.bench.suites import GUIDE, LMMS_EVAL, SUITES
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 TEXT_FACTS = "text-facts"
 DEMO: tuple[str, ...] = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
@@ -55,6 +56,7 @@ def accuracy(
         str, option("all,changed[:interval=K]", "Encode all of each frame, or what changed.", panel=WORLD)
     ] = "all",
     model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
+    engine: Annotated[str, option("NAME|./FILE.py:CLASS", "Run the model with this engine.")] = DEFAULT_ENGINE,
     out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
     workers: Annotated[int, option("N", "Work in this many processes.", min=1, max=256)] = 1,

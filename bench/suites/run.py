@@ -13,6 +13,7 @@ from typing import Any
 
 from edgevlm import __version__
 from edgevlm.apps.bundles.resolve import resolve_model
+from edgevlm.bench.accuracy.command import exit_if_skipped
 from edgevlm.bench.output import Table
 from edgevlm.bench.suites import GUIDE
 from edgevlm.bench.suites.formats import FORMATS
@@ -40,8 +41,8 @@ LEFT_OUT = {  # of the last line, with the words before a record's fields
 
 
 def run_suite(
-    suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, as_json: bool, out: Path | None,
-    resume: bool, workers: int, **_: Any,
+    suite: str, model: str, policy: list[str], budget: str, data: Path | None, fps: float, engine: str, as_json: bool,
+    out: Path | None, resume: bool, workers: int, **_: Any,
 ) -> None:  # fmt: skip
     """Answer the questions missing from the journal and print columns, skipped policies and omitted records.
 
@@ -66,8 +67,8 @@ def run_suite(
                 iter([*source.findings, *(f"no video is there, {video}" for video in source.missing)]), "nothing is named"
             )
             raise UserError(f"--data {data}: holds no question that can be asked ({first}); see {GUIDE}")
-        loaded = Model.load(folder, threads=threads)
-        settings = VideoSettings(folder, data, fps, text_budget_for(loaded, questions), threads)
+        loaded = Model.load(folder, engine=engine, threads=threads)
+        settings = VideoSettings(folder, data, fps, text_budget_for(loaded, questions), threads, engine)
         worker = VideoWorker(settings, loaded)
         digest = hashlib.sha256("\n".join(repr(replace(question, video="")) for question in questions).encode()).hexdigest()
         header = {
@@ -85,15 +86,18 @@ def run_suite(
     records = {run: [journal.records[run.label, run.budget, question.id] for question in asked] for run in runs}
     table = Table(as_json)
     table.print_all(report(suite, fps, records, skipped))
+    missing = [skip.label for skip in skipped]
     last = {"bench": "accuracy", "suite": suite, "questions": len(questions), **counts(source, records)}
     if as_json:
         table.print(last)
+        exit_if_skipped(policy, missing)
         return
     for name, words in LEFT_OUT.items():
         if of := last[name]:
             each = [one if isinstance(one, str) else " ".join(map(str, one.values())) for one in of]
             more = f"; {len(of) - NAMED} more, with --json" if len(of) > NAMED else ""
             table.say(f"{words}: {len(of)}: {'; '.join(each[:NAMED])}{more}")
+    exit_if_skipped(policy, missing)
 
 
 def key_of(record: Record) -> tuple[str, str, str]:

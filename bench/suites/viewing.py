@@ -22,7 +22,7 @@ from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, open_variant, pol
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.engine import Engine
+from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
@@ -148,6 +148,7 @@ class VideoSettings:
     fps: float
     text_budget: TextBudget
     threads: int | None = 1
+    engine: str = DEFAULT_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class VideoWorker:
 
     def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
         self.settings = settings
-        model = model or Model.load(settings.model, threads=settings.threads)
+        model = model or Model.load(settings.model, engine=settings.engine, threads=settings.threads)
         self.features = FeatureCache(model.engine)
         self.model = replace(model, engine=cast(Engine, self.features))
         self._preprocess = Preprocessor(model.bundle.vision)

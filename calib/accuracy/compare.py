@@ -17,6 +17,7 @@ from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, 
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker
 from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.progress import Report
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.files import JsonLines
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.settings import ALL
@@ -59,6 +60,8 @@ def compare(
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     known = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
+    if settings.engine == DEFAULT_ENGINE:  # as journals had it before there was a choice
+        del known["engine"]
     with JsonLines(out, {"journal": "edgevlm bench accuracy", **known}, key_of, resume=resume) as journal:
         full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
         found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))

@@ -30,7 +30,7 @@ from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.engine import Engine, Float32
+from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import AUTO, chosen_policy
 from edgevlm.runtime.policies import Policy, create_policy
@@ -56,6 +56,7 @@ class AccuracySettings:
     suite: str = "streamqa"
     noise: float = 0.0
     crf: int | None = None
+    engine: str = DEFAULT_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Worker:
         self._text, self._long = settings.suite == TEXT_FACTS, settings.suite == LONGSTREAM
         self._text_budget = FACTS_TEXT_BUDGET if self._text else TEXT_BUDGET
         self.kinds = list(KINDS if self._text else OFFERED)  # of question that may be asked
-        model = model or Model.load(settings.model, threads=1)
+        model = model or Model.load(settings.model, engine=settings.engine, threads=1)
         model = text_model(model) if self._text else model
         self._features = FeatureCache(model.engine)
         self.model = replace(model, engine=cast(Engine, self._features))

@@ -138,6 +138,24 @@ def test_a_wrong_plugin_is_one_line_with_its_place(kind, name, tmp_path):
     assert re.search(wanted, found), found
 
 
+def test_a_policy_that_was_named_and_skipped_ends_bench_accuracy_with_status_1(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + POLICIES["NaN"][0])
+    asked = ("bench", "accuracy", "--suite", "streamqa", "--frames", "16", "--streams", "2", "--budget", "50%")
+    code, found = end_of(file, *asked, "--policy", f"last-seen,{file}:Mine")
+    assert (code, found) == (1, f"skipped: {file}:Mine; the lines above say why")
+
+
+def test_doctor_fails_a_wrong_engine(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + ENGINES["queries off by 8.8"][0])
+    done = subprocess.run(
+        [sys.executable, "-m", "edgevlm", "doctor", "--engine", f"{file}:Mine"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert re.search(r"^fail engine +engine .*: queries of layer 0", done.stdout, re.MULTILINE)
+
+
 def test_what_is_right_passes():
     assert [line.partition(":")[0] for line in check("last-seen")] == ["budget", "state", "speed"]
     assert json.dumps(check("onnxruntime-cpu")).count("0.0e+00 off") == 3
