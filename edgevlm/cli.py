@@ -37,7 +37,7 @@ COMMANDS = {  # in the order of --help
     "policies": ("edgevlm.apps.commands.models:policies", "List the policies and their settings.", MODELS),
     "calibrate": ("edgevlm.apps.commands.models:calibrate", "Choose the best policy for a model.", MODELS),
     "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes.", MACHINE),
-    "check": ("edgevlm.apps.commands.machine:check", "Check a policy, source, family or engine of yours.", MACHINE),
+    "check": ("edgevlm.apps.commands.machine:check", "Check a policy, source, family or engine.", MACHINE),
     "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras.", MACHINE),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws.", MACHINE),
     "state": ("edgevlm.apps.commands.machine:state", "Inspect snapshots, or make a key for them.", MACHINE),
@@ -57,7 +57,7 @@ app = lazy_app(
     name="edgevlm",
     help="Watch a camera within fixed memory and answer questions about what it saw.",
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
-    epilog="Each option of a command can be set in the environment: EDGEVLM_RUN_MODEL is run's --model.",
+    epilog="Options can be set in the environment: EDGEVLM_RUN_MODEL is run's --model.",
 )
 
 

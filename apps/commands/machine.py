@@ -30,7 +30,7 @@ def check(
     name: Annotated[str, typer.Argument(metavar="NAME|./FILE.py:THING", help="Check this policy, source, family or engine.")],
     checkpoint: Annotated[Path | None, option("DIR", "Try a family on this checkpoint.")] = None,
 ) -> None:
-    """Check a policy, source, family or engine of yours.
+    """Check a policy, source, family or engine.
 
     Each line is something that passed; the first thing that is wrong ends the command with status 2.
     """
