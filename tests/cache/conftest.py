@@ -18,7 +18,9 @@ from edgevlm.runtime.kv import DTYPES, KVScales, codes
 
 SANITIZED = "EDGEVLM_SANITIZE" in os.environ  # set by tests/sanitize.sh, which puts its build first on the path
 if SANITIZED:
-    assert _native.__file__.startswith(os.environ["PYTHONPATH"]), f"not the sanitized build: {_native.__file__}"
+    assert _native.__file__.startswith(os.environ["PYTHONPATH"].split(os.pathsep)[0]), (
+        f"not the sanitized build: {_native.__file__}"
+    )
 
 
 def runs_here(name):
