@@ -12,7 +12,7 @@ from edgevlm.bench.accuracy.report import BACKWARD, NOW, UNSEEN, report_lines
 from edgevlm.bench.output import Table
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.compare import compare
-from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
+from edgevlm.calib.accuracy.text_streams import TEXT_SUITES
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_variants, split
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.errors import UserError
@@ -29,8 +29,8 @@ def run_suite(
 ) -> None:  # fmt: skip
     """Run to the end and print the report. Raises UserError before anything is measured where that is possible."""
     seed_words(seed)
-    if suite == TEXT_FACTS and (encode != ALL or not model.endswith(".gguf")):
-        raise UserError(f"--suite {TEXT_FACTS}: asks a language model's --model FILE.gguf, without --encode")
+    if suite in TEXT_SUITES and (encode != ALL or not model.endswith(".gguf")):
+        raise UserError(f"--suite {suite}: asks a language model's --model FILE.gguf, without --encode")
     budgets, variants = parse_budgets(budget), parse_variants(policy)
     labels = [variant.label for variant in variants if not variant.is_oracle]
     if against not in (None, *labels):
@@ -39,7 +39,7 @@ def run_suite(
     for way, look in product(*ways.values()):
         Variant(ORACLE).under(way, look)
     with progress("loading the model") as step, TemporaryDirectory(prefix="edgevlm-text-") as folder:
-        if suite == TEXT_FACTS:
+        if suite in TEXT_SUITES:
             from edgevlm.bench.accuracy.text_bundle import text_bundle
 
             model = str(text_bundle(Path(model), Path(folder)))

@@ -24,8 +24,8 @@ TEMPLATE = (
 )
 
 
-def text_bundle(gguf: Path, folder: Path) -> Path:
-    """Write the bundle of the file into ``folder``, fp32, with a stand-in for a tower; returns ``folder``.
+def text_bundle(gguf: Path, folder: Path, precision: str = "int8") -> Path:
+    """Write the bundle of the file into ``folder``, with a stand-in for a tower; returns ``folder``.
 
     Raises UserError for a file that is damaged, or whose architecture or tokenizer is not read here.
     """
@@ -38,7 +38,7 @@ def text_bundle(gguf: Path, folder: Path) -> Path:
         )
     config = checkpoint.section("text_config")
     shape = text_backbone(config["model_type"]).shape(config, checkpoint.tied)
-    made = decoder_bundle(folder, shape, tensors=checkpoint, backbone=config["model_type"])
+    made = decoder_bundle(folder, shape, tensors=checkpoint, backbone=config["model_type"], precision=precision)
     tokenizer.save(str(folder / TOKENIZER))
     chat = ChatSpec(TOKENIZER, TEMPLATE, "video", STREAM, -1, {}, (vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]))
     made = replace(made, edgevlm=__version__, family="text", source=gguf.name, chat=chat)

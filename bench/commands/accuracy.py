@@ -14,9 +14,9 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.progress import to_stderr
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
-TEXT_FACTS = "text-facts"
-DEMO: tuple[str, ...] = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
-BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
+TEXT = ("text-facts", "text-scenes")
+DEMO: tuple[str, ...] = ("streamqa", "streamqa-hard", "longstream", *TEXT)
+BUDGETS = {"longstream": "256,512", **dict.fromkeys(TEXT, "12.5%,6.25%"), "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "noise", "crf", "against")
 PUBLISHED_ONLY = ("data", "fps")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
@@ -26,7 +26,8 @@ Suites of the demo world, and their usual budgets:
   streamqa       ask after the last frame ({BUDGETS["demo"]})
   streamqa-hard  the same; scenes move, are cut, and more happens
   longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
-  text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
+  text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS["text-facts"]})
+  text-scenes    the same of scenes that hardly change, as video's do
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time.

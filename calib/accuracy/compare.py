@@ -12,7 +12,7 @@ from typing import Any
 from edgevlm import __version__
 from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.pools import in_processes
-from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
+from edgevlm.calib.accuracy.text_streams import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Record, SkippedRun, Variant, VariantRun, key_of
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker
 from edgevlm.calib.intervals import Estimate, fraction_right
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def enters(self) -> float:
-        """The least accuracy of the ceiling at which a kind of question counts; 0 for text, whose kinds always count."""
+        """The least accuracy of the ceiling at which a kind of question counts; 0 for text-facts, whose kinds always count."""
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:

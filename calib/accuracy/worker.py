@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_case, score_evidence, seed_words
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, WrappedEngine, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
-from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
+from edgevlm.calib.accuracy.text_streams import KINDS, QUESTION_BUDGET, TEXT_SUITES, text_model
 from edgevlm.calib.accuracy.variants import (
     FULL,
     ORACLE,
@@ -90,9 +90,9 @@ class Worker:
 
     def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
         self.settings, self._words = settings, seed_words(settings.seed)
-        self._text, self._long = settings.suite == TEXT_FACTS, settings.suite == LONGSTREAM
-        self._text_budget = FACTS_TEXT_BUDGET if self._text else TEXT_BUDGET
-        self.kinds = list(KINDS if self._text else OFFERED)  # of question that may be asked
+        self._text, self._long = settings.suite in TEXT_SUITES, settings.suite == LONGSTREAM
+        self._text_budget = QUESTION_BUDGET if self._text else TEXT_BUDGET
+        self.kinds = list(KINDS[settings.suite] if self._text else OFFERED)  # of question that may be asked
         model = model or Model.load(settings.model, engine=settings.engine, threads=1)
         model = text_model(model) if self._text else model
         self._features = FeatureCache(model.engine)
@@ -113,7 +113,7 @@ class Worker:
 
     def _make(self, stream: int, frames: int) -> Case:
         if self._text:
-            return make_text_case(self._words, stream, frames, self.model.encode)
+            return TEXT_SUITES[self.settings.suite](self._words, stream, frames, self.model.encode)
         return make_case(self._words, stream, frames, self.settings.suite, self.settings.noise, self.settings.crf)
 
     def perform(self, task: CaseTask) -> Record:

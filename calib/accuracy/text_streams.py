@@ -1,8 +1,10 @@
-"""Makes the suite text-facts: who came by, in a stream of text that a language model reads instead of frames.
+"""Makes the suites text-facts and text-scenes: streams of text that a language model reads instead of frames.
 
-A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the memory as a frame's rows in a grid of one row. A few
-frames name a visitor in a sentence that differs only in the name, like RULER's multi-key needles (arXiv 2404.06654). Afterwards
-each visitor's family name is asked, with the answer's first words given, as RULER does.
+A frame is ``TOKENS`` tokens of whole sentences, whose embeddings enter the memory as a frame's rows in a grid of one row. Each
+question gives the first words of its answer, as RULER does (arXiv 2404.06654).
+
+text-facts: a few frames name a visitor in a sentence that differs only in the name, like RULER's multi-key needles; the others
+never repeat. text-scenes: each frame describes the whole scene, most of it as in the frame before, as video does.
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.model import Model
 
-TEXT_FACTS = "text-facts"
-KINDS = ("now_visitor", "past_visitor")
+TEXT_FACTS, TEXT_SCENES = "text-facts", "text-scenes"
+KINDS = {
+    TEXT_FACTS: ("now_visitor", "past_visitor"),
+    TEXT_SCENES: ("now_name", "now_city", "past_name", "past_city", "first_name"),
+}
 TOKENS = 24  # in a frame
+SLOTS, PEOPLE = 4, 10  # of a scene's frame, a sentence each; in a stream
+STAY, EMPTY = (8, 16), (1, 4)  # frames that a person stays, and that a slot is empty then: least, most
+SWAPS = 0.1  # of frames, in which two slots are swapped
 VISITORS, NEAR = 8, 2  # in a stream; in its newest eighth
-FACTS_TEXT_BUDGET = TextBudget(0, 64, 2)  # a family name takes one token or two
+QUESTION_BUDGET = TextBudget(0, 64, 2)  # an answer takes one token or two
 SENTENCES = 800  # drawn for a stream, to fill its frames
 
 GIVEN = """Alice Robert Maria Peter Susan David Laura Henry Emma Thomas Julia Frank Clara Oscar Nina Victor Daniel Helen George
@@ -42,15 +50,20 @@ ink|the last ticket|a bag of flour|the blue curtains"""
 WHERE = """ near the window| before the rain came| on the way to work| without a word| after dinner| at the end of the street|
 while the others slept| under a grey sky| just before noon| and went home|||||"""
 
+CITY = """London Paris Berlin Rome Madrid Vienna Dublin Boston Chicago Tokyo Cairo Delhi Lisbon Oslo Prague Athens Geneva Milan
+Denver Dallas Houston Seattle Miami Sydney Moscow Munich Glasgow Oxford"""
+ALWAYS, FIRST = " It is night.", "First came"  # of every frame; of the first
+QUIET = ("The street is quiet", "The sun is shining", "The door is open", "A bird is singing")  # of an empty slot
+
 Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class FactQuestion(CaseQuestion):
+class TextQuestion(CaseQuestion):
     """``text`` is the question and, on the next line, the first words of its answer."""
 
     def is_right(self, answer: str) -> bool:
-        """Return whether the answer names the family, a word of its own."""
+        """Return whether the answer has the word, by itself."""
         return re.search(rf"\b{re.escape(self.answer)}\b", answer) is not None
 
 
@@ -84,7 +97,7 @@ def pixels_of(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     return np.stack([ids >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)[:, None]
 
 
-def make_text_case(words: Words, stream: int, frames: int, encode: Encode) -> Case:
+def make_facts(words: Words, stream: int, frames: int, encode: Encode) -> Case:
     """Make the ``stream``-th stream of a seed, and a question about each visitor. Raises UserError for too short a stream."""
     rng = np.random.default_rng([*words, stream, 3])
     newest = frames - frames // 8
@@ -107,8 +120,59 @@ def make_text_case(words: Words, stream: int, frames: int, encode: Encode) -> Ca
     questions: list[CaseQuestion] = []
     for frame, visitor in visits.items():
         text, evidence = f"Who came in?\nA visitor called {given[visitor]}", np.flatnonzero(owners == visitor)
-        questions.append(FactQuestion(KINDS[frame < newest], text, family[visitor], evidence, frame))
+        questions.append(TextQuestion(KINDS[TEXT_FACTS][frame < newest], text, family[visitor], evidence, frame))
     return Case(pixels_of(ids), owners, questions)
+
+
+def make_scenes(words: Words, stream: int, frames: int, encode: Encode) -> Case:
+    """Make the ``stream``-th stream of a seed, and a question about each person: a family name and a city in turn.
+
+    A person has one of a frame's SLOTS sentences while there. The first to come has another sentence in the first frame.
+    Raises UserError for a model that has no token of its own for most names.
+    """
+    rng = np.random.default_rng([*words, stream, 4])
+    given, family, city = (_draw_names(rng, names, encode) for names in (GIVEN, FAMILY, CITY))
+    people = [encode(f" {one} {two}, {three}.") for one, two, three in zip(given, family, city, strict=True)]
+    quiet, opening = [encode(f" {text}.") for text in QUIET], encode(f" {FIRST} {given[0]} {family[0]}.")
+    there, until, coming = [-1] * SLOTS, rng.integers(0, EMPTY[1], SLOTS), 0
+    until[rng.integers(SLOTS)] = 0
+    ids, owners = np.zeros((frames, TOKENS), np.int64), np.full((frames, TOKENS), -1, np.int32)
+    for frame in range(frames):
+        for slot in np.flatnonzero(until <= frame).tolist():
+            if there[slot] >= 0 or coming == PEOPLE:
+                there[slot], (least, most) = -1, EMPTY
+            else:
+                there[slot], coming, (least, most) = coming, coming + 1, STAY
+            until[slot] = frame + rng.integers(least, most + 1)
+        if rng.random() < SWAPS:
+            ours, theirs = rng.permutation(SLOTS)[:2].tolist()
+            there[ours], there[theirs], until[ours], until[theirs] = there[theirs], there[ours], until[theirs], until[ours]
+        shown = {slot: people[who] if who >= 0 else quiet[slot] for slot, who in enumerate(there)}
+        shown |= {there.index(0): opening} if frame == 0 else {}
+        ids[frame] = [*encode(ALWAYS), *(token for part in shown.values() for token in part)]
+        owners[frame, -SLOTS * len(opening) :] = np.repeat(there, len(opening))
+    owners[0, owners[0] == 0] = PEOPLE  # the opening is evidence of its own
+    questions: list[CaseQuestion] = []
+    for who in range(coming):
+        is_now, asks_city = who in there, who % 2
+        start, answer = (f"{given[who]} {family[who]},", city[who]) if asks_city else (given[who], family[who])
+        questions.append(_asked(("past", "now")[is_now] + ("_name", "_city")[asks_city], start, answer, owners == who))
+    return Case(pixels_of(ids), owners, [*questions, _asked("first_name", FIRST, given[0], owners == PEOPLE)])
+
+
+def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> TextQuestion:
+    """shows: bool ``[T, TOKENS]``, the tokens that show the answer."""
+    shows[:-1] &= not kind.startswith("now")
+    evidence = np.flatnonzero(shows)
+    return TextQuestion(kind, f"Who was there?\n{ALWAYS[1:]} {start}", answer, evidence, int(evidence[-1]) // TOKENS)
+
+
+def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
+    """Draw PEOPLE names of one token each. Raises UserError where there are fewer."""
+    short = [name for name in names.split() if len(encode(f" {name}")) == 1]
+    if len(short) < PEOPLE:
+        raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")
+    return rng.permutation(short)[:PEOPLE].tolist()
 
 
 def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
@@ -131,3 +195,6 @@ def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> 
         parts.append(fitting[rng.integers(len(fitting))])
         tokens -= len(parts[-1])
     return parts
+
+
+TEXT_SUITES: dict[str, Callable[[Words, int, int, Encode], Case]] = {TEXT_FACTS: make_facts, TEXT_SCENES: make_scenes}

@@ -1,6 +1,7 @@
-"""text-facts: what its streams say, and a tiny language model asked as transformers asks it."""
+"""text-facts and text-scenes: what streams say, and a tiny language model asked as transformers asks it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from edgevlm.calib.accuracy import text_facts as facts
-from edgevlm.calib.accuracy.text_facts import TEXT_FACTS, TOKENS
+from edgevlm.calib.accuracy import text_streams as facts
+from edgevlm.calib.accuracy.text_streams import TEXT_FACTS, TOKENS, make_scenes
 from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker
 from edgevlm.cli import app
@@ -68,7 +69,7 @@ def tiny(tmp_path_factory):
 def worker(tiny, tmp_path_factory):
     from edgevlm.bench.accuracy.text_bundle import text_bundle
 
-    bundle = text_bundle(tiny[1], tmp_path_factory.mktemp("bundle"))
+    bundle = text_bundle(tiny[1], tmp_path_factory.mktemp("bundle"), "fp32")
     made = Worker(AccuracySettings(str(bundle), FRAMES, "5", suite=TEXT_FACTS))
     yield made
     made.model.close()
@@ -88,11 +89,34 @@ def test_full_kv_answers_as_transformers_does(tiny, worker):
         before = tokenizer.encode("<|im_start|>user\n").ids
         after = tokenizer.encode(f"\n{asked}<|im_end|>\n<|im_start|>assistant\n{start}").ids
         ids = torch.tensor([[*before, *ids_of(case).ravel().tolist(), *after]])
-        most = facts.FACTS_TEXT_BUDGET.answer
+        most = facts.QUESTION_BUDGET.answer
         made = tiny[0].generate(ids, max_new_tokens=most, do_sample=False, eos_token_id=[0, 2], pad_token_id=0)
         answers.append(tokenizer.decode(made[0, ids.shape[1] :].tolist(), skip_special_tokens=True).strip())
     assert [result["answer"] for result in record["results"]] == answers
     assert len(set(answers)) > 1, "the question is read"
+
+
+def test_a_scene_stays_but_for_who_comes_and_leaves_and_its_evidence_is_where_the_answer_is():
+    words: list[str] = []
+
+    def encode(text):
+        parts = re.findall(r"\w+|[.,]", text)
+        words.extend(dict.fromkeys(part for part in parts if part not in words))
+        return [words.index(part) for part in parts]
+
+    case = make_scenes((2_000_000, 5), 0, 40, encode)
+    shown = [[words[token] for token in row] for row in ids_of(case)]
+    assert 0.75 < np.mean(np.array(shown[1:]) == np.array(shown[:-1])) < 0.95
+    assert {question.kind.partition("_")[0] for question in case.questions} == {"past", "now", "first"}
+    for question in case.questions:
+        frames = np.unique(question.evidence // TOKENS)
+        assert frames[-1] == question.last
+        assert question.is_about_now == (question.last == 39)
+        for token in frames * TOKENS:
+            mine = question.evidence[(token <= question.evidence) & (question.evidence < token + TOKENS)]
+            assert question.answer in [words[at] for at in ids_of(case).ravel()[mine]]
+        if question.kind.startswith("past"):
+            assert not any(question.answer in row for row in shown[question.last + 1 :]), "nobody comes back"
 
 
 def test_every_policy_runs_at_equal_bytes_and_a_stopped_run_is_resumed(tiny, tmp_path):
