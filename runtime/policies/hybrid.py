@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Float32, setting
 from edgevlm.runtime.policies.last_seen import LastSeen
-from edgevlm.runtime.policies.retrieval import Chosen, Int64, QuestionRetrieval
+from edgevlm.runtime.policies.retrieval import Chosen, Int64, QuestionRetrieval, block_of, by_seq
 from edgevlm.runtime.retrieval.working_set import unrotated_keys
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store
@@ -30,20 +32,22 @@ class ClusterIndex(Stateful):
     more, else it founds one. When there is no free place, the two most similar clusters merge first, and ``tau`` falls to their
     cosine.
 
-    A mean is kept as int8 codes ``[layers, capacity, width]``, with a float16 ``scale`` for each CODES of them; changes below
-    half a code are lost, so it settles after a few dozen tokens. runs ``[capacity, 2]``: the first numbers of the two runs of
-    blocks, one block a layer, with the cluster's newest tokens, the newer last, -1 for none; rows: their tokens. near, nearest
-    ``[capacity]``: the highest cosine with another cluster, and that cluster.
+    A mean is kept as int8 codes ``[capacity, width]``, with a float16 ``scale`` for each CODES of them; changes below half a
+    code are lost, so it settles after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: of the cluster's newest token,
+    moved with its cluster. runs ``[capacity, 2]``: the first numbers of the two runs of blocks, one block a layer, with the
+    cluster's newest tokens, the newer last, -1 for none; rows: their tokens. near, nearest ``[capacity]``: the highest cosine
+    with another cluster, and that cluster.
     """
 
-    PARTS = ("count", "runs", "rows", "near", "nearest")
+    PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
 
-    state_fields = (*PARTS, "codes", "scale", "clusters", "merged", "tau")
+    state_fields = (*PARTS, "clusters", "merged", "tau")
 
-    def __init__(self, layers: int, width: int, most_bytes: int, tau: float) -> None:
-        self.capacity, self._layers = most_bytes // self.entry_bytes(layers, width), layers
-        self.codes = np.zeros((layers, self.capacity, width), np.int8)
-        self.scale = np.zeros((layers, self.capacity, _scales(width)), np.float16)
+    def __init__(self, layers: int, width: int, sketch_bytes: int, most_bytes: int, tau: float) -> None:
+        self.capacity, self._layers = max(0, most_bytes) // self.entry_bytes(width, sketch_bytes), layers
+        self.codes = np.zeros((self.capacity, width), np.int8)
+        self.scale = np.zeros((self.capacity, _scales(width)), np.float16)
+        self.sketch = np.zeros((self.capacity, sketch_bytes), np.uint8)
         self.count = np.zeros(self.capacity, np.int64)
         self.runs = np.full((self.capacity, 2), -1, np.int64)
         self.rows = np.zeros((self.capacity, 2), np.int32)
@@ -51,19 +55,19 @@ class ClusterIndex(Stateful):
         self.clusters, self.merged, self.tau = 0, 0, tau
 
     @staticmethod
-    def entry_bytes(layers: int, width: int) -> int:
-        return layers * (width + 2 * _scales(width)) + 40
+    def entry_bytes(width: int, sketch_bytes: int) -> int:
+        return width + 2 * _scales(width) + sketch_bytes + 40
 
-    def means(self, layer: int) -> Float32:
-        """The mean keys of a layer, ``[clusters, width]``."""
-        return self._dequantize(np.s_[layer, : self.clusters])
+    def means(self) -> Float32:
+        """The mean keys, ``[clusters, width]``."""
+        return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Add tokens ``[layers, n, width]`` one by one; returns the cluster of each, ``[n]``, and blocks to drop."""
-        joined, dropped = np.zeros(keys.shape[1], np.int64), list[int]()
-        unit = np.zeros(self.codes.shape[1:], np.float32)  # of the means of the deepest layer
-        unit[: self.clusters] = _unit(self.means(-1))
-        own = _unit(keys[-1])
+        """Add tokens' deepest keys ``[n, width]`` one by one; returns the cluster of each, ``[n]``, and blocks to drop."""
+        joined, dropped = np.zeros(len(keys), np.int64), list[int]()
+        unit = np.zeros(self.codes.shape, np.float32)  # of the means
+        unit[: self.clusters] = _unit(self.means())
+        own = _unit(keys)
         cosine = own @ unit.T  # [n, capacity], kept up with what becomes of the clusters
         for token, similar in enumerate(cosine):
             if self.clusters == self.capacity and float(similar.max()) < self.tau:
@@ -78,7 +82,7 @@ class ClusterIndex(Stateful):
                 self.clusters += 1
                 self.count[at], self.runs[at], self.rows[at], self.near[at] = 0, -1, 0, NO_COSINE
             self.count[at] += 1
-            if self._move(at, keys[:, token], 1 / self.count[at], unit):
+            if self._move(at, keys[token], 1 / self.count[at], unit):
                 cosine[:, at] = own @ unit[at]
                 self._update_nearest(at, unit)
             joined[token] = at
@@ -97,16 +101,16 @@ class ClusterIndex(Stateful):
         self.tau, self.merged = min(self.tau, float(self.near[one])), self.merged + 1
         one, other = sorted((one, int(self.nearest[one])))
         self.count[one] += self.count[other]
-        self._move(one, self._dequantize(np.s_[:, other]), self.count[other] / self.count[one], unit)
+        self._move(one, self._dequantize(np.s_[other]), self.count[other] / self.count[one], unit)
+        if self.runs[other].max() > self.runs[one].max():  # blocks are numbered as they were begun
+            self.sketch[one] = self.sketch[other]
         numbers = np.concatenate([self.runs[one], self.runs[other]])
         rows = np.concatenate([self.rows[one], self.rows[other]])
-        *dropped, older, newer = np.argsort(numbers, kind="stable").tolist()  # blocks are numbered as they were begun
+        *dropped, older, newer = np.argsort(numbers, kind="stable").tolist()
         self.runs[one], self.rows[one] = numbers[[older, newer]], rows[[older, newer]]
         self.clusters = last = self.clusters - 1
         for part in (*(getattr(self, name) for name in self.PARTS), unit):
             part[other] = part[last]
-        for part in (self.codes, self.scale):
-            part[:, other] = part[:, last]
         nearest = self.nearest[:last]
         alone = np.flatnonzero((nearest == one) | (nearest == other)).tolist()
         nearest[nearest == last] = other
@@ -132,20 +136,20 @@ class ClusterIndex(Stateful):
         self.near[at] = cosine[self.nearest[at]]
         return cosine
 
-    def _move(self, at: int, keys: Float32, fraction: float, unit: Float32) -> bool:
-        """Move a mean by ``fraction`` towards ``keys`` ``[layers, width]``. Returns whether the deepest layer's has changed."""
-        mean = self._dequantize(np.s_[:, at])
-        mean += np.float32(fraction) * (keys - mean)
-        parts = mean.reshape(*self.scale[:, at].shape, -1)
-        scale = np.minimum(np.abs(parts).max(2) / 127, np.finfo(np.float16).max).astype(np.float16)
-        codes = parts / np.maximum(scale.astype(np.float32), np.float32(1e-30))[..., None]
-        self.scale[:, at], self.codes[:, at] = scale, np.clip(np.rint(codes), -127, 127).reshape(mean.shape)
-        before, unit[at] = unit[at].copy(), _unit(self._dequantize(np.s_[-1, at]))
+    def _move(self, at: int, key: Float32, fraction: float, unit: Float32) -> bool:
+        """Move a mean by ``fraction`` towards ``key`` ``[width]``. Returns whether it has changed."""
+        mean = self._dequantize(np.s_[at])
+        mean += np.float32(fraction) * (key - mean)
+        parts = mean.reshape(self.scale.shape[1], -1)
+        scale = np.minimum(np.abs(parts).max(1) / 127, np.finfo(np.float16).max).astype(np.float16)
+        codes = parts / np.maximum(scale.astype(np.float32), np.float32(1e-30))[:, None]
+        self.scale[at], self.codes[at] = scale, np.clip(np.rint(codes), -127, 127).ravel()
+        before, unit[at] = unit[at].copy(), _unit(self._dequantize(np.s_[at]))
         return not np.array_equal(before, unit[at])
 
-    def _dequantize(self, which: tuple[slice | int, ...]) -> Float32:
+    def _dequantize(self, which: slice | int) -> Float32:
         scale = self.scale[which].astype(np.float32)
-        numbers: Float32 = np.repeat(scale, self.codes.shape[2] // self.scale.shape[2], -1) * self.codes[which]
+        numbers: Float32 = np.repeat(scale, self.codes.shape[1] // self.scale.shape[1], -1) * self.codes[which]
         return numbers
 
 
@@ -158,43 +162,100 @@ def _unit(x: Float32) -> Float32:
     return unit
 
 
+class KeySketches(Stateful):
+    """Two bits for each of the slow half of a key's channels, per layer and KV head: enough to rank tokens for a query.
+
+    Slow channels belong to the rotary pairs of the lowest frequencies. The fast ones turn several times within a stream, so
+    they carry no content; un-rotated, as if at distance 0, they would dominate the product. One bit is the sign of
+    (k - middle) / spread, the other tells whether its magnitude exceeds STEP: the levels of least squared error for a normal
+    variable (Max, 1960). middle, spread float16 ``[layers, kv_heads, 1, head_dim]``: of the first tokens, fixed; zeros before.
+    """
+
+    STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104
+
+    state_fields = ("middle", "spread")
+    _scratch_fields = ("_slow",)
+
+    def __init__(self, layers: int, heads: int, inv_freq: NDArray[np.float64]) -> None:
+        pairs = np.sort(np.argsort(inv_freq, kind="stable")[: (len(inv_freq) + 1) // 2])
+        self._slow = np.concatenate([pairs, pairs + len(inv_freq)])
+        self.middle, self.spread = np.zeros((2, layers, heads, 1, 2 * len(inv_freq)), np.float16)
+        self.bytes = layers * heads * 2 * -(-len(self._slow) // 8)  # of one token
+
+    def fit(self, layer: int, keys: Float32) -> None:
+        """Fix middle and spread of a layer by keys ``[kv_heads, n, head_dim]``."""
+        self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
+
+    def normal(self, keys: Float32) -> Float32:
+        """The deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled by channel: ``[n, width + 1]``.
+
+        The last number is a constant, as large as the others' usual norm, so that keys near the middle are alike instead of
+        having any angle. Cosines of raw keys are all near 1 where keys share a large mean.
+        """
+        z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
+        return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
+
+    def of(self, keys: Float32) -> NDArray[np.uint8]:
+        """The sketches ``[n, bytes]`` of tokens' un-rotated keys ``[layers, kv_heads, n, head_dim]``."""
+        z = ((keys - self.middle) / self.spread)[..., self._slow]
+        bits = np.packbits(np.stack([z > 0, np.abs(z) > self.STEP], -2), -1)  # [layers, kv_heads, n, 2, bytes]
+        return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
+
+    def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
+        """q . k of un-rotated rows ``[S, head_dim]`` with sketches ``[n, bytes]``, but for a constant a row: ``[S, n]``."""
+        layers, heads, slow = *self.middle.shape[:2], len(self._slow)
+        bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
+        sign, large = bits.swapaxes(0, 1).astype(np.float32)
+        levels = (2 * sign - 1) * (np.float32(self.SMALL) + np.float32(self.LARGE - self.SMALL) * large)
+        product: Float32 = (query * self.spread[layer, head])[:, self._slow] @ levels.T
+        return product
+
+
 @dataclass
 class Hybrid(QuestionRetrieval):
     """Evict like ``last-seen``, store the newest evicted tokens that look alike, and fetch what a question needs.
 
     A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most like its own
-    (cosine, un-rotated), or founds one. The newest tokens of each cluster stay in the store, in all layers. For a question,
-    each layer and KV head fetches the clusters c of the largest sum over the question's rows and the head's query group of
-    softmax_c(q . mean key of c / sqrt(D)).
+    (:meth:`KeySketches.normal`), or founds one. The newest tokens of each cluster stay in the store, in all layers. For a
+    question, each layer and KV head fetches the clusters c of the largest sum over its query group of softmax_c(q . k_c /
+    sqrt(D)), q of the question's last row, k_c the sketch of the cluster's newest key.
 
     Ours: there is no paper.
     """
 
     window: float = setting(0.65, "fraction of |M| for the cache that evicts", above=0, below=1)
     index: float = setting(
-        0.15, "fraction of |M|, in fp32 bytes, for clusters' mean keys; the rest is the working set", above=0, below=1
+        0.15, "fraction of |M|, in fp32 bytes, for the index of clusters; the rest is the working set", above=0, below=1
     )
     rows: int = setting(2, "most tokens per block; two blocks of each cluster are kept", at_least=1)
     tau: float = setting(0.95, "cosine from which tokens are alike until the index is full", above=0, at_most=1)
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"
-    state_fields = (*QuestionRetrieval.state_fields, "_clusters")
+    state_fields = (*QuestionRetrieval.state_fields, "_clusters", "_sketches")
 
     arena_policy = LastSeen
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
-        self._clusters = ClusterIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes, self.tau)
+        self._sketches = made = KeySketches(cache.layers, cache.kv_heads, cache.inv_freq)
+        width = cache.kv_heads * cache.head_dim + 1
+        self._clusters = ClusterIndex(cache.layers, width, made.bytes, self.index_bytes - made.state_bytes, self.tau)
         if self._clusters.capacity < 2:
             raise self.no_room("two clusters")
 
     def take_in(self, blocks: Sequence[Block]) -> None:
         """Cluster the tokens, which are the same in every layer, and keep the newest of each cluster."""
-        keys = np.stack([unrotated_keys(self.cache, layer, block) for layer, block in enumerate(blocks)])
-        clusters, dropped = self._clusters.join(keys.transpose(0, 2, 1, 3).reshape(len(blocks), keys.shape[2], -1))
+        cache, keys = self.cache, np.stack([unrotated_keys(self.cache, layer, block) for layer, block in enumerate(blocks)])
+        if not self._sketches.spread.any():
+            for layer in range(cache.layers):
+                held = block_of(cache, layer, by_seq(cache, layer, cache.kind(layer) == Kind.VISION))
+                self._sketches.fit(layer, unrotated_keys(cache, layer, held))
+        clusters, dropped = self._clusters.join(self._sketches.normal(keys[-1]))
+        sketches = self._sketches.of(keys)
         for cluster in np.unique(clusters).tolist():
             newest = np.flatnonzero(clusters == cluster)[-self.rows :]
+            self._clusters.sketch[cluster] = sketches[newest[-1]]
             dropped += self._extend(cluster, [block[newest] for block in blocks])
         self.store.drop(dropped)
 
@@ -217,12 +278,11 @@ class Hybrid(QuestionRetrieval):
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Best cluster first, and its newest block before the other, until the working set is full."""
+        """Best cluster first by the last row, and its newest block before the other, until the working set is full."""
         index, heads, width = self._clusters, self.cache.kv_heads, self.cache.head_dim
-        mean = index.means(layer).reshape(index.clusters, heads, width)
         ranked: list[list[int]] = []
-        for head, asked in enumerate(query.reshape(heads, -1, width)):
-            logits = asked @ mean[:, head].T / np.sqrt(width)
+        for head, asked in enumerate(query.reshape(heads, -1, query.shape[1], width)[:, :, -1]):
+            logits = self._sketches.logits(index.sketch[: index.clusters], layer, head, asked) / np.float32(np.sqrt(width))
             weights = np.exp(logits - logits.max(1, keepdims=True))
             order = np.argsort(-(weights / weights.sum(1, keepdims=True)).sum(0), kind="stable")
             have = index.rows[order].sum(1).cumsum()

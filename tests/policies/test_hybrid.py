@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, Filled
-from policies.reference_retrieval import Alike
+from policies.reference_retrieval import Alike, sketched_product
 from policies.test_rekv import GRID, LAYERS, P, asked, opened
 from stored import PlainStore
 
 from edgevlm.runtime.policies import layers_of
-from edgevlm.runtime.policies.hybrid import ClusterIndex
+from edgevlm.runtime.policies.hybrid import ClusterIndex, KeySketches
+from edgevlm.runtime.retrieval.working_set import unrotated_keys
 
 WIDTH = 6
 
@@ -30,7 +31,7 @@ def followed(index, keys, pieces):
     for count in pieces:
         piece = keys[:, at : at + count]
         before = [tuple(members.get(cluster, ())) for cluster in range(index.clusters)]
-        joined, _ = index.join(piece)
+        joined, _ = index.join(piece[-1])
         members = {cluster: [] for cluster in range(index.clusters)}
         for tokens in before:  # where their mean has gone
             home = max(range(index.clusters), key=lambda c: similarity(index, c, keys, tokens))
@@ -42,14 +43,14 @@ def followed(index, keys, pieces):
 
 
 def similarity(index, cluster, keys, tokens):
-    mean, kept = keys[-1, list(tokens)].mean(0), index.means(-1)[cluster]
+    mean, kept = keys[-1, list(tokens)].mean(0), index.means()[cluster]
     return mean @ kept / np.linalg.norm(mean) / np.linalg.norm(kept)
 
 
 @pytest.mark.parametrize(("kinds", "capacity"), [(5, 12), (12, 6)])
 def test_clusters_are_those_of_the_reference(kinds, capacity):
     keys, _ = things(np.random.default_rng(5), kinds, 120)
-    index = ClusterIndex(2, WIDTH, capacity * ClusterIndex.entry_bytes(2, WIDTH), 0.95)
+    index = ClusterIndex(2, WIDTH, 3, capacity * ClusterIndex.entry_bytes(WIDTH, 3), 0.95)
     reference = Alike(capacity, 0.95)
     members = followed(index, keys, [7] * 17 + [1])
     for token in range(120):
@@ -61,9 +62,8 @@ def test_clusters_are_those_of_the_reference(kinds, capacity):
     assert index.tau == pytest.approx(reference.tau, abs=0.005)
     assert index.count[: index.clusters].sum() == 120
     for at, tokens in members.items():
-        for layer in range(2):
-            wanted = reference.mean(layer, tokens)
-            np.testing.assert_allclose(index.means(layer)[at], wanted, atol=4 * np.abs(wanted).max() / 127)
+        wanted = reference.mean(-1, tokens)
+        np.testing.assert_allclose(index.means()[at], wanted, atol=4 * np.abs(wanted).max() / 127)
 
 
 def watched(filled, policy, pieces):
@@ -88,16 +88,19 @@ def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers():
     assert index.count[: index.clusters].sum() == len(left), "every token that left is in a cluster"
     held = 0
     for cluster in range(index.clusters):
-        seqs = []
+        seqs, keys = [], []
         for layer in range(LAYERS):
             first = index.runs[cluster]
             blocks = policy.store.get(first[first >= 0] + layer)
             seqs.append([block.seq.tolist() for block in blocks])
+            keys.append(np.concatenate([unrotated_keys(filled.cache, layer, block) for block in blocks], 1))
             for block, rows in zip(blocks, index.rows[cluster][first >= 0], strict=True):
                 assert len(block) == rows <= 3
                 assert set(block.seq[0].tolist()) <= set(left.tolist())
                 np.testing.assert_array_equal(block.seq[0], block.seq[1])
         assert all(of == seqs[0] for of in seqs), "the same tokens in every layer"
+        sketches = policy._sketches.of(np.stack(keys))
+        assert (sketches == index.sketch[cluster]).all(1).any(), "it is sought by a token that it has"
         held += sum(len(of[0]) for of in seqs[0])
     assert len(policy.store._blocks) == LAYERS * (index.runs[: index.clusters] >= 0).sum(), "what no cluster has is dropped"
     assert held <= 6 * index.clusters
@@ -115,10 +118,10 @@ def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_tha
     index = policy._clusters
     for layer in range(LAYERS):
         for head in range(HEADS):
-            mean = index.means(layer).reshape(index.clusters, HEADS, -1)[:, head].astype(np.float64)
             mass = np.zeros(index.clusters)
-            for row in bare[layer][head * GROUP : (head + 1) * GROUP].reshape(-1, mean.shape[1]):
-                weights = np.exp(mean @ row / np.sqrt(len(row)))
+            for row in bare[layer][head * GROUP : (head + 1) * GROUP, -1].astype(np.float32):
+                logits = policy._sketches.logits(index.sketch[: index.clusters], layer, head, row[None])[0]
+                weights = np.exp(logits / np.sqrt(len(row)))
                 mass += weights / weights.sum()
             expected, rows = [], 0
             for cluster in np.argsort(-mass, kind="stable"):
@@ -128,6 +131,24 @@ def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_tha
                     break
             assert chosen[layer][head] == expected
     assert policy.working.load(0, chosen[0]).max() <= policy.working_rows
+
+
+def test_sketches_tell_products_whatever_mean_and_scale_the_channels_have():
+    random, tokens = np.random.default_rng(7), 200
+    scale = np.exp(random.normal(size=(2, HEADS, 1, 8)))
+    keys = (scale * (random.normal(size=(2, HEADS, tokens, 8)) + 5 * random.normal(size=(2, HEADS, 1, 8)))).astype(np.float32)
+    sketches = KeySketches(2, HEADS, INV_FREQ)
+    for layer in range(2):
+        sketches.fit(layer, keys[layer])
+    made, query = sketches.of(keys), random.normal(size=(3, 8)).astype(np.float32)
+    assert made.shape == (tokens, sketches.bytes)
+    for layer, head in np.ndindex(2, HEADS):
+        middle, spread = (part[layer, head, 0].astype(np.float64) for part in (sketches.middle, sketches.spread))
+        wanted = [[sketched_product(row, key, middle, spread) for key in keys[layer, head]] for row in query]
+        np.testing.assert_allclose(sketches.logits(made, layer, head, query), wanted, rtol=1e-4, atol=1e-4)
+    plain, moved = KeySketches(2, HEADS, INV_FREQ), keys[-1] - keys[-1].mean(1, keepdims=True)
+    plain.fit(-1, moved)
+    np.testing.assert_allclose(plain.normal(moved), sketches.normal(keys[-1]), atol=0.05)  # of the mean alone it knows nothing
 
 
 def test_what_the_store_has_lost_is_counted_and_left_out():
