@@ -82,6 +82,20 @@ def soak() -> None:
     figure.savefig(ASSETS / "soak.svg", metadata={"Date": None})
 
 
+def requests() -> None:
+    """What a server takes while a paused camera is asked, from the lines that tests/soak.py wrote to docs/requests.jsonl."""
+    lines = [json.loads(line) for line in Path(__file__).with_name("requests.jsonl").read_text().splitlines()]
+    figure, axis = plt.subplots(figsize=(9, 3), constrained_layout=True)
+    for kind, what in (("questions", "questions"), ("memory", "GETs of /memory")):
+        of = [line for line in lines if line["kind"] == kind]
+        axis.plot([line["requests"] for line in of], [line["rss_bytes"] / 1e6 for line in of], label=what)
+    axis.set_title("resident memory, MB", loc="left", fontsize=10)
+    axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
+    axis.set_xlabel("requests")
+    axis.legend(loc="lower right")
+    figure.savefig(ASSETS / "requests.svg", metadata={"Date": None})
+
+
 def cluster() -> None:
     """Simulated months of clusters, day by day, from docs/results.jsonl: of each size the newest one."""
     days = {}
@@ -162,4 +176,5 @@ if __name__ == "__main__":
     terminal()
     memory()
     soak()
+    requests()
     cluster()

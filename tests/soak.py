@@ -1,7 +1,8 @@
 """A server over a long stream of the demo, with questions, snapshots and a camera that fails now and then: what it takes.
 
 ``python tests/soak.py hybrid docs/soak.jsonl --frames 1000000`` adds a line every thousand frames, and ``python
-docs/pictures.py`` draws them. Every frame of the demo world is watched, at ``--rate`` a second.
+docs/pictures.py`` draws them. Every frame of the demo world is watched, at ``--rate`` a second. ``python tests/soak.py memory
+docs/requests.jsonl --requests 100000``, and ``questions``, send a paused camera that many requests, a line every thousand.
 """
 
 import argparse
@@ -115,15 +116,45 @@ def soak(policy, out, frames, hours, rate, budget, folder):
             return server.end()
 
 
+def requests(kind, out, count, folder):
+    """What the server takes while a paused camera is asked for its memory, or questions that differ."""
+    from served import serving
+
+    (folder / "edgevlm.toml").write_text('threads = 1\n[server]\nmax_rate = 1e6\n[cameras.demo]\nsource = "demo"\nfps = 8\n')
+    drawn, began = random.Random(0), time.monotonic()
+    with serving(folder, folder / "edgevlm.toml") as server:
+        server.watched("demo", 64)
+        server.request("PATCH", "/v1/streams/demo", {"state": "paused"})
+        link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+        for number in range(count + 1):
+            if number % EVERY == 0:
+                taken = psutil.Process(server.process.pid).memory_info().rss
+                line = {"kind": kind, "requests": number, "seconds": round(time.monotonic() - began), "rss_bytes": taken}
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+            if kind == "memory":
+                link.request("GET", "/v1/streams/demo/memory")
+            else:
+                body = {"messages": [{"role": "user", "content": question(drawn)}]}
+                link.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+            response = link.getresponse()
+            assert response.read(), response.status
+            assert response.status == 200, response.status
+        return server.end()
+
+
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("policy")
+    options.add_argument("policy", help="or `memory` or `questions`")
     options.add_argument("out", type=Path)
     options.add_argument("--frames", type=int, default=100_000)
     options.add_argument("--hours", type=float, default=24, help="end then at the latest")
     options.add_argument("--rate", type=float, default=100, help="frames a second")
     options.add_argument("--budget", type=int, default=512)
+    options.add_argument("--requests", type=int, default=100_000, help="of `memory` and `questions`")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch, given.out.open("a") as file:
+        if given.policy in ("memory", "questions"):
+            raise SystemExit(requests(given.policy, file, given.requests, Path(scratch)))
         wanted = given.frames, given.hours, given.rate, given.budget
         print(f"the server ended with {soak(given.policy, file, *wanted, Path(scratch))}")
