@@ -10,10 +10,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from edgevlm import Session
+from edgevlm.apps.doctor.cameras import list_cameras
 from edgevlm.apps.sources import SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.sources.base import State
 from edgevlm.apps.sources.recordings import FolderSource
 from edgevlm.cli import app
+from edgevlm.errors import SourceError
 from edgevlm.runtime.plugins import names
 
 
@@ -61,6 +63,9 @@ def test_a_package_gives_a_kind_of_camera_its_name(installed):
     for text, frames in (("bars", 32), ("bars://5", 5)):
         assert comes_to_an_end(text, None)
         assert len(list(open_source(text, options=SourceOptions(fps=4)))) == frames
+    assert any(line.startswith("bars ") for line in list_cameras(False))
+    with pytest.raises(SourceError, match=r"nosuch: there is nothing there; .* or \./file\.py:Name, bars://$"):
+        open_source("nosuch")
 
 
 def picture(level):
