@@ -74,6 +74,18 @@ def test_no_frame_is_named_where_what_would_answer_has_left():
     assert (answer["evidence"], answer["evidence_held"]) == ([], False)
 
 
+def test_the_demo_model_marks_answers_about_other_pictures_as_guesses(tmp_path):
+    for number in range(4):
+        Image.new("RGB", (64, 64), (number * 60, 0, 0)).save(tmp_path / f"{number}.png")
+    arguments = ("run", "--video", tmp_path, "--ask", COUNT, "--ask", "is it raining?")
+    guessed, untaught = of_kind(events(*arguments, "--json"), "answer")
+    assert (guessed["model_fits_source"], guessed["evidence"]) == (False, [])
+    assert untaught["text"].count("?") == 3, "the nearest three that it was taught"
+    assert "(a guess: the demo model knows only its own world" in edgevlm(*arguments).stdout
+    (fits,) = of_kind(events(*RUN, "--frames", 8, "--ask", COUNT, "--json"), "answer")
+    assert fits["model_fits_source"]
+
+
 def test_moments_are_durations_ago_or_by_the_clock():
     assert [NOW - moment(text, NOW) for text in ("90s", "10m", "1h30m", "1.5h", "2d")] == [90, 600, 5400, 5400, 172_800]
     assert moment("14:03", NOW) == NOW - 22
