@@ -52,7 +52,7 @@ def run_suite(
         raise UserError(f"--suite {suite}: give the folder that its data was downloaded to with --data DIR ({GUIDE})")
     named, variants = [name for text in policy for name in split(text)], parse_variants(policy)
     if "all" not in named and any(variant.is_oracle for variant in variants):
-        raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
+        raise UserError("--policy oracle: is known of the demo world only (--suite streamqa); leave it out")
     variants = [variant for variant in variants if not variant.is_oracle]
     budgets = {part: parse_budget(part) for part in filter(None, (part.strip() for part in budget.split(",")))}
     if not budgets or not all(0 < tokens < math.inf for tokens in budgets.values()):

@@ -127,7 +127,7 @@ def test_what_is_no_key_is_one_line_without_it():
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     for text in ("", "hunter2-hunter2", "AGE-SECRET-KEY-1SECRET"):
-        with pytest.raises(UserError, match="is none of age; edgevlm state key FILE makes one") as raised:
+        with pytest.raises(UserError, match="is not an age key; edgevlm state key FILE makes one") as raised:
             SnapshotKey(text)
         assert not text or text not in str(raised.value)
 
