@@ -192,14 +192,14 @@ def rows(choices: Choices) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def as_json(written: Path, found: Findings) -> str:
-    """The lines of ``--json``: the bundle and its layers, then the policies."""
+    """Return the lines of ``--json``: the bundle and its layers, then the policies."""
     layers = asdict(found.layers) if found.layers else {}
     first = ("calibration", {"bundle": str(written), **layers})
     return "\n".join(json_line(*row) for row in (first, *(rows(found.policies) if found.policies else ())))
 
 
 def describe(written: Path, found: Findings) -> str:
-    """The report for a person: the layers, a table of each kind of row, and the choices."""
+    """Return the report for a person: the layers, a table of each kind of row, and the choices."""
     lines = ["layers: left as they were"]
     if (layers := found.layers) is not None:
         tau = "/".join(f"{threshold:.4f}" for threshold in layers.thresholds)

@@ -65,7 +65,7 @@ def _mask_parameters(text: str) -> str:
 
 
 def with_login(address: str, username: str | None, password: str | None) -> str:
-    """Put a login, in plain text, into a camera's address. Raises UserError where it takes none, or has one."""
+    """Put a login, in plain text, into a camera's address. Raises UserError if it takes none, or has one."""
     if username is None and password is None:
         return address
     scheme, found, rest = address.partition("://")
@@ -75,14 +75,14 @@ def with_login(address: str, username: str | None, password: str | None) -> str:
 
 
 def state_key(reference: str | None) -> SnapshotKey | None:
-    """The key of ``--state``, of what :func:`secret` reads. Raises UserError."""
+    """Return the key of ``--state``, of what :func:`secret` reads. Raises UserError."""
     from edgevlm.runtime.snapshots.directory import SnapshotKey
 
     return None if reference is None else SnapshotKey(secret(reference))
 
 
 def secret(reference: str) -> str:
-    """The text that ``env:NAME`` or ``file:PATH`` stands for; any other text stands for itself. Raises UserError."""
+    """Return the text that ``env:NAME`` or ``file:PATH`` stands for; any other text stands for itself. Raises UserError."""
     kind, _, name = reference.partition(":")
     if kind == "env" and re.fullmatch(r"\w+", name):
         if name not in os.environ:

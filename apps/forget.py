@@ -1,4 +1,4 @@
-"""``edgevlm forget``: delete what was seen in a time, in a folder of state that nothing uses."""
+"""``edgevlm forget``: delete a period from a state folder that no process is using."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Forgotten = dict[str, int]  # how many of what
 
 
 def in_words(name: str, counts: Forgotten) -> str:
-    """``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 lines of the journal deleted``."""
+    """Return ``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 lines of the journal deleted``."""
     called = {"rows": "rows of a layer", "journal": "lines of the journal"}
     said = ", ".join(f"{count:,} {called.get(what, what)}" for what, count in counts.items())
     return f"{name or 'all cameras'}: {said} deleted"

@@ -36,7 +36,7 @@ class AllowedHosts:
             self._networks = [ip_network(each) for each in allowed if is_network(each)]
 
     def resolve(self, host: str, port: int) -> str:
-        """Resolve the host, once. Raises SourceRefused where an address is not allowed, SourceError where there is none."""
+        """Resolve the host, once. Raises SourceRefused if an address is not allowed, SourceError where there is none."""
         found = addresses(host, port)
         if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address in found:

@@ -67,7 +67,7 @@ class Journal(TimedDatabase):
         *,
         any_word: bool = False,
     ) -> list[Line]:
-        """Lines, newest first; those that hold all words of ``search``. since, until: seconds since 1970, both included.
+        """Return lines, newest first; those that hold all words of ``search``. since, until: seconds since 1970, both included.
 
         any_word: those that hold any of its words, the best match (BM25) first.
         """

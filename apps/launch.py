@@ -159,7 +159,7 @@ def open_run(start: Start) -> RunLoop:
 
 
 def export_choice(start: Start) -> ExportChoice:
-    """What to export, were a checkpoint given: by the settings, this machine, and the source's frames."""
+    """Return what to export, were a checkpoint given: by the settings, this machine, and the source's frames."""
     settings = start.settings
     budget: Any = settings.budget
 
@@ -180,7 +180,7 @@ def export_choice(start: Start) -> ExportChoice:
 
 
 def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, int] | None:
-    """The frame size to open a bundle for, None for its own. Raises UserError where another is asked of one that takes one."""
+    """The frame size to open a bundle for, None for its own. Raises UserError if another is asked of one that takes one."""
     bundle = Bundle.load(bundle_folder(path), verify="size")
     if bundle.vision.pixels is not None:
         return choice.size
@@ -191,7 +191,7 @@ def frame_size(path: str, choice: ExportChoice, *, asked: bool) -> tuple[int, in
 
 
 def opening_lines(start: Start, run: RunLoop) -> Iterator[str]:
-    """What this is and what to do; then what the policy rests on."""
+    """Yield what this is and what to do; then what the policy rests on."""
     source, session = run.source, run.session
     if start.compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."

@@ -62,8 +62,8 @@ class Answer(Timed):
     ttft_ms: float = field("Time to first token, in milliseconds.")
     tpot_ms: float = field("Mean time of each further token, in milliseconds.")
     evidence: list[Moment] = field("Frames the answer was read from, best first; none where evidence_held is false.")
-    evidence_held: bool | None = field("False where what would answer is no longer in memory; null where unknown.")
-    model_fits_source: bool = field("False where the demo model watches anything but the demo world: the answer is a guess.")
+    evidence_held: bool | None = field("False if what would answer is no longer in memory; null where unknown.")
+    model_fits_source: bool = field("False if the demo model watches anything but the demo world: the answer is a guess.")
     truth: str = maybe("The right answer; only for a question about the demo world that has one.")
 
 
@@ -106,8 +106,8 @@ class Completion(Timed):
     time_s: float | None = field("Stream time of the newest frame the answer takes into account, in seconds.")
     ttft_ms: float | None = field("Time to first token, in milliseconds, in the server.")
     evidence: list[Moment] = field("Frames the answer was read from, as in run.")
-    evidence_held: bool | None = field("False where what would answer is no longer in memory; null where unknown.")
-    model_fits_source: bool | None = field("False where the demo model watches anything but the demo world.")
+    evidence_held: bool | None = field("False if what would answer is no longer in memory; null where unknown.")
+    model_fits_source: bool | None = field("False if the demo model watches anything but the demo world.")
 
 
 class Line(Record):
@@ -198,7 +198,7 @@ class Finding(Record):
     check: str = field("What was checked.")
     status: str = field("ok, warn or fail.")
     found: str = field("What was found.")
-    fix: str = field("How to fix it; empty where nothing is wrong.")
+    fix: str = field("How to fix it; empty if nothing is wrong.")
 
 
 class Camera(Record):

@@ -208,7 +208,7 @@ class TimedDatabase:
         return self._open().execute(statement, values).fetchall()
 
     def _rows(self, statement: str, *values: Any) -> Rows:
-        """Return rows; none where the file cannot be read."""
+        """Return rows; none if the file cannot be read."""
         none: Rows = []
         with self._lock:
             return self._attempt(lambda: self._run(statement, *values), none)

@@ -37,7 +37,7 @@ def camera(
 ) -> Iterator[dict[str, Any]]:
     """A line for each stage there was, in the order of STAGES: milliseconds over ``frames`` frames, after two to warm up.
 
-    Raises UserError where the source has too few frames.
+    Raises UserError if the source has too few frames.
     """
     context = {"model": model, "threads": threads or default_threads(), "realtime": realtime}
     measured: list[dict[str, float]] = []

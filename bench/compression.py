@@ -37,7 +37,7 @@ def compression(
     rounds: int = 3,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """A line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
+    """Yield a line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
 
     ``pass_over_read``: one compression over one plain read, round by round. With ``device="cuda"`` a line for each part of a
     compression, beside a copy within the device. Raises UserError for a policy that does not evict, an invalid dtype or device,

@@ -54,7 +54,7 @@ class Edgevlm(lmms):
         self._fps = float(fps)
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """The answer to each request, in their order; a video's are answered one after another."""
+        """Return the answer to each request, in their order; a video's are answered one after another."""
         seen = [self._visuals(request) for request in requests]
         keys = [json.dumps([each if isinstance(each, str) else id(each) for each in visuals]) for visuals in seen]
         by_video = sorted(range(len(requests)), key=lambda place: (keys[place], place))
@@ -82,7 +82,7 @@ class Edgevlm(lmms):
         return list(visuals) if isinstance(visuals, list | tuple) else [visuals]
 
     def _frames(self, session: Session, visuals: list[Any]) -> Iterator[tuple[Pixels, float]]:
-        """Frames of the videos, folders and pictures, one after another, and their times in seconds."""
+        """Yield frames of the videos, folders and pictures, one after another, and their times in seconds."""
         start = 0.0
         for visual in visuals:
             if not isinstance(visual, str):

@@ -16,12 +16,12 @@ GROUP = 8  # query heads of each KV head, where a policy asks for queries
 
 
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
-    """Keys ``[kv_heads, n, head_dim]`` as a buffer stores them."""
+    """Return keys ``[kv_heads, n, head_dim]`` as a buffer stores them."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
 def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str, kind: type[KVCache] = KVCache) -> KVCache:
-    """A cache of ``rows`` rows a layer, in int8 with scales that hold normal numbers."""
+    """Return a cache of ``rows`` rows a layer, in int8 with scales that hold normal numbers."""
     pairs, scales = head_dim // 2, None
     if dtype == "int8":
         scales = KVScales.holding(np.full((layers, kv_heads, pairs), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
@@ -29,7 +29,7 @@ def empty_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str
 
 
 def noise_cache(layers: int, kv_heads: int, head_dim: int, rows: int, dtype: str) -> KVCache:
-    """A cache whose buffers are full of noise, and which holds none of it."""
+    """Return a cache whose buffers are full of noise, and which holds none of it."""
     cache, random = empty_cache(layers, kv_heads, head_dim, rows, dtype), np.random.default_rng(0)
     for buffer in cache.buffers():
         for part in arrays_of(buffer):

@@ -18,7 +18,7 @@ COLUMNS = json.loads(files(__package__).joinpath("columns.json").read_text(encod
 
 
 def plain(value: Any) -> str:
-    """A number with the digits that matter: ``1,184``, ``26.4``, ``0.0012``; anything else as it is."""
+    """Return a number with the digits that matter: ``1,184``, ``26.4``, ``0.0012``; anything else as it is."""
     if value is None:
         return "-"
     if isinstance(value, dict):
@@ -31,25 +31,25 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str, longest: int = 160) -> str:
-    """A text short, and without characters that a terminal obeys."""
+    """Return a text short, and without characters that a terminal obeys."""
     short = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return short if short.isprintable() else ascii(short)[1:-1]
 
 
 def beside(name: str, line: Line) -> list[str]:
-    """The fields of a line that are the spread of the field ``name``."""
+    """Return the fields of a line that are the spread of the field ``name``."""
     percentiles = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
     return [part for part in (percentiles if name.endswith("_p50") else SPREADS.get(name, ())) if part in line]
 
 
 def head(name: str, line: Line) -> str:
-    """The title of a column: ``ms per token [low, high]``."""
+    """Return a column's title: ``ms per token [low, high]``."""
     parts = [part.rpartition("_")[2] for part in beside(name, line)]
     return name.replace("_", " ") + (f" [{', '.join(parts)}]" if parts else "")
 
 
 def cell(name: str, line: Line) -> str:
-    """A value with its spread: ``26 [25, 27.5]``."""
+    """Return a value with its spread: ``26 [25, 27.5]``."""
     parts = [plain(line[part]) for part in beside(name, line)]
     return plain(line.get(name)) + (f" [{', '.join(parts)}]" if parts and line.get(name) is not None else "")
 

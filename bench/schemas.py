@@ -32,10 +32,10 @@ Bench = create_model("Bench", __base__=Record, **_MODELLED)
 
 
 def bench_schema() -> dict[str, Any]:
-    """JSON Schema of every line; ``bench`` says the measurement."""
+    """Return JSON Schema of every line; ``bench`` says the measurement."""
     return schema_of(Bench, {"type": "string", "description": "The measurement."}, "bench")
 
 
 def bench_line(line: dict[str, Any]) -> str:
-    """A measurement's line as ``--json`` prints it, with the schema's version."""
+    """Return a measurement's line as ``--json`` prints it, with the schema's version."""
     return json.dumps({"bench": line["bench"], "schema": SCHEMA, **line}, ensure_ascii=False)

@@ -68,7 +68,7 @@ class SeededTensors:
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """The same tensor, in one piece."""
+        """Yield the same tensor, in one piece."""
         yield self.tensor(name, shape)
 
 
@@ -88,7 +88,7 @@ class TextModel:
 
 
 def open_text_model(name: str, layers: int | None = None) -> TextModel:
-    """One of SHAPES with random weights, or the text half of the checkpoint in the directory ``name``.
+    """Return one of SHAPES with random weights, or the text half of the checkpoint in the directory ``name``.
 
     ``layers``: only its first ones. Raises UserError for neither.
     """
@@ -148,7 +148,7 @@ def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:
 
 
 def word_tokenizer() -> Tokenizer:
-    """A tokenizer to which every word is token 0."""
+    """Return a tokenizer to which every word is token 0."""
     tokenizer = Tokenizer(models.WordLevel({"word": 0}, unk_token="word"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
@@ -165,7 +165,7 @@ TEMPLATE = (
 
 
 def llava_onevision_config(layers: int | None = None) -> Any:
-    """LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B.
+    """Return LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B.
 
     layers: of tower and decoder each, theirs unless given.
     """

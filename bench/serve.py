@@ -54,7 +54,7 @@ def cameras(
     """Yield a line for each number of cameras in one process and in one each: frames a second in total, and memory.
 
     Medians over ``rounds`` windows of ``seconds``; one way is stopped while the other is measured. What another camera takes
-    of memory is beside what ``edgevlm plan`` predicts. Raises UserError where a server does not start.
+    of memory is beside what ``edgevlm plan`` predicts. Raises UserError if a server does not start.
     """
     threads = threads or default_threads()
     planned, alone = 1e6 * make_plan(PlanRequest(model)).line()["camera_mb"], 0
@@ -93,7 +93,7 @@ def cameras(
 
 
 class Served:
-    """A server process of demo cameras. Raises UserError where it does not start; its own words are on stderr."""
+    """A server process of demo cameras. Raises UserError if it does not start; its own words are on stderr."""
 
     def __init__(self, model: str, cameras: int, threads: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,13 +118,13 @@ class Served:
         self.process.wait()
 
     def frames(self) -> list[int]:
-        """How many frames each camera has been watched for."""
+        """Return how many frames each camera has been watched for."""
         found = httpx.get(f"{self._url}/v1/streams", timeout=START_S, trust_env=False).json()["data"]
         return [stream["frames_watched"] for stream in found]
 
 
 def _rate(servers: Sequence[Served], seconds: float) -> float:
-    """Frames a second of all cameras, over ``seconds`` and until there is one, while other servers are stopped."""
+    """Return frames a second of all cameras, over ``seconds`` and until there is one, while other servers are stopped."""
 
     def total() -> int:
         return sum(sum(server.frames()) for server in servers)

@@ -34,7 +34,7 @@ class Took:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Milliseconds that ``work`` takes."""
+    """Return milliseconds that ``work`` takes."""
     return time_job(Job(work)).wall
 
 
@@ -47,7 +47,7 @@ def time_job(job: Job) -> Took:
 
 
 def watching(session: Session, frames: Sequence[Any]) -> Job:
-    """A job that watches frames, timed by frame."""
+    """Return a job that watches frames, timed by frame."""
 
     def watch() -> None:
         for frame in frames:
@@ -72,7 +72,7 @@ def spread(values: Iterable[float], median: str, low: str = "low", high: str = "
 
 
 def percentiles(values: Iterable[float], name: str, percents: Sequence[int] = (50, 95, 99)) -> dict[str, Any]:
-    """``NAME_p50`` and so on; None without values."""
+    """Return ``NAME_p50`` and so on; None without values."""
     return _quantiles(values, {f"{name}_p{percent}": percent for percent in percents}, 3)
 
 
@@ -83,7 +83,7 @@ def _quantiles(values: Iterable[float], names: Mapping[str, int], digits: int) -
 
 
 def figures(unit: str, took: Sequence[Took]) -> dict[str, Any]:
-    """``ms_per_UNIT`` with ``low`` and ``high`` of the wall clock, and ``cpu_ms_per_UNIT``."""
+    """Return ``ms_per_UNIT`` with ``low`` and ``high`` of the wall clock, and ``cpu_ms_per_UNIT``."""
     cpu = statistics.median(once.cpu for once in took)
     return {**spread([once.wall for once in took], f"ms_per_{unit}"), f"cpu_ms_per_{unit}": round(cpu, 3)}
 
@@ -96,7 +96,7 @@ def ratio(ours: Sequence[Took], theirs: Sequence[Took], name: str = "ratio") -> 
 
 
 def parts_ms(session: Session) -> dict[str, float]:
-    """Milliseconds so far in the vision tower, in prefill and in compression."""
+    """Return milliseconds so far in the vision tower, in prefill and in compression."""
     memory = session.stats.memory
     return {
         "vision_ms": session.stats.encode_ms,

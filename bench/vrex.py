@@ -111,7 +111,7 @@ class Analytic:
         )
 
     def scores(self, system: str, rows: int, held: int, batch: int) -> float:
-        """Scores of query rows and summaries, each of all heads and layers; 0 for a method that scores nothing."""
+        """Return scores of query rows and summaries, each of all heads and layers; 0 for a method that scores nothing."""
         summary = self.parts(system)[1]["rows_a_summary"]
         return 0.0 if summary is None else batch * rows * held / summary
 
@@ -124,7 +124,7 @@ class Analytic:
         return float(sum(count * self.call(system, rows, held).seconds for count, rows in counts))
 
     def quantity(self, name: str, system: str, over: str | None, held: int, batch: int) -> float:
-        """What a figure shows; speedups and gains are how many times more ``over`` takes."""
+        """Return what a figure shows; speedups and gains are how many times more ``over`` takes."""
         frame, watts = self.call(system, self.frame_rows, held, batch), self.parts(system)[0]["watts"]
         kind, _, what = name.partition("_")
         if what in ("ms", "speedup", "energy_gain"):
@@ -141,7 +141,7 @@ class Analytic:
 
 
 def calibrated(paper: dict[str, Any]) -> Analytic:
-    """The model with its four constants, each taken from one figure under the paper's own ratios."""
+    """Return the model with its four constants, each taken from one figure under the paper's own ratios."""
     fixing = {figure["fixes"]: figure for figure in paper["figures"] if "fixes" in figure}
     model, figure = Analytic(paper), fixing["utilisation"]
     least = min(paper["lengths"]["value"])
@@ -158,7 +158,7 @@ def calibrated(paper: dict[str, Any]) -> Analytic:
 
 
 def vrex() -> Iterator[dict[str, Any]]:
-    """A line for each figure of the paper, then the model's constants. Nothing is run."""
+    """Yield a line for each figure of the paper, then the model's constants. Nothing is run."""
     model = calibrated(load_paper())
     errors, lengths = [], model.paper["lengths"]["value"]
     for figure in model.paper["figures"]:
@@ -176,6 +176,6 @@ def vrex() -> Iterator[dict[str, Any]]:
 
 
 def load_paper() -> dict[str, Any]:
-    """What the paper says: its hardware, methods, systems and figures."""
+    """Return what the paper says: its hardware, methods, systems and figures."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("vrex.json").read_text(encoding="utf-8"))
     return found

@@ -83,7 +83,7 @@ def summed(scores: Sequence[Score]) -> Line:
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Frames at which it becomes true, and at which it is no longer."""
+    """Yield frames at which it becomes true, and at which it is no longer."""
     edges = [frame for frame, (before, now) in enumerate(pairwise([False, *truth, False])) if before != now]
     yield from zip(edges[::2], edges[1::2], strict=True)
 
@@ -95,7 +95,7 @@ def quality(
     append: Sequence[str] = ("auto", "all"),
     threads: int | None = None,
 ) -> Iterator[Line]:
-    """A line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
+    """Yield a line for each memory and rule, over as many streams as it takes for ``events`` comings and goings of objects.
 
     At each frame WATCHES watches ask whether an object is there. ``still`` is not a policy but the newest frame, as if each
     were asked about by itself. Raises UserError.
@@ -127,7 +127,7 @@ def quality(
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
-    """A world's pictures, and the names of the objects in each."""
+    """Return a world's pictures, and the names of the objects in each."""
     world, pictures, present = World(seed), [], []
     for _ in range(frames):
         pictures.append(world.step())
@@ -144,7 +144,7 @@ def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -
 
 
 def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
-    """The probability of yes, ``[frames, names]``: is it there now?"""
+    """Return the probability of yes, ``[frames, names]``: is it there now?"""
     now = np.zeros((len(pictures), len(names)))
     with Session.open(model, **options) as session:
         for frame, picture in enumerate(pictures if names else ()):
@@ -190,7 +190,7 @@ def cost(model: str = "demo", rounds: int = 5, threads: int | None = None) -> It
 
 
 def rate(session: Session, pictures: Sequence[NDArray[np.uint8]], questions: Questions) -> float:
-    """Frames a second, while a thread of its own asks the questions again and again."""
+    """Return frames a second, while a thread of its own asks the questions again and again."""
     ending = threading.Event()
 
     def ask() -> None:

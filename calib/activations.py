@@ -15,7 +15,7 @@ from edgevlm.runtime.positions import rope_tables
 
 
 def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
-    """The beginnings of topics, ``length`` tokens each and ``tokens`` in total; every other topic is ``held_out``."""
+    """Return the beginnings of topics, ``length`` tokens each and ``tokens`` in total; every other topic is ``held_out``."""
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     found: list[list[int]] = []
     for name in sorted(topics)[held_out::2]:
@@ -48,7 +48,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
 
 
 def _with_inputs_of_matrices(bundle: Bundle) -> Any:
-    """A session of the bundle's whole graph that also outputs its matrices' inputs."""
+    """Return a session of the bundle's whole graph that also outputs its matrices' inputs."""
     onnx, ort = import_module("onnx"), import_module("onnxruntime")
     graph = onnx.load(bundle.file(bundle.decoder.graphs["full"]), load_external_data=False)
     for layer in range(bundle.decoder.layers):
@@ -61,7 +61,7 @@ def _with_inputs_of_matrices(bundle: Bundle) -> Any:
 
 
 def _run(session: Any, bundle: Bundle, embeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """The inputs ``[S, in]`` of every layer's matrices while ``embeds [S, hidden]`` goes through an empty cache."""
+    """Return the inputs ``[S, in]`` of every layer's matrices while ``embeds [S, hidden]`` goes through an empty cache."""
     spec, count = bundle.decoder, len(embeds)
     rows = np.zeros((count, spec.row_width), np.float32)
     rows[:, : spec.hidden] = embeds

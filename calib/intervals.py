@@ -27,7 +27,7 @@ class Estimate:
 
 
 def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
-    """The fraction right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
+    """Return the fraction right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
 
     The ratio estimator's variance, ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams, says to how many
     independent questions these are worth, never more than were asked. All right or all wrong: as many as there are streams.
@@ -44,7 +44,7 @@ def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
 
 
 def mean(clusters: Sequence[Values]) -> Estimate:
-    """The mean of all values, and +- 1.96 standard errors of the ratio estimator."""
+    """Return the mean of all values, and +- 1.96 standard errors of the ratio estimator."""
     sums, sizes = _totals(clusters)
     value = float(sums.sum() / sizes.sum())
     half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
@@ -68,7 +68,7 @@ def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
 
 
 def half_width(found: Estimate) -> float:
-    """Factor of a mean's 95 % interval by Student's t, wider for few clusters; infinite for one."""
+    """Return factor of a mean's 95 % interval by Student's t, wider for few clusters; infinite for one."""
     degrees = found.clusters - 1
     if degrees < 1:
         return math.inf

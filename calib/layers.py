@@ -71,7 +71,7 @@ def _mean_of_known(cells: Sequence[float | None]) -> float | None:
 
 
 def _over_clips(fractions: Sequence[Float64]) -> list[float]:
-    """The mean fraction of each age ``[longest clip]`` over the clips that reach it, normalised."""
+    """Return the mean fraction of each age ``[longest clip]`` over the clips that reach it, normalised."""
     means = [_mean(fraction for fraction in of_age if fraction is not None) for of_age in zip_longest(*fractions)]
     return [mean / sum(means) for mean in means]
 
@@ -81,23 +81,23 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def ages(attention: Float64, frames: int) -> Float64:
-    """Fraction of the attention to vision ``[n]`` that goes to each frame: ``[frames]``, newest first."""
+    """Return fraction of the attention to vision ``[n]`` that goes to each frame: ``[frames]``, newest first."""
     mass = attention.reshape(frames, -1).sum(1)[::-1]
     return mass / max(mass.sum(), 1e-300)
 
 
 def newest_tenth(frames: int) -> int:
-    """Frames in the newest tenth, at least one."""
+    """Return frames in the newest tenth, at least one."""
     return max(1, round(frames / 10))
 
 
 def recency(age: Float64) -> float:
-    """The fraction of the attention that goes to the newest tenth of the frames."""
+    """Return the fraction of the attention that goes to the newest tenth of the frames."""
     return float(age[: newest_tenth(len(age))].sum())
 
 
 def periodicity(attention: Float64, frames: int) -> float:
-    """Autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all frames.
+    """Return autocorrelation of detrended log attention ``[n]`` at lag p = n / frames: 1 for the same pattern in all frames.
 
     The trend is a centred moving mean over one frame (for even p over p + 1 tokens, both ends at half weight), so that decay
     with age is not a pattern. 0 for attention without a pattern.
@@ -126,7 +126,7 @@ def classify(recent: float, flat: float, periodic: float) -> LayerClass:
 
 
 def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
-    """The depths (middle_from, deep_from) whose classes differ least from ``classes`` (shallow for deep counts two).
+    """Return the depths (middle_from, deep_from) whose classes differ least from ``classes`` (shallow for deep counts two).
 
     Ties go to the pair nearest to HERMES's depths, .1 L and .7 L.
     """
@@ -158,7 +158,7 @@ def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
-    """Spearman's rank correlation of two lists ``[n]``, ties at their mean rank; 0 where one of them is constant."""
+    """Return Spearman's rank correlation of two lists ``[n]``, ties at their mean rank; 0 where one of them is constant."""
     ranks = []
     for values in (a, b):
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)
@@ -184,5 +184,5 @@ def layer_rank_correlation(
 
 
 def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
-    """The candidate that agrees best with the layers above all candidates; the lower one of equals."""
+    """Return the candidate that agrees best with the layers above all candidates; the lower one of equals."""
     return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))

@@ -25,7 +25,7 @@ from edgevlm.runtime.model import Model
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
     """Yield the checkpoint folder beside ``target`` for these settings, as an earlier run left it.
 
-    It is removed when the block ends well. Raises UserError where another process uses it, and where it cannot be made.
+    It is removed when the block succeeds. Raises UserError if another process uses it, and where it cannot be made.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = target.parent / f".{target.name}.calibrating-{digest[:12]}"
@@ -50,7 +50,7 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
-    """Raise UserError where :func:`write_calibration` could not write; call it before long work."""
+    """Raise UserError if :func:`write_calibration` could not write; call it before long work."""
     if out is not None:
         check_target(out, force=False)
         return
@@ -131,6 +131,6 @@ class MeasuredBundle(Bundle):
 def as_calibrated(
     model: Model, calibration: Calibration | None = None, scales: KVScales | None = None, evidence: EvidenceHeads | None = None
 ) -> Model:
-    """The same model with this calibration, scales and evidence heads; it shares the engine."""
+    """Return the same model with this calibration, scales and evidence heads; it shares the engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
     return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales, evidence=evidence))

@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for, so that the command starts at once."""
+    """Import names on first use, so that the command starts at once."""
     if name == "__version__":
         from importlib.metadata import version
 

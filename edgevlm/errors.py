@@ -90,7 +90,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def reason(message: str) -> str:
-    """What a check says, without the words that pydantic and typer put before it."""
+    """Return what a check says, without the words that pydantic and typer put before it."""
     return message.removeprefix("Value error, ")
 
 

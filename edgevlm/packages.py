@@ -12,14 +12,14 @@ from edgevlm.errors import UserError
 
 
 def install(extra: str) -> str:
-    """The command that installs what ``extra`` names: from the clone that this is, else by name."""
+    """Return the command that installs what ``extra`` names: from the clone that this is, else by name."""
     clone = Path(__file__).resolve().parents[1]
     return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 
 
 @contextmanager
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
-    """A block that imports other packages; raises UserError where one is not installed.
+    """A block that imports other packages; raises UserError if one is not installed.
 
     what: begins the line, "exporting" or "engine onnxruntime-cpu". extra: ``edgevlm[extra]`` installs them; None where each
     is installed by the name it is imported by; empty for packages of a plugin.
@@ -48,6 +48,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def needed(module: str, what: str, extra: str | None = None) -> Any:
-    """Import a module of edgevlm's own that imports such packages; raises UserError likewise."""
+    """Import a module of edgevlm's own that imports such packages; raises UserError in the same cases."""
     with needs(what, extra):
         return import_module(module)

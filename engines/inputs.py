@@ -20,7 +20,7 @@ Sizes = tuple[int | None, ...]  # None is any
 
 
 def check_graphs(bundle: Bundle) -> None:
-    """Raise BundleError where ONNX Runtime's graphs take other shapes than the manifest says: memory is made by that."""
+    """Raise BundleError if ONNX Runtime's graphs take other shapes than the manifest says: memory is made by that."""
     spec, vision, changed = bundle.decoder, bundle.vision, bundle.vision.changed
     size = (None, None) if vision.pixels else vision.size
     wanted: dict[str, Sizes] = {
@@ -82,7 +82,7 @@ def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
 
 
 def graph_of(bundle: Bundle, variant: str) -> str:
-    """The file of a decoder graph; raises UserError for a variant that the bundle does not have."""
+    """Return the file of a decoder graph; raises UserError for a variant that the bundle does not have."""
     graphs = bundle.decoder.graphs
     if variant not in graphs:
         there = dict.fromkeys("per-layer" if name.startswith("per-layer") else name for name in graphs)
@@ -92,7 +92,7 @@ def graph_of(bundle: Bundle, variant: str) -> str:
 
 
 def per_layer_files(bundle: Bundle) -> list[str]:
-    """The files of the per-layer decoder graphs; raises UserError for a bundle that does not have them."""
+    """Return the files of the per-layer decoder graphs; raises UserError for a bundle that does not have them."""
     return [graph_of(bundle, f"per-layer{index}") for index in range(bundle.decoder.layers + 1)]
 
 

@@ -36,7 +36,7 @@ def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError likewise."""
+    """Return the shapes of a graph's inputs and outputs, None for a named dimension. Raises ValueError in the same cases."""
     return {
         _text(value, 1): tuple(next(_numbers(dim, DIM_VALUE), None) for dim in _inside(value, TYPE, TENSOR_TYPE, SHAPE, DIM))
         for part in (INPUT, OUTPUT)
@@ -45,7 +45,7 @@ def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
 
 
 def external_tensors(model: bytes) -> list[ExternalTensor]:
-    """Return the weights of a graph that are in files. Raises ValueError likewise."""
+    """Return the weights of a graph that are in files. Raises ValueError in the same cases."""
     found = []
     for tensor in _inside(model, GRAPH, INITIALIZER):
         about = {_text(entry, 1): _text(entry, 2) for entry in _inside(tensor, EXTERNAL)}
@@ -56,7 +56,7 @@ def external_tensors(model: bytes) -> list[ExternalTensor]:
 
 
 def external_bytes(model: bytes) -> dict[str, int]:
-    """Return the bytes that a graph uses of each file of weights. Raises ValueError likewise."""
+    """Return the bytes that a graph uses of each file of weights. Raises ValueError in the same cases."""
     found: Counter[str] = Counter()
     for tensor in external_tensors(model):
         found[tensor.file] += tensor.length
@@ -69,12 +69,12 @@ def external_types(model: bytes) -> set[int]:
 
 
 def operators(model: bytes) -> Counter[str]:
-    """Return how many nodes a graph has of each operator. Raises ValueError likewise."""
+    """Return how many nodes a graph has of each operator. Raises ValueError in the same cases."""
     return Counter(_text(node, OP_TYPE) for node in _inside(model, GRAPH, NODE))
 
 
 def largest_attribute(model: bytes, name: str) -> float:
-    """Return the largest number that nodes have as the attribute ``name``, 0 of none. Raises ValueError likewise."""
+    """Return the largest number that nodes have as the attribute ``name``, 0 of none. Raises ValueError in the same cases."""
     numbers = [
         struct.unpack("<f", raw)[0]
         for attribute in _inside(model, GRAPH, NODE, ATTRIBUTE)
@@ -128,7 +128,7 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A varint, or bytes; a message of ONNX's graph has no other fields."""
+    """Return a varint, or bytes; a message of ONNX's graph has no other fields."""
     if isinstance(value, int):
         return _as_varint(number << 3 | VARINT) + _as_varint(value)
     return _as_varint(number << 3 | BYTES) + _as_varint(len(value)) + value

@@ -112,7 +112,7 @@ class OnnxRuntimeCpu:
         return session
 
     def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True, model: bytes | None = None) -> Any:
-        """A session of one graph, as its file or ``model`` has it, with further entries of its configuration.
+        """Return a session of one graph, as its file or ``model`` has it, with further entries of its configuration.
 
         With ``copies`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
         mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
@@ -149,7 +149,7 @@ class OnnxRuntimeCpu:
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
+        """Return frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
 
         int8 towers of earlier exports round all rows of a call with one scale. They take one group a call, so that a frame's
         features do not depend on the others.
@@ -210,7 +210,7 @@ class OnnxRuntimeCpu:
 
     @cached_property
     def _row_parts(self) -> list[Any]:
-        """The parts that single rows take instead; None where they take ONNX Runtime's.
+        """The parts that single rows take instead; None if they take ONNX Runtime's.
 
         They read the weights as these are in the file. So do ONNX Runtime's then, which hold no copy: a frame's call takes 7 %
         longer.
@@ -236,7 +236,7 @@ class OnnxRuntimeCpu:
         return self._session_of(file, SHARED | {WEIGHTS_IN: str(self.bundle.path)}, copies=copies, model=model)
 
     def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
-        """The tower bound to one stream's tower cache; its graph is opened when first asked for."""
+        """Return the tower bound to one stream's tower cache; its graph is opened when first asked for."""
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)

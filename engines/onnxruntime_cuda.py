@@ -26,7 +26,7 @@ OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no m
 
 
 class OnnxRuntimeCuda(OnnxRuntimeCpu):
-    """One bundle loaded on the first CUDA device. Raises UserError where it would run on the CPU instead."""
+    """One bundle loaded on the first CUDA device. Raises UserError if it would run on the CPU instead."""
 
     kv_device: KVDevice = "cuda"
     by_layer = False
@@ -59,7 +59,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """The bundle's ``full`` graph, and with ``sparse`` its ``st-spattn`` graph, bound to one buffer a layer."""
+        """Return the bundle's ``full`` graph, and with ``sparse`` its ``st-spattn`` graph, bound to one buffer a layer."""
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
         return OnnxRuntimeCudaDecoder(self, "full", buffers, probes, sparse)
 
@@ -92,7 +92,7 @@ class OnnxRuntimeCudaDecoder:
 
     Two sets of bindings: one for a single row and its logits, in which nothing is rebound between calls, and one for
     everything else, in which only the small inputs and the outputs are. Calls with a pattern go to the ``st-spattn`` graph.
-    Not for use by two threads at once.
+    Do not use it from two threads at once.
     """
 
     def __init__(

@@ -32,12 +32,12 @@ def share_arena() -> None:
 
 
 def attention_of(layer: int) -> str:
-    """The name that a layer's attention, ``[1, S, Hq D]``, has in the graphs."""
+    """Return the name that a layer's attention, ``[1, S, Hq D]``, has in the graphs."""
     return f"layer{layer}.attention"
 
 
 def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
-    """Raise ValueError where the parts of a decoder do not fit each other, or take or give other widths than ``spec``."""
+    """Raise ValueError if the parts of a decoder do not fit each other, or take or give other widths than ``spec``."""
     query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.head_dim // 2
     known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
         f"features{n}": spec.hidden for n in range(spec.deepstack)
@@ -64,7 +64,7 @@ class OnnxRuntimeDecoder:
 
     ONNX Runtime computes the dense parts, ``sessions[0]`` to ``sessions[L]``, of a single row those that ``row_parts`` has not;
     :func:`edgevlm.runtime.kernels.attend` is called between two of them, on the cache's own memory. With a pattern, layers from
-    ``sparse_from`` on attend by it. Not for use by two threads at once.
+    ``sparse_from`` on attend by it. Do not use it from two threads at once.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class BoundCall:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
     def given(self, layer: int) -> tuple[Float32, Float32, Float32]:
-        """A layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once the part before it has run."""
+        """Return a layer's query ``[S, Hq D]``, key and value ``[S, Hkv D]``, once the part before it has run."""
         query, key, value, _ = self._passed[layer % 2]
         return query[0], key[0], value[0]
 
@@ -191,7 +191,7 @@ class BoundCall:
         return [array[0, 0] for array in (*taken, *self._passed[index % 2])]
 
     def query(self, layer: int) -> Float32:
-        """The same query as ``[heads, S, head_dim]``, a view."""
+        """Return the same query as ``[heads, S, head_dim]``, a view."""
         heads = self._passed[layer % 2][0].reshape(self.size[0], self._spec.heads, self._spec.head_dim)
         return heads.transpose(1, 0, 2)
 
@@ -199,7 +199,7 @@ class BoundCall:
 class OnnxRuntimeTower:
     """A tower bound to one stream's tower cache; see :class:`edgevlm.runtime.engine.ChangedTower`.
 
-    Not for use by two threads at once.
+    Do not use it from two threads at once.
     """
 
     def __init__(self, session: Any, bundle: Bundle, spec: ChangedTowerSpec, buffer: TowerBuffer, calls: Any) -> None:

@@ -45,7 +45,7 @@ class Meter:
 
 
 def find_meter(machine: Machine | None = None) -> tuple[Meter | None, list[str]]:
-    """The machine's meter, and for each kind of meter that it lacks, one line: why."""
+    """Return the machine's meter, and for each kind of meter that it lacks, one line: why."""
     missing = list[str]()
     for name, find in METERS.items():
         found = find(machine or Machine())
@@ -160,7 +160,7 @@ METERS: dict[str, Callable[[Machine], Meter | str]] = {"ina3221": ina3221, "nvml
 
 
 def gained(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
-    """Joules between two readings ``seconds`` apart; watts are integrated by trapezoids. None where one of them is missing.
+    """Joules between two readings ``seconds`` apart; watts are integrated by trapezoids. None if one of them is missing.
 
     A counter that is lower than before has begun again.
     """

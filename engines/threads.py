@@ -1,4 +1,4 @@
-"""How many threads a call has unless told otherwise."""
+"""How many threads a call uses by default."""
 
 from __future__ import annotations
 

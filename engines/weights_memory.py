@@ -24,7 +24,7 @@ SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def trim() -> None:
-    """Give memory that was freed back to the system; does nothing where the C library has no such call."""
+    """Give memory that was freed back to the system; does nothing if the C library has no such call."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def bars(target: str, fps: float) -> Iterator[tuple[float, np.ndarray]]:
-    """A bright bar that sweeps over 32 frames, or as many as `target` says: `...:bars:64`."""
+    """Yield a bright bar that sweeps over 32 frames, or as many as `target` says: `...:bars:64`."""
     for number in range(int(target or 32)):
         image = np.full((56, 56, 3), 40, np.uint8)  # RGB
         image[:, number % 56] = 255

@@ -60,7 +60,7 @@ class DecoderShape:
         return self.kv_heads * self.head_dim
 
     def inv_freq(self) -> list[float]:
-        """The rotary frequencies in float32, as transformers has them: ``[head_dim / 2]``."""
+        """Return the rotary frequencies in float32, as transformers has them: ``[head_dim / 2]``."""
         return [float(value) for value in inverse_frequencies(self.rope_theta, self.head_dim)]
 
 
@@ -103,7 +103,7 @@ class Backbone:
     interleaved: bool = False
 
     def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
-        """The sizes in ``text_config``; raises UserError for what the graph cannot express."""
+        """Return the sizes in ``text_config``; raises UserError for what the graph cannot express."""
         if config.get("hidden_act", "silu") != "silu":
             raise UserError(f"config.json: hidden_act {config['hidden_act']!r} cannot be exported; decoders here use 'silu'")
         if slides(config):
@@ -137,7 +137,7 @@ class Backbone:
         )
 
     def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Each part of a layer to its canonical place and its shape (out, in)."""
+        """Return each part of a layer to its canonical place and its shape (out, in)."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
@@ -145,7 +145,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Each norm and bias of a layer, ``q.bias`` for example, to its canonical name and its size."""
+        """Return each norm and bias of a layer, ``q.bias`` for example, to its canonical name and its size."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)
@@ -244,7 +244,7 @@ def slides(config: Mapping[str, Any]) -> bool:
 
 
 def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None]:
-    """The rotary base, and the sections of M-RoPE if it names them.
+    """Return the rotary base, and the sections of M-RoPE if it names them.
 
     Raises UserError for any scaling, which would silently give other positions.
     """

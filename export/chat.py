@@ -29,7 +29,7 @@ _CHANGING = {  # settings of generate that change greedy answers and are not fol
 
 
 def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
-    """The bundle's ``chat`` section and the text of its tokenizer file.
+    """Return the bundle's ``chat`` section and the text of its tokenizer file.
 
     Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the
     token that stands for what is watched.

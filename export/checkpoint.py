@@ -136,7 +136,7 @@ class Checkpoint:
         return "@".join(snapshot_of(self.folder) or (self.name,))
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """A JSON object of the folder, or None if there is no such file."""
+        """Return a JSON object of the folder, or None if there is no such file."""
         text = self.text(name)
         if text is None:
             return None
@@ -149,7 +149,7 @@ class Checkpoint:
         return value
 
     def text(self, name: str) -> str | None:
-        """A text file of the folder, or None if there is no such file."""
+        """Return a text file of the folder, or None if there is no such file."""
         path = inside(self.folder, name)
         try:
             with open_file(path) as stream:
@@ -163,7 +163,7 @@ class Checkpoint:
             raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
 
     def section(self, name: str) -> dict[str, Any]:
-        """A sub-configuration of ``config.json`` (``text_config``, ``vision_config``)."""
+        """Return a sub-configuration of ``config.json`` (``text_config``, ``vision_config``)."""
         section = self.config.get(name)
         if not isinstance(section, dict):
             raise UserError(
@@ -172,7 +172,7 @@ class Checkpoint:
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The tensor of canonical ``name`` as float32, checked to have ``shape`` and to be finite."""
+        """Return the tensor of canonical ``name`` as float32, checked to have ``shape`` and to be finite."""
         self.check(name, shape)
         full, filled = np.zeros(shape, np.float32), 0
         if self._reads:
@@ -182,7 +182,7 @@ class Checkpoint:
         return full
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """The same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""
+        """Yield the same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""
         stored = self.check(name, shape)
         step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
         for start in range(0, shape[0], step):
@@ -193,7 +193,7 @@ class Checkpoint:
             yield rows
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
-        """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
+        """Return the tensor of canonical ``name``, which is int32, checked to have ``shape``."""
         return self.check(name, shape, ("I32",)).rows(0, shape[0])
 
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Unread:
@@ -215,7 +215,7 @@ class Checkpoint:
         return tensor
 
     def without_reading(self) -> Checkpoint:
-        """The same checkpoint with all tensors zero, for steps of an export whose weights are written already."""
+        """Return the same checkpoint with all tensors zero, for steps of an export whose weights are written already."""
         other = copy.copy(self)
         other._reads = False
         return other
@@ -280,7 +280,7 @@ class Checkpoint:
         return found
 
     def _own_name(self, name: str) -> str:
-        """The name that these files would give a canonical one."""
+        """Return the name that these files would give a canonical one."""
         part, _, rest = name.partition(".")
         if rest.startswith("lm_head."):
             return rest
@@ -361,7 +361,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file ``name`` of a checkpoint folder. Raises UserError if the name, or a link in its place, leads out of it.
+    """Return the file ``name`` of a checkpoint folder. Raises UserError if the name, or a link in its place, leads out of it.
 
     The Hugging Face Hub's cache keeps a snapshot as links into ``blobs`` two folders up, which is followed.
     """

@@ -139,7 +139,7 @@ def _stored(
 
 
 def hessian(rows: Float32) -> Float32:
-    """``x.T @ x`` ``[in, in]`` of rows ``[n, in]``, over their number."""
+    """Return ``x.T @ x`` ``[in, in]`` of rows ``[n, in]``, over their number."""
     product: Float32 = rows.T @ rows / np.float32(len(rows))
     return product
 
@@ -214,11 +214,11 @@ class DecoderGraph:
             self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def rotated(self, name: str, rows: str) -> str:
-        """Rows ``[1, S, E]`` as the residual has them."""
+        """Return rows ``[1, S, E]`` as the residual has them."""
         return rows if self.rotations is None else self.rotations.residual.nodes(self.graph, name, rows)
 
     def linear(self, name: str, rows: str, w: LayerWeights, matrix: str) -> str:
-        """``rows @ weight.T + bias`` for a matrix that is stored already."""
+        """Return ``rows @ weight.T + bias`` for a matrix that is stored already."""
         g, weight = self.graph, w.matrices[matrix]
         assert isinstance(weight, Stored)
         product = weight.multiply(g, name, rows)
@@ -233,7 +233,7 @@ class DecoderGraph:
         return outputs
 
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
-        """RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
+        """Return RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim

@@ -19,10 +19,10 @@ _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor"
 def frame_preparation(
     checkpoint: Checkpoint, processors: tuple[str, ...], size: tuple[int, int], *, is_sized: bool = False
 ) -> dict[str, Any]:
-    """The bundle's ``vision`` fields on preparing a frame for a tower that takes ``size``, (height, width), pixels.
+    """Return the bundle's ``vision`` fields on preparing a frame for a tower that takes ``size``, (height, width), pixels.
 
     Where the size came of the processor's pixel budget, ``is_sized``, frames are stretched to it.
-    ``processors`` are looked for in order, each in ``processor_config.json`` and then in its own file. Raises UserError
+    ``processors`` are searched in order, each in ``processor_config.json`` and then in its own file. Raises UserError
     if there is none, or if it prepares frames in a way that a bundle cannot express.
     """
     file, config = processor(checkpoint, processors)
@@ -80,7 +80,7 @@ def _channels(numbers: list[float] | float) -> list[float]:
 
 
 def sides(config: dict[str, Any], key: str = "size") -> dict[str, int | None]:
-    """A size of a processor file by its sides. A number is a crop's both, and otherwise the shorter one."""
+    """Return a size of a processor file by its sides. A number is a crop's both, and otherwise the shorter one."""
     size = config.get(key) or {}
     if isinstance(size, list):
         return {"height": size[0], "width": size[1]}

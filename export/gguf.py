@@ -79,7 +79,7 @@ class GgufCheckpoint(Checkpoint):
         self.tied = "text.lm_head.weight" not in self.tensors
 
     def field(self, name: str) -> Any:
-        """What the file says of ``name``; None where it says nothing."""
+        """Return what the file says of ``name``; None if it says nothing."""
         field = self._gguf.get_field(name)
         try:
             return None if field is None else field.contents()
@@ -87,7 +87,7 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.folder}: {name} is not text; download it again") from None
 
     def _unread(self, tensor: Any, heads: int | None) -> Unread:
-        """``heads``: of rows that llama.cpp keeps as rotary pairs side by side, which are put in order again."""
+        """Return ``heads``: of rows that llama.cpp keeps as rotary pairs side by side, which are put in order again."""
         from gguf.quants import dequantize
 
         shape, data = tuple(int(size) for size in reversed(tensor.shape)), tensor.data

@@ -25,7 +25,7 @@ SLICE = 4 << 20  # numbers that are made contiguous at once
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:
-    """An initializer whose bytes are in ``file``, beside the graph."""
+    """Return an initializer whose bytes are in ``file``, beside the graph."""
     tensor = TensorProto(name=name, data_type=dtype, dims=shape, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
@@ -33,7 +33,7 @@ def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offs
 
 
 def tensor_type(dtype: np.dtype) -> int:
-    """ONNX's name of a numpy dtype."""
+    """Return ONNX's name of a numpy dtype."""
     kind: int = helper.np_dtype_to_tensor_dtype(dtype)
     return kind
 
@@ -102,7 +102,7 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """The initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
+        """Return the initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
 
         float16, uint8, int8 and int4 are stored as they are, everything else as float32.
         """
@@ -111,7 +111,7 @@ class WeightsFile:
         return self.add_slices(name, array.shape, array.dtype, slices)
 
     def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
-        """The same of a tensor that comes as slices of whole rows."""
+        """Return the same of a tensor that comes as slices of whole rows."""
         if name not in self.written:
             row = self._append(name, shape, np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32), slices)
             self._new.append(row)
@@ -158,7 +158,7 @@ class GraphBuilder:
         return name
 
     def weight(self, name: str, array: NDArray[Any]) -> str:
-        """An initializer kept in the weights file."""
+        """Return an initializer kept in the weights file."""
         self.initializers.append(self.weights.add(name, array))
         return name
 
@@ -169,17 +169,17 @@ class GraphBuilder:
         return tensor is not None
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """A small initializer kept in the graph itself; the same name twice is one constant."""
+        """Return a small initializer kept in the graph itself; the same name twice is one constant."""
         if all(tensor.name != name for tensor in self.initializers):
             self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def integers(self, *numbers: int) -> str:
-        """A shape, axes or lengths: int64."""
+        """Return a shape, axes or lengths: int64."""
         return self.constant("int64." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
     def number(self, value: float) -> str:
-        """A float32 number."""
+        """Return a float32 number."""
         return self.constant(f"float.{value!r}", np.float32(value))
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
@@ -189,11 +189,11 @@ class GraphBuilder:
         return name
 
     def fused(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> str:
-        """The same with an operator of ONNX Runtime's own."""
+        """Return the same with an operator of ONNX Runtime's own."""
         return self.node(op, inputs, outputs, CONTRIB, **attributes)
 
     def cast(self, tensor: str, name: str, dtype: DTypeLike) -> str:
-        """A tensor in another type."""
+        """Return a tensor in another type."""
         return self.node("Cast", [tensor], [name], to=tensor_type(np.dtype(dtype)))
 
     def save(self, path: Path) -> None:

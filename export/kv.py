@@ -21,7 +21,7 @@ PARTS = ("key", "value")
 
 
 def stored_as(kv: KVType) -> int:
-    """ONNX's name of what keys and values of a precision are stored as."""
+    """Return ONNX's name of what keys and values of a precision are stored as."""
     return tensor_type(DTYPES[kv])
 
 
@@ -61,7 +61,7 @@ class Memory:
         return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
     def attention(self, layer: int, rows: list[str], attended: str) -> str:
-        """The same of query, key and value in the type that attention takes."""
+        """Return the same of query, key and value in the type that attention takes."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
         scales = []
@@ -72,7 +72,7 @@ class Memory:
         return self.graph.fused("GroupQueryAttention", inputs, [attended, *present], **attributes)
 
     def stored(self, part: str, layer: int, rows: str) -> str:
-        """Numbers ``[1, Hkv, n, D]`` as the memory stores them."""
+        """Return numbers ``[1, Hkv, n, D]`` as the memory stores them."""
         if self.kv == "fp32":
             return rows
         g = self.graph

@@ -37,7 +37,7 @@ QUESTIONS = (
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Notify) -> None:
     """Measure the scales of the int8 bundle that ``manifest`` describes, which is complete but for them, and list their file.
 
-    ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.
+    ``bundle.json`` is left as it was needed for that. Raises UserError if no engine is there to measure with.
     """
     exact = {**manifest["decoder"], "kv": "fp32"}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))

@@ -68,7 +68,7 @@ class ExportOptions:
 
 
 def fingerprint(folder: Path, options: dict[str, Any]) -> str:
-    """SHA-256, in hexadecimal, of all that decides the bytes of a bundle.
+    """Return SHA-256, in hexadecimal, of all that decides the bytes of a bundle.
 
     ``folder``: small files by their content, weights and other large ones by name, size and time of change; a snapshot of the
     Hugging Face Hub by its commit. ``options``: JSON values; arrays by name stand for their bytes.
@@ -99,6 +99,6 @@ def _file(path: Path) -> Any:
 
 @cache
 def _exporter() -> str:
-    """The exporter's own files, so that a bundle of a changed one is not taken for the new one's."""
+    """Return the exporter's own files, so that a bundle of a changed one is not taken for the new one's."""
     files = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

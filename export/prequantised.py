@@ -76,7 +76,7 @@ def is_packed(checkpoint: Checkpoint, place: str) -> bool:
 
 
 def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> None:
-    """Raise UserError where tensors of the matrix ``size`` (out, in) at ``place`` are missing or of another shape."""
+    """Raise UserError if tensors of the matrix ``size`` (out, in) at ``place`` are missing or of another shape."""
     (out, width), group = size, packing.group
     if out % 8 or width % 8 or width % group:
         raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {group}; {ADVICE}")
@@ -86,9 +86,9 @@ def check_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
-    """The matrix ``size`` (out, in) at ``place``: the checkpoint's codes, zeros and scales, each output's in a row.
+    """Return the matrix ``size`` (out, in) at ``place``: the checkpoint's codes, zeros and scales, each output's in a row.
 
-    Raises UserError where tensors are missing, or are not what they must be.
+    Raises UserError if tensors are missing, or are not what they must be.
     """
     codes, zeros, scales = _codes(checkpoint, packing, place, size)
     layout = Blocks(4, packing.group, with_zeros=True)
@@ -107,7 +107,7 @@ def dequantised(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 def _codes(
     checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes ``[in, out]``, zeros and scales ``[in / group, out]``."""
+    """Return codes ``[in, out]``, zeros and scales ``[in / group, out]``."""
     check_packed(checkpoint, packing, place, size)
     (out, width), group, is_awq = size, packing.group, packing.method == "awq"
     if f"{place}.g_idx" in checkpoint.tensors:
@@ -136,6 +136,6 @@ def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDAr
 
 
 def joined(matrices: Sequence[Stored]) -> Stored:
-    """Matrices of one layout and width, one under the other."""
+    """Return matrices of one layout and width, one under the other."""
     parts = {part: np.concatenate([matrix.parts[part] for matrix in matrices]) for part in matrices[0].parts}
     return Stored(matrices[0].layout, parts, (sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]))

@@ -49,7 +49,7 @@ class Rotation:
         return cls(_hadamard(1), _hadamard(min(largest, width & -width)), np.ones(width, np.float32))
 
     def rows(self, rows: Float32) -> Float32:
-        """``rows @ R``, of rows ``[.., width]``."""
+        """Return ``rows @ R``, of rows ``[.., width]``."""
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         flat = rows.reshape(-1, width)
         turned, step = np.empty(flat.shape, np.float32), max(1, SLICE // width)
@@ -60,7 +60,7 @@ class Rotation:
         return turned.reshape(rows.shape)
 
     def nodes(self, graph: GraphBuilder, name: str, rows: str, inverse: bool = False) -> str:
-        """Nodes for ``rows @ R``, or ``rows @ R.T``, of float32 rows ``[.., width]`` of any rank; returns ``name``."""
+        """Return nodes for ``rows @ R``, or ``rows @ R.T``, of float32 rows ``[.., width]`` of any rank; returns ``name``."""
         width, (a, b) = len(self.signs), (len(self.outer), len(self.inner))
         kind, plain = f"rotation.{a}.{b}{'.inverse' * inverse}", bool((self.signs == 1).all())
         signs = None if plain else graph.constant(f"rotation.signs{width}", self.signs)
@@ -93,7 +93,7 @@ class MeanKeeping:
         return cls(rotation, mirror / np.linalg.norm(mirror))
 
     def rows(self, rows: Float32) -> Float32:
-        """``rows @ R``, of rows ``[.., width]``."""
+        """Return ``rows @ R``, of rows ``[.., width]``."""
         turned = self.rotation.rows(rows)
         along = (turned * self.mirror).sum(-1, keepdims=True)
         return (turned - 2 * along * self.mirror).astype(np.float32)
@@ -131,7 +131,7 @@ class DecoderRotations:
         return LayerWeights(matrices, biases, {**w.norms, **ones})
 
     def inputs(self, matrix: str, rows: Float32, w: LayerWeights) -> Float32:
-        """Rows ``[n, in]`` that ``matrix`` of the layer ``w`` reads, as that of the rotated layer reads them."""
+        """Return rows ``[n, in]`` that ``matrix`` of the layer ``w`` reads, as that of the rotated layer reads them."""
         if matrix == "output":
             return self._by_head(rows)
         if matrix == "down":
@@ -156,7 +156,7 @@ def _hadamard(size: int) -> Float32:
 
 
 def _cosines(size: int) -> Float32:
-    """``[size, size]``, the orthonormal cosine transform (DCT-II)."""
+    """Return ``[size, size]``, the orthonormal cosine transform (DCT-II)."""
     index = np.arange(size)
     matrix = np.cos(np.pi * (index[:, None] + 0.5) * index / size) * np.sqrt(2 / size)
     matrix[:, 0] = np.sqrt(1 / size)

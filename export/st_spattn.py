@@ -167,13 +167,13 @@ class SparseAttention:
         return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
 
     def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
-        """A layer's part of ``slots`` (``[1, H, p, 1]``) or ``absent``, reshaped."""
+        """Return a layer's part of ``slots`` (``[1, H, p, 1]``) or ``absent``, reshaped."""
         g, name = self.graph, f"layer{layer}.{what}"
         part = g.node("Gather", [what, self.graph.integers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
     def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
-        """The previous frame's row of every new row, ``[H, F, 1, p, D]``."""
+        """Return the previous frame's row of every new row, ``[H, F, 1, p, D]``."""
         g, name = self.graph, f"layer{layer}.previous_{part}"
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
@@ -183,7 +183,7 @@ class SparseAttention:
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
     def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
-        """What each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
+        """Return what each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self.graph.integers(0), "shared", self.graph.integers(2)], [f"{name}.slots"])
         shared = self.memory.dequantize(part, layer, shared)

@@ -57,7 +57,7 @@ def read_tokenizer(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[
 
 
 def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], text: str) -> str:
-    """The class of transformers that replaces parts of tokenizer.json; empty if none does."""
+    """Return the class of transformers that replaces parts of tokenizer.json; empty if none does."""
     if family.tokenizer_class is None:
         return ""
     named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
@@ -71,7 +71,7 @@ def _class(checkpoint: Checkpoint, family: Family, settings: dict[str, Any], tex
 
 
 def _rebuilt(kind: str, text: str, settings: dict[str, Any]) -> Tokenizer:
-    """The vocabulary of tokenizer.json between normalizer, pre-tokenizer and decoder of transformers' class ``kind``."""
+    """Return the vocabulary of tokenizer.json between normalizer, pre-tokenizer and decoder of transformers' class ``kind``."""
     content, is_llama = from_json(text), kind == "LlamaTokenizer"
     content["model"] |= {
         "dropout": None, "unk_token": None, "fuse_unk": is_llama, "byte_fallback": is_llama,
@@ -148,7 +148,7 @@ def _add(
 
 
 def _token(checkpoint: Checkpoint, value: Any) -> AddedToken:
-    """A token as a file of the tokenizer writes it. Raises UserError."""
+    """Return a token as a file of the tokenizer writes it. Raises UserError."""
     given = {"content": value, "special": True} if isinstance(value, str) else value
     if not isinstance(given, dict) or not given.get("content") or not isinstance(given["content"], str):
         raise UserError(f"{checkpoint.folder / SETTINGS}: {str(value)[:80]!r} is not a token; {AGAIN}")

@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The frames that the answer was read from, best first; waits until it is finished, None where it has no token."""
+        """The frames that the answer was read from, best first; waits until it is finished, None if it has no token."""
         self.settle()
         return self._evidence
 

@@ -41,12 +41,12 @@ class TextBudget:
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
-        """256 tokens each, or a sixteenth of a small model's positions."""
+        """Return 256 tokens each, or a sixteenth of a small model's positions."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 
     def rows(self, model: Model) -> int:
-        """Rows set aside in each layer: conversation, question, the model's closing rows, answer, and pictures."""
+        """Return rows set aside in each layer: conversation, question, the model's closing rows, answer, and pictures."""
         pictures = self.pictures * model.rows_per_frame
         return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
@@ -57,7 +57,7 @@ def longest_question(text: TextBudget, spare: int) -> int:
 
 
 def present_rows(model: Model, present: int = 1) -> int:
-    """Rows of the ``present`` newest frames that a question appends, where only what changed enters the memory.
+    """Return rows of the ``present`` newest frames that a question appends, where only what changed enters the memory.
 
     A tower that merges frames adds those that changed in the frame before a group that waits.
     """
@@ -121,7 +121,7 @@ def allocate(
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
-    """Bytes of the float32 pixels that a chunk of ``frames`` frames holds."""
+    """Return bytes of the float32 pixels that a chunk of ``frames`` frames holds."""
     return frames * 3 * vision.size[0] * vision.size[1] * 4
 
 

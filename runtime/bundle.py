@@ -224,7 +224,7 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """How text is built: the checkpoint's own template, and where the video goes in it.
+    """The checkpoint's chat template, and where the video goes in it.
 
     The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` is
     then once in the text, and all rows of all frames (and the closing rows) take its place.
@@ -338,11 +338,11 @@ class Bundle:
         return self._measured(CALIBRATION, Calibration)
 
     def choices(self) -> Choices | None:
-        """Return the policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError likewise."""
+        """Return the policies that ``edgevlm calibrate`` chose, None before that. Raises BundleError in the same cases."""
         return self._measured(CHOICES, Choices)
 
     def evidence_heads(self) -> EvidenceHeads:
-        """Return the heads that find an answer's evidence, calibrated or usual ones. Raises BundleError likewise."""
+        """Return the heads that find an answer's evidence, calibrated or usual ones. Raises BundleError in the same cases."""
         uncalibrated = EvidenceHeads.uncalibrated(self.decoder.layers, self.decoder.heads)
         return self._measured(EVIDENCE, EvidenceHeads) or uncalibrated
 

@@ -64,7 +64,7 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """The distances of features of length 1 to the references ``[tokens]``; noise and spread from this frame on."""
+        """Return the distances of features of length 1 to the references ``[tokens]``; noise and spread from this frame on."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
@@ -189,19 +189,19 @@ class PatchChanges(Stateful):
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
-        """``[n]``; a patch of several frames is as far as the farthest of them."""
+        """Return ``[n]``; a patch of several frames is as far as the farthest of them."""
         frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """``[n]``: of each row of patches (lamps flicker in bands) the exposure that most of its patches show."""
+        """Return ``[n]``: of each row of patches (lamps flicker in bands) the exposure that most of its patches show."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """What the camera may have done: levels without it, the bounds within which they are the same, and their gain."""
+        """Yield what the camera may have done: levels without it, the bounds within which they are the same, and their gain."""
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -219,7 +219,7 @@ class PatchChanges(Stateful):
 
 
 def dilated(mask: Bool) -> Bool:
-    """``mask [rows, columns]`` and its eight neighbours."""
+    """Return ``mask [rows, columns]`` and its eight neighbours."""
     return _with_neighbours(mask[None], np.logical_or)[0]
 
 
@@ -240,7 +240,7 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """How far ``after [H, W]`` is ``before`` moved down and to the right, in pixels, at most ``furthest`` each.
+    """Return how far ``after [H, W]`` is ``before`` moved down and to the right, in pixels, at most ``furthest`` each.
 
     By phase correlation of their middles, at half size if they are large, and parts of a pixel by a parabola through the peak.
     """
@@ -264,7 +264,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """The shift in whole pixels, of those around ``about``, that leaves the least difference."""
+    """Return the shift in whole pixels, of those around ``about``, that leaves the least difference."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -305,7 +305,7 @@ class ChangedEncoder(Stateful):
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """copies: how many times its memory must be free. Raises UserError where it is not, and as ``Engine.bind_tower``."""
+        """copies: how many times its memory must be free. Raises UserError if it is not, and as ``Engine.bind_tower``."""
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size

@@ -146,7 +146,7 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """The text before and after the video: in the first message where the user begins, else in a message of its own.
+        """Return the text before and after the video: in the first message where the user begins, else in a message of its own.
 
         The memory's prefix has no tools and no system message of a request: these follow the video.
         """

@@ -31,7 +31,7 @@ class Chunk:
     """Up to ``frames`` frames, each encoded once: together when the chunk is full, or up to where a question comes.
 
     A tower that merges ``group`` frames takes them together. A question encodes an incomplete group with its last frame
-    repeated; the group is encoded once more when it is complete. limit: frames of the chunk at hand, complete groups, at most
+    repeated; the group is encoded once more when it is complete. limit: frames of the current chunk, complete groups, at most
     ``frames``; set it between chunks. encoder: encodes frames one after another, instead of the engine's whole tower.
     """
 
@@ -62,12 +62,12 @@ class Chunk:
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
 
     def _unsaved(self) -> dict[str, NDArray]:
-        """Views of what is known of the frames that are not in the memory."""
+        """Return views of what is known of the frames that are not in the memory."""
         waiting, held = slice(self._encoded, self.taken), slice(self.taken - self.waiting, self.taken)
         return {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": self._seconds[held]}
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`state` returned. Raises ValueError where it cannot be of this chunk."""
+        """Restore what :meth:`state` returned. Raises ValueError if it cannot be of this chunk."""
         taken, encoded, features = counts["taken"], counts["encoded"], arrays.get("features", self._nothing)
         if not 0 <= encoded <= taken <= len(self._pixels):
             raise ValueError(f"{encoded} of {taken} frames of a chunk of {len(self._pixels)} are encoded")

@@ -43,7 +43,7 @@ class KVBuffer:
 
 
 def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
-    """A buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
+    """Return a buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
     kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[buffer.dtype.itemsize]
     block = kind * int(np.prod(buffer.shape))
     key, value = (
@@ -114,7 +114,7 @@ class Decoder(Protocol):
 class TowerBuffer:
     """What a tower keeps of one stream's frames, owned by the caller: ``size`` bytes at ``address``.
 
-    ``owner`` keeps the memory alive for as long as an engine is bound to it. All of it is state: a copy of the bytes, put back
+    ``owner`` keeps the memory alive for as long as an engine is bound to it. Every byte is state: a copy, restored
     at any address, continues as the original would.
     """
 
@@ -155,7 +155,7 @@ class Engine(Protocol):
     by_layer: bool
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
+        """Return frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
 
         G is F, but for towers that merge ``group`` frames: then one for each group, the last frame repeated to fill it. Frames
         are of ``VisionSpec.size``, or of any size within ``VisionSpec.pixels`` where the bundle has that.
@@ -163,9 +163,9 @@ class Engine(Protocol):
         ...
 
     def capacity(self, rows: int) -> int:
-        """Rows that each layer's buffer must have to hold ``rows``: as many, or what the backend's graphs were made for.
+        """Return rows that each layer's buffer must have to hold ``rows``: as many, or what the backend's graphs were made for.
 
-        Raises UserError where these are too few.
+        Raises UserError if these are too few.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Which frames an answer was read from, by the attention of the question's last row in one layer.
 
-Its query is a probe, as policies have them, so every engine can give it. On the demo model two heads of the last layer look
+Its query is a probe, like those of policies, so every engine can give it. On the demo model two heads of the last layer look
 straight at the object asked about (docs/internals/evidence.md); for other models the right heads are unknown yet.
 """
 
@@ -54,7 +54,7 @@ class Moment:
 class Evidence:
     """What an answer was read from. moments: best first.
 
-    held: False where what would answer the question is no longer in memory, by a calibrated rule; None without one, and where
+    held: False if what would answer the question is no longer in memory, by a calibrated rule; None without one, and where
     the question is about a window of time.
     """
 
@@ -121,7 +121,7 @@ class QuestionAttention:
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
+        """Return tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
 
         The weight is the softmax of the queries over the frames' rows, averaged over heads: the attention that the decoder's
         layer computes, over only these rows. Rows with less than a thousandth of the best one's are left out.
@@ -144,7 +144,7 @@ class QuestionAttention:
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:
-        """The frames that carry the weight."""
+        """Return the frames that carry the weight."""
         rule, times, (rows, columns) = self._heads, self._times, self._grid
         if self.blind:
             return Evidence((), False if rule.weights else None)
@@ -218,11 +218,11 @@ class FrameTimes(Stateful):
         return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:
-        """The first frame that was seen at ``seconds`` or later; the one after the newest where none was."""
+        """Return the first frame that was seen at ``seconds`` or later; the one after the newest where none was."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thinned(self) -> Int64:
-        """The knots to keep."""
+        """Return the knots to keep."""
         frame, seconds, middle = self.frame, self.seconds, np.arange(1, KNOTS - 1, 2)
         between = seconds[middle - 1] + (seconds[middle + 1] - seconds[middle - 1]) * (
             (frame[middle] - frame[middle - 1]) / (frame[middle + 1] - frame[middle - 1])

@@ -71,7 +71,7 @@ def check_utf8(path: str | Path) -> None:
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError for an address in place of a path, without repeating it: it may hold a password."""
+    """Raise UserError for an address instead of a path, without repeating it: it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
 
@@ -88,7 +88,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises UserError where there is none, as for a container's user without a name."""
+    """Return the user's home folder. Raises UserError if there is none, as for a container's user without a name."""
     try:
         found = Path.home()
     except RuntimeError:
@@ -140,7 +140,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces ``path`` when the block ends well. Raises OSError.
+    """Yield a stream whose content replaces ``path`` when the block succeeds. Raises OSError.
 
     Only one process may write a path at a time; a killed one leaves ``path`` + UNFINISHED.
     """
@@ -167,7 +167,7 @@ def atomic_directory(
     keep: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     notify: Notify = lambda _: None,
 ) -> Iterator[Path]:
-    """Yield an empty folder beside ``out_dir``; when the block ends well it becomes ``out_dir``.
+    """Yield an empty folder beside ``out_dir``; when the block succeeds it becomes ``out_dir``.
 
     check: raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
     key: with one, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key

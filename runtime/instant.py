@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 @cache
 def boot_id() -> str:
-    """Return the id of the current boot; empty where the system has none."""
+    """Return the id of the current boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

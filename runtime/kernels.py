@@ -53,7 +53,7 @@ def cuda_twin(held: Any) -> Any:
 
 
 def _on_either(native: Callable[P, R]) -> Callable[P, R]:
-    """A kernel that runs where the rows among its arguments are."""
+    """Return a kernel that runs where the rows among its arguments are."""
 
     @wraps(native)
     def run(*arguments: P.args, **others: P.kwargs) -> R:

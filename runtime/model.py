@@ -114,7 +114,7 @@ class Model:
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """The text before and after the frame of this number, from 0, seen at ``seconds`` of the stream."""
+        """Return the text before and after the frame of this number, from 0, seen at ``seconds`` of the stream."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -132,7 +132,7 @@ class Model:
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
-    """A bundle's tokenizer. Raises BundleError for an invalid file, or that does not go with the model."""
+    """Return a bundle's tokenizer. Raises BundleError for an invalid file, or that does not go with the model."""
     path, chat = bundle.file(bundle.chat.tokenizer), bundle.chat
     again = "export the model again"
     if bundle.files[path.name].bytes > LARGEST_TOKENIZER:
@@ -152,7 +152,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def find_bundle(name: str | Path, engine: str) -> Path:
-    """The bundle's folder that ``name`` stands for: a checkpoint is exported, a model of the hub downloaded first.
+    """Return the bundle's folder that ``name`` stands for: a checkpoint is exported, a model of the hub downloaded first.
 
     That is the work of ``edgevlm.models``, an entry point above this layer. Raises UserError as :meth:`Model.load` does.
     """
@@ -164,7 +164,7 @@ def find_bundle(name: str | Path, engine: str) -> Path:
 
 
 def bundle_folder(name: str | Path) -> Path:
-    """The folder of ``demo`` or of the bundle at a path. Raises UserError for an address."""
+    """Return the folder of ``demo`` or of the bundle at a path. Raises UserError for an address."""
     refuse_address(name)
     return demo_bundle() if str(name) == "demo" else Path(name)
 
@@ -179,5 +179,5 @@ def is_demo(bundle: Bundle) -> bool:
 
 
 def demo_bundle() -> Path:
-    """The embedded demo model's bundle."""
+    """Return the embedded demo model's bundle."""
     return Path(str(files("edgevlm.runtime").joinpath("demo")))

@@ -45,7 +45,7 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
     """Make what encodes only the changes; None where whole frames are encoded.
 
     ``auto`` is what calibration found, else what changed; if the engine, the frames' size and a quarter of the free memory
-    allow it. A stream of whole frames, as earlier versions kept it, resumes as one. Raises UserError where ``changed`` was
+    allow it. A stream of whole frames, as earlier versions kept it, resumes as one. Raises UserError if ``changed`` was
     asked for and cannot be.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
@@ -97,7 +97,7 @@ def open_stream(
 
 
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
-    """What enters the memory; ``auto`` is what changed, unless calibration found whole frames or the policy takes them.
+    """Return what enters the memory; ``auto`` is what changed, unless calibration found whole frames or the policy takes them.
 
     A memory of whole frames, as earlier versions kept it, resumes as one.
     """

@@ -101,7 +101,7 @@ def is_foreign(plugin: Any) -> bool:
 
 
 def place(function: Any) -> str:
-    """Return where a function or class is written: ``file, line N``; empty where that is unknown."""
+    """Return where a function or class is written: ``file, line N``; empty if that is unknown."""
     try:
         return f"{inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):

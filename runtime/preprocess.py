@@ -61,7 +61,7 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """The passes for a source size; a camera changes its size seldom, so only the last one's are kept."""
+        """Return the passes for a source size; a camera rarely changes its size, so only the last one's are kept."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found

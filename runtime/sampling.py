@@ -167,7 +167,7 @@ class OneOf:
         return masked
 
     def at_once(self, logits: NDArray[np.float32]) -> dict[str, float]:
-        """The probability of each text by logits ``[vocabulary]`` of only the answer's first token."""
+        """Return the probability of each text by logits ``[vocabulary]`` of only the answer's first token."""
         first = copy(self)
         first([], logits)
         return first.probabilities
@@ -184,9 +184,9 @@ class OneOf:
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The choice that ``token_ids`` write; empty if they write none yet."""
+        """Return the choice that ``token_ids`` write; empty if they write none yet."""
         return self._text.get(tuple(token_ids), "")
 
     def _open(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """The choices that may still be written after ``token_ids``."""
+        """Return the choices that may still be written after ``token_ids``."""
         return [ids for ids in self._text if ids[: len(token_ids)] == tuple(token_ids)]

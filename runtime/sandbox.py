@@ -30,7 +30,7 @@ helper = Helper(memory=MEMORY, cpu_s=CPU_S, wait_s=WAIT_S, imports=[__name__, "j
 
 
 def render(template: str, **values: Any) -> str:
-    """Render ``template``. Raises UserError where it fails, tries to leave its sandbox, or takes too much."""
+    """Render ``template``. Raises UserError if it fails, tries to leave its sandbox, or takes too much."""
     try:
         if hashlib.sha256(template.encode()).hexdigest() in KNOWN:
             return render_here(template, values)

@@ -217,7 +217,7 @@ class Scheduler:
 
     @property
     def _watch_in_s(self) -> float | None:
-        """Seconds until a watch may begin; None where none waits."""
+        """Seconds until a watch may begin; None if none waits."""
         return max(0.0, self._watch_from - time.monotonic()) if self._watches else None
 
     def _next_due(self, session: int, period: float) -> float:

@@ -490,7 +490,7 @@ class Session:
         return answer
 
     def check_window(self, since: float | None = None, until: float | None = None) -> TimeWindow | None:
-        """The window of a question; None for all that was watched. Raises UserError as :meth:`ask` does for it."""
+        """Return the window of a question; None for all that was watched. Raises UserError as :meth:`ask` does for it."""
         if since is None and until is None:
             return None
         window = _checked_window(since, until)
@@ -624,7 +624,7 @@ class Session:
     def save(self, folder: str | Path) -> None:
         """Write all that the session remembers to a folder of snapshots, now; ``Session.open(state=folder)`` continues from it.
 
-        Snapshots that were there are replaced. Raises UserError where the folder cannot be written or is in use, and for a
+        Snapshots that were there are replaced. Raises UserError if the folder cannot be written or is in use, and for a
         policy that keeps rows in a store, whose session is opened with ``state`` instead.
         """
         if self.store is not None:
@@ -663,7 +663,7 @@ class Session:
         return forgotten
 
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
-        """A snapshot's header, copies of all that the session holds, and for how many ms they kept it waiting.
+        """Return a snapshot's header, copies of all that the session holds, and for how many ms they kept it waiting.
 
         Takes its turn like a question: the next one. A closed session can still do it, until its memory is freed.
         """

@@ -186,7 +186,7 @@ class SessionSettings(BaseModel):
 
     @classmethod
     def checked(cls, settings: SessionSettings | None = None, **fields: Any) -> SessionSettings:
-        """Return ``settings``, with ``fields`` in place of its own. Raises UserError, one line that names the field."""
+        """Return ``settings``, with ``fields`` instead of its own. Raises UserError, one line that names the field."""
         given = {} if settings is None else {name: getattr(settings, name) for name in SessionSettings.model_fields}
         if unknown := [name for name in fields if name not in cls.model_fields]:
             raise UserError(f"a session has no setting {unknown[0]!r}; {nearest(unknown[0], cls.model_fields)}")

@@ -37,12 +37,12 @@ class Stateful:
         return sum(bytes_of(getattr(self, name)) for name in self.state_fields)
 
     def undeclared(self) -> list[str]:
-        """Return the attributes with arrays that no field names: they are not charged, and a snapshot would lose them."""
+        """Return the array attributes that are not declared as fields: the budget and snapshots miss them."""
         named = (*self.state_fields, *self._scratch_fields)
         return [name for name, value in vars(self).items() if name not in named and bytes_of(value)]
 
     def state(self) -> State:
-        """The fields as arrays by name, for a snapshot; views, not copies."""
+        """Return the fields as arrays by name, for a snapshot; views, not copies."""
         return {name: array for field in self.state_fields for name, array in _arrays(field.lstrip("_"), getattr(self, field))}
 
     def restore(self, state: State) -> None:
@@ -60,7 +60,7 @@ class Stateful:
 
 
 def bytes_of(value: object) -> int:
-    """Bytes of the arrays in a field's value; numbers and texts are not counted."""
+    """Return bytes of the arrays in a field's value; numbers and texts are not counted."""
     if isinstance(value, Stateful):
         return value.state_bytes
     if isinstance(value, Mapping | list | tuple):
@@ -74,7 +74,7 @@ def add_prefix(part: str, state: State) -> dict[str, NDArray]:
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """The entries of ``state`` that :func:`add_prefix` has put under ``part``."""
+    """Return the entries of ``state`` that :func:`add_prefix` has put under ``part``."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

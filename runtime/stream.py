@@ -143,7 +143,7 @@ class Stream:
         return references + sum(part.nbytes for frame in self.present for part in frame)
 
     def store_use(self) -> StoreUse | None:
-        """What the store holds; None without one."""
+        """Return what the store holds; None without one."""
         if self.store is None:
             return None
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
@@ -191,7 +191,7 @@ class Stream:
     def changing(self) -> Iterator[None]:
         """Change the memory for good inside: an error tears it, except a UserError, which comes before any change.
 
-        Raises CacheError where another thread is inside.
+        Raises CacheError if another thread is using the stream.
         """
         if not self._changing.acquire(blocking=False):
             raise CacheError("the stream is in use by another thread")
@@ -286,7 +286,7 @@ class Stream:
     def _changed_piece(
         self, references: References, queue: Sequence[StreamFrame]
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
-        """What changed in the first frame, which there is room for, and in those after it that need no further room.
+        """Return what changed in the first frame, which there is room for, and in those after it that need no further room.
 
         So rows and positions are those of frames that are appended one by one. A frame without changes has no text either.
         Returns the rows of the frames with changes, these frames, of every frame the token that shows each patch from then on,
@@ -314,7 +314,7 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Frames of the next piece, of ``left``: as many as fit, or as one compression makes room for.
+        """Return frames of the next piece, of ``left``: as many as fit, or as one compression makes room for.
 
         Frame 0 goes in by itself, densely, if later ones see it for good.
         """
@@ -442,12 +442,12 @@ class Stream:
         """Take out whatever is appended inside, position counter included, on exit.
 
         rows: of text that are appended inside, at most; where they and the pictures are more than was set aside, the memory is
-        copied to where there is room for them. Raises UserError where that does not fit in the free memory.
+        copied to where there is room for them. Raises UserError if that does not fit in the free memory.
         waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece, now and not
         then, so that the memory is the same afterwards.
         Where there is a present, the newest of it and these are seen whole, and of the others what changed.
         pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
-        now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld where there
+        now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld if there
         are none, and UserError as :meth:`check_window` does.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
@@ -530,7 +530,7 @@ class Stream:
                 self._seq = seq
 
     def check_window(self) -> None:
-        """Raise UserError where questions cannot be about a window of time."""
+        """Raise UserError if questions cannot be about a window of time."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
         if not self.model.engine.by_layer:
@@ -638,14 +638,14 @@ def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """One after the other; one at least."""
+    """Return one after the other; one at least."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([embeds for embeds, _ in parts]), Rows.joined([rows for _, rows in parts])
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:
-    """What the frames of a prefill see of the memory under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
+    """Return what the frames of a prefill see of the memory under PureKV's ST-SpAttn (arXiv 2510.25600, sec. 3.2).
 
     A token sees the prefix, frame 0, its own frame up to itself, and the token at its own patch in the frame before. Holes are
     filled from the tail and prefix and frame 0 never leave, so these two stay where they were first written: slots

@@ -54,7 +54,7 @@ OFFERED = tuple(KINDS)  # the kinds that the shipped model has learned: all
 
 
 def all_questions() -> list[str]:
-    """Every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
+    """Return every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
     return [phrasing for kind in OFFERED for phrasing in KINDS[kind].phrasings]
 
 
@@ -68,7 +68,7 @@ def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = 
 
 
 def parse(text: str) -> Question | None:
-    """The question a user typed, whatever its case, spacing, spelling and final mark; None if never taught."""
+    """Return the question a user typed, whatever its case, spacing, spelling and final mark; None if never taught."""
     words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
     words = re.sub(r"\ban? ", "a ", words)
     for pattern, kind, phrasing in _PATTERNS:

@@ -29,7 +29,7 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """The first and the last frame of the window; the first is after the last where there is none.
+        """Return the first and the last frame of the window; the first is after the last where there is none.
 
         now: the stream's time. Until then the newest frame is shown.
         """
@@ -40,7 +40,7 @@ class TimeWindow:
 
 
 class NothingHeld(UserError):
-    """The memory holds no row of a window. ``oldest_s``: the time of its oldest row, None where it has none."""
+    """The memory holds no row of a window. ``oldest_s``: the time of its oldest row, None if it has none."""
 
     def __init__(self, window: TimeWindow, oldest_s: float | None) -> None:
         since = "the beginning" if window.since == -math.inf else f"{window.since:.1f} s"
@@ -51,9 +51,9 @@ class NothingHeld(UserError):
 
 
 def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
-    """Rows of a layer that a question about frames ``first`` to ``last`` attends to, ``[kv_heads, n]``.
+    """Return rows of a layer that a question about frames ``first`` to ``last`` attends to, ``[kv_heads, n]``.
 
-    Frames after ``newest`` are pictures that it shows.
+    Frames after ``newest`` are pictures in the question itself.
     """
     kind, frame = cache.kind(layer), cache.frame(layer)
     shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
@@ -84,7 +84,7 @@ class NarrowedMemory:
         return result
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """The frames' rows that a KV head sees, their runs cut to the window: copies."""
+        """Return the frames' rows that a KV head sees, their runs cut to the window: copies."""
         cache, (first, last), slot = self._cache, self._frames, self._shown[layer][head]
         slot = slot[cache.kind(layer)[head, slot] == Kind.VISION]
         key = cache.dequantize("key", layer)[head, slot]

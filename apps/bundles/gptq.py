@@ -35,7 +35,7 @@ def export_by_gptq(
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notify": None}
 
     def sampled(folder: Path) -> Samples:
-        """Read the fp32 bundle's activations from ``folder``, or sample and store them there in place of that bundle."""
+        """Read the fp32 bundle's activations from ``folder``, or sample and store them there instead of that bundle."""
         file, plain = folder / "samples.npz", folder / "fp32"
         if not file.exists():
             if not plain.exists():

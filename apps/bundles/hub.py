@@ -109,7 +109,7 @@ class Repository:
 
     @property
     def files(self) -> Mapping[str, HubFile]:
-        """All of its files, as the hub lists them; empty where it cannot be asked."""
+        """All of its files, as the hub lists them; empty if it cannot be asked."""
         return self._ask(self.commit) if self._listed is None else self._listed
 
     @property

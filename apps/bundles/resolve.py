@@ -119,7 +119,7 @@ def resolve_model(
     """Return the bundle that ``--model`` means; what the hub has is downloaded, and a checkpoint exported into the cache.
 
     A cached bundle is used if ``engine`` runs it: the one with the options of ``choice`` (default options without it), else
-    the only other one that suits. Raises UserError where several suit, where the engine does not run what would be exported,
+    the only other one that suits. Raises UserError if several suit, where the engine does not run what would be exported,
     and where the hub has no such model.
     """
     refuse_address(model)
@@ -147,7 +147,7 @@ def resolve_model(
 def find_bundle(
     folder: Path, engine: str, model: str, notify: Notify, choice: ExportChoice | None = None
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Return a checkpoint's cached bundle, None where one must be exported first, and the options to export it with."""
+    """Return a checkpoint's cached bundle, None if one must be exported first, and the options to export it with."""
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
     options = {} if hint or choice is None else choice.options(folder)

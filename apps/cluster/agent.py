@@ -84,7 +84,7 @@ class NodeAgent(Hooks):
         service.hooks = self
 
     def start(self) -> None:
-        """Begin. The service is open, without cameras."""
+        """Start. The service is open, without cameras."""
         if self._local.is_symlink():
             self._local.unlink()
         shutil.rmtree(self._local, ignore_errors=True)  # of an earlier process
@@ -155,7 +155,7 @@ class NodeAgent(Hooks):
         }  # fmt: skip
 
     def heard(self) -> dict[str, float]:
-        """Seconds since each node last asked the head; nothing while that does not answer."""
+        """Return seconds since each node last asked the head; nothing while that does not answer."""
         with suppress(HeadAway, UserError):
             return {} if self._told else dict(self.call("heard"))
         return {}
@@ -205,7 +205,7 @@ class NodeAgent(Hooks):
                 return
 
     def plan(self, model: str) -> Planned:
-        """What ``edgevlm plan`` predicts of a model that is here; NOTHING, with a notice, where it cannot run."""
+        """Return what ``edgevlm plan`` predicts of a model that is here; NOTHING, with a notice, where it cannot run."""
         config = self._service.config
         budget = None if config.budget is None else parse_budget(str(config.budget))
         try:

@@ -190,7 +190,7 @@ class Director:
                 self._save_at = now + ASK_S
 
     def heard(self, *, now: float) -> dict[str, float]:
-        """Seconds since each node last asked."""
+        """Return seconds since each node last asked."""
         return {name: round(now - node.seen, 1) for name, node in self.state.nodes.items()}
 
     def leave(self, name: str, instance: str, *, now: float) -> None:
@@ -318,7 +318,7 @@ class Director:
         self._models = {camera.model for camera in self.state.cameras.values()}
 
     def placed(self) -> dict[str, str]:
-        """Node by camera: where those that move go."""
+        """Return node by camera: where those that move go."""
         return {name: node for name, each in self.state.cameras.items() if (node := each.moves_to or each.node)}
 
     def _is_member(self, name: str, instance: str) -> bool:
@@ -389,5 +389,5 @@ class Lease:
         self._until, self.orders = asked + LEASE_S, orders
 
     def held(self, now: float) -> dict[str, int]:
-        """Cameras that may be watched now, with their epochs; none once the lease has ended."""
+        """Return cameras that may be watched now, with their epochs; none once the lease has ended."""
         return self.orders if now <= self._until else {}

@@ -29,7 +29,7 @@ class HeadAway(Exception):
 
 
 def boot_time() -> float:
-    """Seconds of a clock that never goes back, and continues while the machine sleeps."""
+    """Return seconds of a clock that never goes back, and continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -99,7 +99,7 @@ class Head:
 
 
 def _upgraded(known: Fields) -> Fields:
-    """The state in a file of edgevlm 0.1; its nodes have ended, and join again."""
+    """Return the state in a file of edgevlm 0.1; its nodes have ended, and join again."""
     if "director" not in known:
         return known
     director, forgot, cameras = known["director"], known["forgotten"], {}

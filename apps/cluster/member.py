@@ -30,7 +30,7 @@ class ClusterMember:
         self._service, self._link, self._agent = service, link, agent
 
     def open(self) -> None:
-        """Join. Raises UserError where no cluster answers."""
+        """Join. Raises UserError if no cluster answers."""
         self._link.wait()
         if self._service.config.sinks:
             _ = self._service.delivery
@@ -46,7 +46,7 @@ class ClusterMember:
 
 
 def join(service: Service, port: int, notify: Notify) -> ClusterMember:
-    """What makes a service a node. Raises UserError for settings that are no node's."""
+    """Return what makes a service a node. Raises UserError for settings that are no node's."""
     config, wanted = service.config, service.config.cluster
     if service.key is None:
         raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")

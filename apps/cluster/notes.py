@@ -89,11 +89,11 @@ class NoteFollower:
                     raise UserError(f"{name}: its snapshots cannot be read ({error})") from None
 
     def answer(self, number: int) -> dict[str, Any]:
-        """What a note deleted here, by camera, and why it could not."""
+        """Return what a note deleted here, by camera, and why it could not."""
         return {"streams": self.counts.get(number, {}), "refused": self.refused.get(number)}
 
     def waits_for(self, number: int) -> list[str]:
-        """Nodes that are away, and cameras that are not open, which still have to follow a note."""
+        """Return nodes that are away, and cameras that are not open, which still have to follow a note."""
         view = self.view()
         notes = [note for note in view["notes"] if note["number"] == number]
         nodes = [name for name, done in view["nodes_forgot"].items() if notes and done < number]
@@ -119,7 +119,7 @@ class NoteFollower:
                 self.notify(f"{name}: {error}")
 
     def _waiting(self, name: str) -> list[Note]:
-        """Notes that have not been followed in a camera's memory."""
+        """Return notes that have not been followed in a camera's memory."""
         view = self.view()
         done = max(self.cameras.get(name, 0), view["cameras_forgot"].get(name, 0))
         return [note for note in view["notes"] if note["camera"] in (None, name) and note["number"] > done]

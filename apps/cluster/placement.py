@@ -77,7 +77,7 @@ class Load:
         return camera.only in (None, self.node.name) and self.need(camera).fps > 0
 
     def bytes_of(self, camera: Camera) -> int:
-        """Memory that one more camera takes, its model's weights included where it is the first."""
+        """Return memory that one more camera takes, its model's weights included where it is the first."""
         need = self.need(camera)
         return need.camera_bytes + (0 if self.cameras[camera.model] else need.weights_bytes)
 
@@ -92,11 +92,11 @@ class Load:
         self.taken -= self.bytes_of(camera)
 
     def fullness(self) -> float:
-        """Memory or time, whichever is fuller: 0 to 1."""
+        """Return memory or time, whichever is fuller: 0 to 1."""
         return max(self.taken / self.node.memory_bytes, self.time)
 
     def with_one_more(self, camera: Camera) -> float:
-        """The fullness with one more camera; infinity where it does not fit."""
+        """Return the fullness with one more camera; infinity where it does not fit."""
         if not self.runs(camera):
             return math.inf
         taken, time = self.taken + self.bytes_of(camera), self.time + camera.fps / self.need(camera).fps
@@ -181,5 +181,5 @@ def why_not(loads: Collection[Load], camera: Camera) -> str:
 
 
 def _size(loads: Iterable[Load], camera: Camera) -> float:
-    """The fraction that a camera takes of the node it would fill least."""
+    """Return the fraction that a camera takes of the node it would fill least."""
     return min((load.with_one_more(camera) - load.fullness() for load in loads), default=0.0)

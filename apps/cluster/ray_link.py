@@ -79,7 +79,7 @@ class RayLink:
             return answer
 
     def wait(self) -> None:
-        """Return once the head answers. Raises UserError where it does not within START_S."""
+        """Return once the head answers. Raises UserError if it does not within START_S."""
         end = time.monotonic() + START_S
         while True:
             try:
@@ -202,7 +202,7 @@ def listens(address: str) -> bool:
 
 
 def _command(joining: Joining) -> list[str]:
-    """``ray start``, with a folder of the node's own for sockets: two that start at once in one folder take the same."""
+    """Return ``ray start``, with a folder of the node's own for sockets: two that start at once in one folder take the same."""
     own = _token(f"{os.getuid()} {joining.address} {joining.ip} {joining.node}")[:8]
     temporary = Path(tempfile.gettempdir()) / f"edgevlm-ray-{own}"
     with suppress(OSError):  # where a head before this one was; Ray takes the nodes beside it for that one

@@ -77,7 +77,7 @@ class ClusterRoutes:
             await self._app(scope, replayed(request), send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """None where the node's own application answers, also what is wrong with a body."""
+        """None if the node's own application answers, also what is wrong with a body."""
         agent, is_first = self._agent, FROM not in request.headers
         match request.method, *request.url.path.split("/")[2:]:
             case "GET", "nodes":
@@ -129,7 +129,7 @@ class ClusterRoutes:
         return {"object": "list", "data": data}
 
     def _others(self) -> dict[str, str]:
-        """Addresses of the other nodes."""
+        """Return addresses of the other nodes."""
         return {name: node["url"] for name, node in self._agent.view["nodes"].items() if name != self._agent.name}
 
     async def _streams(self, request: Request, is_first: bool) -> Fields:
@@ -200,7 +200,7 @@ class ClusterRoutes:
         )
 
     async def _asked_about(self, request: Request) -> str | None:
-        """The stream that a question is about; None where the node's own application reports what is wrong with it."""
+        """Return the stream that a question is about; None if the node's own application reports what is wrong with it."""
         body, cameras = await request.body(), list(self._agent.view["cameras"])
         shapes: dict[str, type[ResponsesRequest | TextRequest]] = {
             "/v1/completions": TextRequest,
@@ -236,7 +236,7 @@ class ClusterRoutes:
     async def _asked(
         self, request: Request, urls: Collection[str], body: bytes | None = None, seconds: float = LIST_S
     ) -> list[httpx.Response]:
-        """The answers of nodes, of those that answer, and of the node's own application first where it is asked."""
+        """Return the answers of nodes, of those that answer, and of the node's own application first where it is asked."""
 
         async def one(url: str) -> httpx.Response | None:
             with suppress(httpx.HTTPError):
@@ -249,7 +249,7 @@ class ClusterRoutes:
         return [each for each in await asyncio.gather(*map(one, urls)) if each is not None]
 
     async def _merged(self, request: Request) -> Response:
-        """One list of all nodes' parts, in the order that each has."""
+        """Return one list of all nodes' parts, in the order that each has."""
         own, *others = await self._asked(request, [HERE, *self._others().values()])
         if own.status_code != 200:
             return copied(own)
@@ -313,7 +313,7 @@ class ClusterRoutes:
 
 
 def joined(watch: Fields, parts: Collection[httpx.Response]) -> Response:
-    """A watch with the cameras of all nodes."""
+    """Return a watch with the cameras of all nodes."""
     others = [each for part in parts if part.status_code == 200 for each in part.json()["cameras"]]
     return JSONResponse({**watch, "cameras": [*watch["cameras"], *others]})
 
@@ -323,7 +323,7 @@ def copied(given: httpx.Response) -> Response:
 
 
 async def body_of(request: Request, model: type[M]) -> M | None:
-    """A request's body; None where it is not one of the model."""
+    """Return a request's body; None if it is not one of the model."""
     try:
         return model.model_validate_json(await request.body())
     except ValidationError:

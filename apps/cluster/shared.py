@@ -54,7 +54,7 @@ class Shared:
                 self._files.pipe_file(self._path(name), content)
 
     def epochs(self, camera: str, unfinished: bool = False) -> list[int]:
-        """Epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
+        """Return epochs that have a folder, oldest first; with ``unfinished`` those too whose copy was cut short."""
         with as_os_error():
             try:
                 found = self._files.ls(self._path(camera), detail=False)
@@ -93,7 +93,7 @@ class Shared:
                 self._storage.make_folder(self._storage.root / name)
 
     def _path(self, name: str) -> str:
-        """Return a file's path. Raises OSError where a folder on the way to it is a link: it may lead to files of others."""
+        """Return a file's path. Raises OSError if a parent folder is a link, which may lead to other files."""
         path = self._storage.root / name
         if isinstance(path, Path):
             for each in [path, *path.parents][: len(Path(name).parts)]:

@@ -47,13 +47,13 @@ def values_of(name: str) -> Callable[..., list[str]] | None:
 
 
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
-    """An option as ``--help`` shows it. default: in words, where the value does not say it; panel: its heading."""
+    """Return an option as ``--help`` shows it. default: in words, where the value does not say it; panel: its heading."""
     more.setdefault("callback", check_finite)
     return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
 
 
 def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
-    """An option without a value: ``--json``, or ``--layers/--no-layers``."""
+    """Return an option without a value: ``--json``, or ``--layers/--no-layers``."""
     return typer.Option(name, help=help, rich_help_panel=panel, **more)
 
 

@@ -53,7 +53,7 @@ class LazyGroup(PlainHelp, TyperGroup):
 
 
 def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.Typer:
-    """A Typer of ``commands``, name -> (``module:attribute``, summary[, the heading it is listed under])."""
+    """Return a Typer of ``commands``, name -> (``module:attribute``, summary[, the heading it is listed under])."""
 
     class Group(LazyGroup):
         targets: ClassVar[Mapping[str, str]] = {name: about[0] for name, about in commands.items()}
@@ -68,7 +68,7 @@ def lazy_app(commands: Mapping[str, tuple[str, ...]], **settings: Any) -> typer.
 
 
 def plain_app(commands: Mapping[str, Callable[..., None]], **settings: Any) -> typer.Typer:
-    """A Typer of functions by name."""
+    """Return a Typer of functions by name."""
     app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, function in commands.items():
         app.command(name, cls=PlainCommand)(function)
@@ -90,7 +90,7 @@ def with_default(text: str) -> str:
 
 
 def load_command(name: str | None, target: str) -> Any:
-    """The command of ``module:attribute``; what the module's ``EPILOG`` has for it ends its help."""
+    """Return the command of ``module:attribute``; what the module's ``EPILOG`` has for it ends its help."""
     module, _, attribute = target.partition(":")
     found, epilog = getattr(import_module(module), attribute), getattr(import_module(module), "EPILOG", None)
     if isinstance(found, typer.Typer):

@@ -17,7 +17,7 @@ from edgevlm.progress import progress, to_stderr, to_stdout
 def cameras(json: Json = False) -> None:
     """List this machine's cameras.
 
-    Each is asked for its modes and for one picture; where that fails, the line says why.
+    Each is asked for its modes and for one picture; if that fails, the line gives the reason.
     """
     with progress("looking through the cameras"):
         from edgevlm.apps.doctor.cameras import list_cameras

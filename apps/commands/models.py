@@ -272,7 +272,7 @@ def policies(
 
 
 def list_policies(as_json: bool, name: str | None = None) -> str:
-    """One policy, or all, installed ones too, and auto: a JSON object a line, or a page for a person."""
+    """Return one policy, or all, installed ones too, and auto: a JSON object a line, or a page for a person."""
     from edgevlm.apps.schemas import json_line
     from edgevlm.runtime.opening import AUTO, FALLBACK
     from edgevlm.runtime.plugins import names

@@ -18,7 +18,7 @@ from edgevlm.runtime.plugins import names
 
 @dataclass(frozen=True, slots=True)
 class CameraEntry:
-    """``camera``: a value of --camera; ``problem``: why it cannot be used, None where it can; ``mode``: it was opened in."""
+    """``camera``: a value of --camera; ``problem``: why it cannot be used, None if it can; ``mode``: it was opened in."""
 
     camera: str
     kind: str

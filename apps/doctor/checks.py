@@ -1,6 +1,6 @@
 """``edgevlm doctor``: check this machine and suggest fixes. A check is a function, and its name in :data:`CHECKS`.
 
-Each looks at a machine and returns a status, what was found, and how to fix it; None where there is nothing to say.
+Each looks at a machine and returns a status, what was found, and how to fix it; None if there is nothing to say.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """One package of these: two write into one folder, and the later one's libraries are what runs."""
+    """Return one package of these: two write into one folder, and the later one's libraries are what runs."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:
@@ -103,7 +103,7 @@ def one_build(
 
 
 def cpu(machine: Machine) -> Outcome:
-    """What the cache's kernels can use of the processor."""
+    """Return what the cache's kernels can use of the processor."""
     fields = machine.fields("proc/cpuinfo")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     name = fields.get("model name") or fields.get("Model") or fields.get("CPU part") or "of an unknown name"
@@ -116,7 +116,7 @@ def cpu(machine: Machine) -> Outcome:
 
 
 def _kilobytes(machine: Machine, *names: str) -> list[int] | None:
-    """Read fields of /proc/meminfo; None where one is missing."""
+    """Read fields of /proc/meminfo; None if one is missing."""
     fields = machine.fields("proc/meminfo")
     sizes = [fields.get(name, "").split(" ")[0] for name in names]
     return [int(size) for size in sizes] if all(size.isdigit() for size in sizes) else None
@@ -134,7 +134,7 @@ def memory(machine: Machine) -> Outcome:
 
 
 def disk(machine: Machine) -> Outcome:
-    """Room where bundles are kept, and whether they may be written there."""
+    """Return room where bundles are kept, and whether they may be written there."""
     folder = cache_folder().absolute()
     place = machine.path(str(folder.relative_to(folder.anchor)))
     there = next((parent for parent in (place, *place.parents) if parent.exists()), machine.root)
@@ -280,7 +280,7 @@ def cudnn(machine: Machine) -> Outcome:
 
 
 def cuda_runtime(machine: Machine) -> Outcome | None:
-    """CUDA's runtime libraries on a GPU that is not a Jetson's, whose CUDA has a check of its own."""
+    """Return CUDA's runtime libraries on a GPU that is not a Jetson's, whose CUDA has a check of its own."""
     if is_jetson(machine):
         return None
     found = _debs(machine, r"cuda-cudart-\d+-\d+") | _wheels(machine, r"nvidia-cuda-runtime(?:-cu\d+)?")
@@ -290,7 +290,7 @@ def cuda_runtime(machine: Machine) -> Outcome | None:
 
 
 def cuda_wheels(machine: Machine) -> Outcome:
-    """The packages that engines on a GPU, and the meter of its power, import."""
+    """Return the packages that engines on a GPU, and the meter of its power, import."""
     packages = machine.packages()
     wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
     if missing := [name for name in wanted if name not in packages]:

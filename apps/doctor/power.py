@@ -19,13 +19,13 @@ DEVFREQ = "sys/class/devfreq"
 
 
 def mode_of(machine: Machine) -> str | None:
-    """The name of a Jetson's power mode."""
+    """Return the name of a Jetson's power mode."""
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     return power_modes(machine).get(int(found[1])) if found else None
 
 
 def clocks_of(machine: Machine) -> dict[str, float]:
-    """MHz of what devfreq governs (GPU, memory, ..) and of the first processor core."""
+    """Return MHz of what devfreq governs (GPU, memory, ..) and of the first processor core."""
     found = {name: machine.number(f"{DEVFREQ}/{name}/cur_freq") for name in machine.names(DEVFREQ)}
     named = {"gpu" if f"{DEVFREQ}/{name}" in GPU_CLOCKS else name: hertz / 1e6 for name, hertz in found.items() if hertz}
     core = machine.number("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
@@ -35,7 +35,7 @@ def clocks_of(machine: Machine) -> dict[str, float]:
 def show_power(
     interval_s: float, seconds: float | None, as_json: bool, machine: Machine | None = None
 ) -> Iterator[tuple[bool, str]]:
-    """Lines, and whether they are data (else notes), one each ``interval_s``; the last sums up.
+    """Yield lines, and whether they are data (else notes), one each ``interval_s``; the last sums up.
 
     Ends after ``seconds``, or at ctrl-C. A line's watts are the mean since the line before; where nothing measures power they
     are null, or "not measured".

@@ -1,4 +1,4 @@
-"""What a model takes of a device and how fast it is there: bytes by formulas, seconds by a roofline, stated and not fitted."""
+"""Predict a model's memory and speed on a device: bytes by formulas, seconds by a roofline, from stated constants."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Speed:
 
 
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
-    """The weights of ``model`` at a precision, in a bundle or, for a ``kind`` of jetson, in TensorRT's engines.
+    """Return the weights of ``model`` at a precision, in a bundle or, for a ``kind`` of jetson, in TensorRT's engines.
 
     A bundle has its files' sizes at its own precision. Raises UserError for another precision of rounded weights.
     """
@@ -129,18 +129,18 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """A stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` allocates it."""
+    """Return a stream's cache of prefix + ``budget`` + text rows in every layer, as ``KVCache.bytes_for`` allocates it."""
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
     return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
-    """The most that a policy keeps: POLICY_ROW for every row held."""
+    """Return the most that a policy keeps: POLICY_ROW for every row held."""
     return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
 
 
 def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) -> int:
-    """Working memory of the decoder for its largest call: ``chunk`` frames into an empty memory, up to the budget.
+    """Return working memory of the decoder for its largest call: ``chunk`` frames into an empty memory, up to the budget.
 
     Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: 6 I + 3 E + 3 Q + 4 K
     numbers a row, the MLP's product, halves, gate and activation beside attention's rows. Inputs, E (1 + deepstack) a row, are
@@ -156,7 +156,7 @@ def activation_bytes(model: PlannedModel, budget: int, chunk: int, kind: str) ->
 
 
 def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
-    """A stream's pixels ``[chunk, 3, height, width]``, ``copies`` times, and features of a chunk, float32."""
+    """Return a stream's pixels ``[chunk, 3, height, width]``, ``copies`` times, and features of a chunk, float32."""
     tower = model.tower
     grids = max(1, chunk // tower.group)
     features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
@@ -164,10 +164,10 @@ def chunk_bytes(model: PlannedModel, chunk: int, copies: int = 1) -> int:
 
 
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
-    """Working memory of ``chunk`` frames in the tower, with their pixels, held twice, and features.
+    """Return working memory of ``chunk`` frames in the tower, with their pixels, held twice, and features.
 
     N patches of width W, an MLP of width I. On a CPU, float32, all grids at once (one at a time in 8 bits): attention's 4 N W
-    numbers a grid and the MLP's N (3 I + 2 W), both kept by the arena. On a GPU, float16, a grid at a time: N (I + 4 W).
+    numbers a grid and the MLP's N (3 I + 2 W), both kept by the arena. On a GPU, in float16, one grid at a time: N (I + 4 W).
     """
     tower = model.tower
     if kind != "cpu":
@@ -177,13 +177,13 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """A snapshot's copy of prefix + ``budget`` rows and a chunk; and thumbnails."""
+    """Return a snapshot's copy of prefix + ``budget`` rows and a chunk; and thumbnails."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
     return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """One more camera on a server: cache, policy, chunk and snapshot; no weights."""
+    """Return one more camera on a server: cache, policy, chunk and snapshot; no weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 
@@ -224,7 +224,7 @@ class Roofline:
         return round(matrices * weights.layers + head * (weights.head or weights.embedding)) + weights.tower
 
     def memory(self, budget: int, chunk: int) -> PlannedMemory:
-        """The memory of all cameras, each with ``budget`` vision tokens a layer and ``chunk`` frames taken at once."""
+        """Return the memory of all cameras, each with ``budget`` vision tokens a layer and ``chunk`` frames taken at once."""
         model, kind, streams = self.model, self.device.kind, max(1, self.served)
         layer = layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner)
         return PlannedMemory(
@@ -257,7 +257,7 @@ class Roofline:
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
-        """One grid through the tower.
+        """Return one grid through the tower.
 
         Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
         patch sees A others. Bytes: the tower's weights once.
@@ -270,7 +270,7 @@ class Roofline:
         return RooflineCall(seconds, self.weights.tower / self.bandwidth)
 
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
-        """``rows`` rows after ``held`` in ``calls`` calls of the decoder.
+        """Return ``rows`` rows after ``held`` in ``calls`` calls of the decoder.
 
         Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) of attention, and 2 V E of
         a row's logits. Bytes: the layers' weights and the rows held, once a call; the head's with logits.
@@ -287,15 +287,15 @@ class Roofline:
         return RooflineCall(seconds, read / self.bandwidth)
 
     def kv_bytes(self, rows: int) -> float:
-        """Keys and values of ``rows`` rows in every layer, bytes."""
+        """Return keys and values of ``rows`` rows in every layer, bytes."""
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> RooflineCall:
-        """One token of an answer with ``held`` rows in the cache."""
+        """Return one token of an answer with ``held`` rows in the cache."""
         return self.prefill(1, held, logits=True)
 
     def speed(self, budget: int, chunk: int) -> Speed:
-        """The speed once ``budget`` vision tokens are held in every layer and ``chunk`` frames are appended at once.
+        """Return the speed once ``budget`` vision tokens are held in every layer and ``chunk`` frames are appended at once.
 
         A frame takes 1 / group of a grid: the tower, its rows through the decoder, and its share of a compression, which reads
         the cache COMPRESSION_READS times a chunk.
@@ -328,16 +328,16 @@ class Roofline:
         return fits and self.speed(budget, chunk).prefill_fps >= max(1, self.served) * fps
 
     def largest_budget(self, chunk: int, fps: float) -> int:
-        """The largest budget that can run at ``fps``; 0 if none can."""
+        """Return the largest budget that can run at ``fps``; 0 if none can."""
         return largest(self.model.least_budget, self.model.most_budget, lambda budget: self.can_run(budget, chunk, fps))
 
     def most_cameras(self, budget: int, chunk: int, fps: float) -> int:
-        """The most cameras of that budget that a server can watch at ``fps``; 0 if none."""
+        """Return the most cameras of that budget that a server can watch at ``fps``; 0 if none."""
         return largest(1, MOST_CAMERAS, lambda cameras: replace(self, served=cameras).can_run(budget, chunk, fps))
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """The largest integer from ``least`` to ``most`` for which ``holds``, true up to some number; 0 if there is none."""
+    """Return the largest integer from ``least`` to ``most`` for which ``holds``, true up to some number; 0 if there is none."""
     if most < least or not holds(least):
         return 0
     low, high = least, most + 1

@@ -88,12 +88,12 @@ class PlannedModel:
         return self.limit - self.prefix - self.text_rows
 
     def capacity(self, budget: int) -> int:
-        """Rows of each layer's cache at a budget: prefix + |M| + text budget."""
+        """Return rows of each layer's cache at a budget: prefix + |M| + text budget."""
         return self.prefix + budget + self.text_rows
 
 
 def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
-    """Parameters of a layer's matrices: q, k, v, o of attention; gate, up, down of the MLP."""
+    """Return parameters of a layer's matrices: q, k, v, o of attention; gate, up, down of the MLP."""
     return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
 
 
@@ -143,7 +143,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
-    """The model of a complete ``config.json``. Raises KeyError, TypeError or ValueError if it is invalid."""
+    """Return the model of a complete ``config.json``. Raises KeyError, TypeError or ValueError if it is invalid."""
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
@@ -165,7 +165,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
 
 
 def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
-    """The model in ``demo`` or a bundle's folder, for frames of ``camera`` where it takes several sizes; hashes nothing.
+    """Return the model in ``demo`` or a bundle's folder, for frames of ``camera`` where it takes several sizes; hashes nothing.
 
     Raises BundleError for an incomplete bundle, UserError for an unknown family.
     """
@@ -197,7 +197,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
 
 
 def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a graph's initializers by name. Raises BundleError for a file that is not ONNX."""
+    """Return shapes of a graph's initializers by name. Raises BundleError for a file that is not ONNX."""
     try:
         return initializer_shapes(graph.read_bytes())
     except ValueError as error:

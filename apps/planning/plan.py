@@ -145,7 +145,7 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
 
 
 def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
-    """The precisions to choose from: only the one asked for, or that of a bundle or a rounded checkpoint, else all."""
+    """Return the precisions to choose from: only the one asked for, or that of a bundle or a rounded checkpoint, else all."""
     if asked is not None:
         load_precision(asked)
         return (asked,)
@@ -153,14 +153,14 @@ def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) ->
 
 
 def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
-    """A bundle's own precision; else 8 bits on a CPU with integers in the decoder."""
+    """Return a bundle's own precision; else 8 bits on a CPU with integers in the decoder."""
     if model.files or device.kind != "cpu":
         return model.tower.precision
     return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
 
 
 def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
-    """A run's usual budget; at least half of it if less keeps up, else what fits, in whole frames."""
+    """Return a run's usual budget; at least half of it if less keeps up, else what fits, in whole frames."""
     rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
     for fps, least in ((request.fps, usual // 2), (0.0, 1)):
         budget = min(usual, roofline.largest_budget(request.chunk, fps)) // rows * rows
@@ -170,14 +170,14 @@ def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
 
 
 def default_budget(model: PlannedModel) -> int:
-    """A run's budget: half of the model's positions, up to 6,000 tokens, in whole frames."""
+    """Return a run's budget: half of the model's positions, up to 6,000 tokens, in whole frames."""
     rows = model.tower.rows
     wanted = min(DEFAULT_BUDGET, model.limit // 2, model.most_budget) // rows * rows
     return max(wanted, model.least_budget)
 
 
 def figure(rate: float) -> str:
-    """A rate with two digits."""
+    """Return a rate with two digits."""
     return f"{rate:.0f}" if rate >= 9.95 else f"{rate:.1f}" if rate >= 0.995 else f"{rate:.2f}"
 
 
@@ -218,7 +218,7 @@ class PublishedCheckpoint:
 
 
 def checkpoints() -> list[PublishedCheckpoint]:
-    """All of models.json, the smallest first: what the hub says of each, and what a plan needs of its config.json.
+    """Return all of models.json, the smallest first: what the hub says of each, and what a plan needs of its config.json.
 
     ``checked`` names what was looked up elsewhere, of licence and geometry; the rest is from memory. We have run none of them
     with real weights.
@@ -258,5 +258,5 @@ def show_models(name: str | None, fps: float, as_json: bool) -> Iterator[str]:
 
 
 def size(parameters: int) -> str:
-    """``256M`` or ``2.2B``."""
+    """Return ``256M`` or ``2.2B``."""
     return f"{parameters / 1e9:.1f}B" if parameters >= 950e6 else f"{parameters / 1e6:.0f}M"

@@ -28,7 +28,7 @@ SOURCES = {"here": FigureSource("Described by Linux; what is not checked is assu
 
 
 def this_machine(machine: Machine | None = None, cores: int | None = None) -> DeviceProfile:
-    """The Jetson that ``machine`` is, or its processor. cores: physical cores that may be used."""
+    """Return the Jetson that ``machine`` is, or its processor. cores: physical cores that may be used."""
     machine = machine or Machine()
     if is_jetson(machine) and (profile := profile_of(machine)) is not None:
         return profile
@@ -61,7 +61,7 @@ def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
 
 
 def device_named(name: str | None) -> DeviceProfile:
-    """The device of this name, this machine for None. Raises UserError for an unknown device."""
+    """Return the device of this name, this machine for None. Raises UserError for an unknown device."""
     return this_machine() if name is None else load_device(name)
 
 

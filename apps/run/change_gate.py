@@ -38,6 +38,6 @@ def cell_means(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.
 
 
 def _samples(cells: int, size: int) -> NDArray[np.intp]:
-    """``[cells, samples]`` positions on an edge of ``size`` pixels."""
+    """Return ``[cells, samples]`` positions on an edge of ``size`` pixels."""
     each = max(1, min(SAMPLES, size // cells))
     return ((np.arange(cells * each) + 0.5) * size / (cells * each)).astype(np.intp).reshape(cells, each)

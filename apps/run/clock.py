@@ -95,7 +95,7 @@ class Span:
         return cls(**found)
 
     def __str__(self) -> str:
-        """`` since 13:03:22 (60 min ago) until 14:00:00``; empty where it is all."""
+        """`` since 13:03:22 (60 min ago) until 14:00:00``; empty if it is all."""
         ends = (("since", self.since), ("until", self.until))
         return "".join(f" {name} {clock_time(at)}" for name, at in ends if math.isfinite(at))
 
@@ -105,7 +105,7 @@ class Span:
 
     @property
     def open_ended(self) -> tuple[float | None, float | None]:
-        """Since and until, None where it is open."""
+        """Since and until, None if it is open."""
         return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
 
     @property
@@ -124,7 +124,7 @@ class Span:
 
 
 def nothing_held(error: NothingHeld, offset: float) -> str:
-    """What an empty window says, by the clock, of a stream whose time 0 was at ``offset``."""
+    """Return what an empty window says, by the clock, of a stream whose time 0 was at ``offset``."""
     window = Span(offset + error.window.since, offset + error.window.until)
     back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(offset + error.oldest_s)}"
     return f"the memory holds nothing{window}; {back}"

@@ -103,7 +103,7 @@ class RunLoop:
                 self.session.check_window(**Span.typed(**window).seconds(0.0))
 
     def __call__(self) -> None:
-        """Run to the end and write the summary; a signal raises KeyboardInterrupt where the run had to be woken."""
+        """Run to the end and write the summary; a signal raises KeyboardInterrupt if the run had to be woken."""
         ticking = threading.Thread(target=self._tick, name="edgevlm-stats", daemon=True)
         with self.shutdown:
             ticking.start()
@@ -174,7 +174,7 @@ class RunLoop:
 
     @property
     def fits(self) -> bool:
-        """Return False where the demo model watches anything but the demo world."""
+        """Return False if the demo model watches anything but the demo world."""
         return not self.session.model.is_demo or self.frame is None or self.frame.scene is not None
 
     def stats(self, since: tuple[float, int]) -> StatsEvent:

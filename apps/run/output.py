@@ -23,7 +23,7 @@ class AnswerEvent:
     """A finished answer, from what was watched up to ``time_s`` of the stream.
 
     ``truth``: in the demo world; ``evidence``: the moments it was read from; ``offset``: wall clock of the stream's time 0, or
-    None for a recording; ``fits``: False where the demo model watches anything but the demo world.
+    None for a recording; ``fits``: False if the demo model watches anything but the demo world.
     """
 
     time_s: float
@@ -39,7 +39,7 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """When its evidence was last seen, in words; empty where that is now, or unknown; where it does not fit, that."""
+        """When its evidence was last seen, in words; empty if that is now, or unknown; where it does not fit, that."""
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:
@@ -67,7 +67,7 @@ class StatsEvent(Stats):
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Write the figures in one line; ``span``: of the run's own frames and seconds, in place of the last interval's."""
+        """Write the figures in one line; ``span``: of the run's own frames and seconds, instead of the last interval's."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -142,7 +142,7 @@ class JsonOutput(TextOutput):
 def evidence_fields(evidence: Evidence | None, offset: float | None = None, fits: bool = True) -> dict[str, object]:
     """Return ``evidence``, moments for JSON, best first, ``evidence_held``, None where unknown, and ``model_fits_source``.
 
-    A moment has its wall clock, ``time``, where ``offset`` is known. There is none where the answer's evidence was evicted.
+    A moment has its wall clock, ``time``, where ``offset`` is known. There is none if the answer's evidence was evicted.
     """
     if evidence is None or not fits:
         return {"evidence": [], "evidence_held": None, "model_fits_source": fits}

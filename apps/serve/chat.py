@@ -285,7 +285,7 @@ class ChatRequest(Asked):
 
     @property
     def _restriction(self) -> tuple[str, type[OneOf] | type[Grammar], Any] | None:
-        """The field that restricts the answer, by what, and to what; None where it may be any text."""
+        """The field that restricts the answer, by what, and to what; None if it may be any text."""
         form = self.response_format
         if self.structured_outputs is not None and self.structured_outputs.choice is not None:
             return "structured_outputs.choice", OneOf, self.structured_outputs.choice
@@ -451,14 +451,14 @@ class TextRequest(Asked):
     logprobs: Likeliest = None
 
     def as_chat(self) -> ChatRequest:
-        """The same question as a chat completion."""
+        """Return the same question as a chat completion."""
         given: dict[str, Any] = {name: getattr(self, name) for name in Asked.model_fields}
         given |= {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs}
         return ChatRequest(messages=[Message(role="user", content=self.prompt)], **given)
 
 
 def stream_of(url: str) -> tuple[str, dict[str, str]]:
-    """``front-door`` and ``{"since": "10m"}`` of ``edgevlm://front-door?since=10m``. Raises FieldError."""
+    """Return ``front-door`` and ``{"since": "10m"}`` of ``edgevlm://front-door?since=10m``. Raises FieldError."""
     match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
     window = dict(parse_qsl(match[2] or "", keep_blank_values=True)) if match else {}
     if match is None or window.keys() - {"since", "until"} or not all(0 < len(text) <= 40 for text in window.values()):

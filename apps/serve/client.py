@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def questions(typed: str | None) -> Iterator[str]:
-    """The one typed, or stdin's, one a line."""
+    """Yield the one typed, or stdin's, one a line."""
     if typed not in (None, "-"):
         yield str(typed)
         return
@@ -79,7 +79,7 @@ def ask_server(
 
 
 def forget_served(url: str, body: Mapping[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """What a server has deleted, by camera. Raises UserError, one line."""
+    """Return what a server has deleted, by camera. Raises UserError, one line."""
     with replied(url, key_file, "/v1/forget", {**body, "confirm": True}) as response:
         done = json.loads(response.read())
         if waiting := done.get("waiting"):
@@ -107,7 +107,7 @@ def show_digest(window: Mapping[str, str], url: str, key_file: Path | None, as_j
 
 
 def journal_of(url: str, query: Mapping[str, str], key_file: Path | None) -> list[dict[str, Any]]:
-    """Lines of a server's journal, newest first. Raises UserError, one line."""
+    """Return lines of a server's journal, newest first. Raises UserError, one line."""
     with replied(url, key_file, "/v1/journal", query=query) as response:
         return list(json.loads(response.read())["data"])
 

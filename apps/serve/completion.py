@@ -67,7 +67,7 @@ class Completion:
             raise self._interrupted() from None
 
     def _interrupted(self) -> ApiError:
-        """The error of a question whose answer somebody else has cancelled."""
+        """Return the error of a question whose answer somebody else has cancelled."""
         name = self.stream.name
         if self.stream.closed:
             why = f"{name} was switched, forgotten, opened again or removed before the answer was complete; ask again"
@@ -90,7 +90,7 @@ class Completion:
         return self._whole({"message": message})
 
     async def events(self) -> AsyncGenerator[dict[str, str], None]:
-        """The answer as it comes, as server-sent events: JSON of each chunk, then ``[DONE]``."""
+        """Yield the answer as it comes, as server-sent events: JSON of each chunk, then ``[DONE]``."""
         yield self._chunk({"delta": {"role": "assistant", "content": ""}})
         calls = 0
         async for part in self.parts():
@@ -103,7 +103,7 @@ class Completion:
             yield chunk
 
     async def parts(self) -> AsyncGenerator[str | ToolUse, None]:
-        """The answer's text and its calls as they come."""
+        """Yield the answer's text and its calls as they come."""
         forced = self.request.must_call and not isinstance(self.answer, str) and writes_json(self.stream.model)
         names = [each.name for each in self.request.functions] if forced or self._asked.tools else []
         reader = CallReader(names, whole=forced, only_one=self.request.parallel_tool_calls is False)
@@ -145,7 +145,7 @@ class Completion:
         self.evidence = await run_in_threadpool(self.stream.answered, self.answer.question, self.answer)
 
     async def _generated(self, answer: Answer) -> AsyncGenerator[str, None]:
-        """Yield an answer's pieces. Raises ApiError where it ends because its stream does."""
+        """Yield an answer's pieces. Raises ApiError if it ends because its stream does."""
         with self._until_closed():
             async for piece in answer:
                 yield piece

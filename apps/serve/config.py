@@ -135,8 +135,8 @@ class JournalSettings(KeptSettings):
     """every: minutes from one line of a camera to the next, 0 for no journal. prompt: what the model is asked for one.
 
     changed: a tenth of that time after the last line the next is due once the model has appended this many frames of changes
-    (under ``append = "changed"``). max_tokens: of a line. context: tokens of lines that a question is given, those
-    with its words; 0 for none. days, megabytes: that lines are kept.
+    (under ``append = "changed"``). max_tokens: the most in a line. context: tokens of earlier lines to put before a
+    question that shares words with them; 0 for none. days, megabytes: how long and how much to keep.
     """
 
     days: Days = Journal.DAYS
@@ -164,7 +164,7 @@ class ClusterSettings(Section):
 
 
 def by_id(cameras: Any) -> Any:
-    """Cameras by id; one whose table has a name that is not an id is shown by that name."""
+    """Return cameras by id; one whose table has a name that is not an id is shown by that name."""
     if not isinstance(cameras, dict):
         return cameras
     found: dict[str, Any] = {}
@@ -224,13 +224,13 @@ class ServeConfig(Section):
         return self
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
-        """A camera's settings, with what it leaves out filled in."""
+        """Return a camera's settings, with what it leaves out filled in."""
         shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name in type(self).model_fields}
         return CameraSettings(**{**shared, **settings.model_dump(exclude_none=True)})
 
 
 def server_key(server: ServerSettings) -> str | None:
-    """The key that clients have to give. Raises UserError for an invalid one, and where other machines could ask without."""
+    """The key that clients have to give. Raises UserError if it is invalid, and where other machines could ask without."""
     key = None if server.key is None else secret(server.key)
     if key is None and server.host not in LOOPBACK:
         raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")

@@ -103,7 +103,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(place: Sequence[Any]) -> str:
-    """The path of a field, without the names of shapes that pydantic tried."""
+    """Return the path of a field, without the names of shapes that pydantic tried."""
     first, *rest = [*map(str, place[1:])] or [""]
     return ".".join([first, *(part for part in rest if not re.search(r"^[A-Z]|\[|constrained-", part))])[:200]
 

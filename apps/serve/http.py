@@ -287,7 +287,7 @@ class HeadAsGet:
 
 
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
-    """The ASGI application over a service. load: reads its configuration again."""
+    """Return the ASGI application over a service. load: reads its configuration again."""
     app = FastAPI(
         title="edgevlm", version=__version__, description="Cameras that can be asked.", responses=ERRORS,
         docs_url=None, redoc_url=None, redirect_slashes=False, servers=[{"url": "."}],
@@ -315,7 +315,7 @@ def model_entry(stream: CameraStream) -> dict[str, Any]:
 def add_openai(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", **COMPLETION)
     async def chat_completions(asked: ChatRequest) -> Response:
-        """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
+        """Ask a stream: `model` is its name, or ends in `/NAME`. The question is about what is in the stream's memory."""
         return await server.ask(asked)
 
     @router.post("/v1/completions", **COMPLETION)
@@ -330,12 +330,12 @@ def add_openai(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/models", responses=list_of(answers.Model))
     async def models() -> dict[str, Any]:
-        """The streams, as models that can be asked."""
+        """Return the streams, as models that can be asked."""
         return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
 
     @router.get("/v1/models/{name}", responses=content(answers.Model))
     async def model(stream: TheStream) -> dict[str, Any]:
-        """One of these models."""
+        """Return one of these models."""
         return model_entry(stream)
 
 
@@ -344,13 +344,13 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
     def list_streams() -> dict[str, Any]:
-        """Every camera and its status. watts: of the machine, where it has a meter."""
+        """Return every camera and its status. watts: of the machine, where it has a meter."""
         data = [stream.describe() for stream in service.streams.values()]
         return {"object": "list", "data": data, "watts": finite(service.power.watts())}
 
     @router.get("/v1/policies", responses=list_of(answers.Policy))
     def policies() -> dict[str, Any]:
-        """The policies that a camera's memory can have."""
+        """Return the policies that a camera's memory can have."""
         known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
         return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
@@ -372,7 +372,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}", responses=content(answers.Stream))
     async def one_stream(stream: TheStream) -> dict[str, Any]:
-        """A camera and its status."""
+        """Return a camera and its status."""
         return stream.describe()
 
     @router.patch("/v1/streams/{name}", responses=content(answers.Stream))
@@ -394,17 +394,17 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/frame.jpg", **PICTURE)
     def frame(stream: TheStream) -> Response:
-        """The newest frame that was watched."""
+        """Return the newest frame that was watched."""
         return as_picture(stream.jpeg(), "no frame has been watched yet")
 
     @router.get("/v1/streams/{name}/thumbnails/{number}.jpg", **PICTURE)
     def thumbnail(stream: TheStream, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
-        """A frame of which something is in memory, small."""
+        """Return a frame of which something is in memory, small."""
         return as_picture(stream.observer.thumbnails.jpeg(number), "this frame is not in memory any more")
 
     @router.get("/v1/streams/{name}/mjpeg", response_class=Response, responses=content(MJPEG))
     async def mjpeg(stream: TheStream, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> Response:
-        """The frames as they are watched, `fps` a second at most."""
+        """Return the frames as they are watched, `fps` a second at most."""
 
         async def parts() -> AsyncIterator[bytes]:
             last: object = None
@@ -422,8 +422,8 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/memory")
     def memory(stream: TheStream) -> dict[str, Any]:
-        """What is held: for each frame its time, thumbnail, fraction held, in all and by group of layers, and one hexadecimal
-        digit a token; and how many frames wait for their chunk."""
+        """Return what is held: for each frame its time, thumbnail, fraction held, in all and by group of layers, and one
+        hexadecimal digit a token; and how many frames wait for their chunk."""
         return stream.memory()
 
     @router.get("/v1/streams/{name}/events", response_class=Response, responses=content("text/event-stream"))
@@ -450,7 +450,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.post("/v1/reload", responses=content(answers.Reloaded))
     def reload() -> dict[str, Any]:
-        """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
+        """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` lists the changes."""
         if server.load is None:
             raise ApiError(400, "this server has no configuration to read again", "invalid_value")
         return {"object": "reload", "done": service.reload(server.load())}
@@ -461,18 +461,18 @@ def add_events(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/journal", responses=list_of(answers.Line))
     def journal(asked: Annotated[JournalQuery, Query()]) -> dict[str, Any]:
-        """What cameras have written in words, newest first."""
+        """Return what cameras have written in words, newest first."""
         return {"object": "list", "data": [line.json() for line in service.lines(**dict(asked))]}
 
     @router.get("/v1/events", responses=list_of(answers.Event))
     def watch_events(asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
-        """Watches that opened and closed, newest first."""
+        """Return watches that opened and closed, newest first."""
         return {"object": "list", "data": [each.json() for each in service.delivery.store.query(**dict(asked))]}
 
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
-        """What happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with what it was
-        read from. limit: the newest."""
+        """Return what happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with
+        what it was read from. limit: the newest."""
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)
         return {"object": "digest", **{name: wall_clock(at) for name, at in span.items()}, "data": found[-asked.limit :]}
@@ -481,7 +481,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     def event_picture(
         event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
     ) -> Response:
-        """What an event was read from: the picture of its evidence at that place, from 0."""
+        """Return what an event was read from: the picture of its evidence at that place, from 0."""
         return as_picture(service.delivery.store.picture(event, place), "this event has no such picture, or no longer")
 
 
@@ -490,7 +490,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/watches", responses=list_of(answers.WatchState))
     def list_watches() -> dict[str, Any]:
-        """Every watch, and its state on each of its cameras."""
+        """Return every watch, and its state on each of its cameras."""
         return {"object": "list", "data": [watches.describe(name) for name in watches.watches]}
 
     @router.post("/v1/watches", status_code=201, responses=content(answers.WatchState, status=201))
@@ -501,7 +501,7 @@ def add_watches(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/watches/{name}", responses=content(answers.WatchState))
     def one_watch(name: WatchName) -> dict[str, Any]:
-        """A watch, and its state on each of its cameras."""
+        """Return a watch, and its state on each of its cameras."""
         return watches.describe(name)
 
     @router.patch("/v1/watches/{name}", responses=content(answers.WatchState))
@@ -522,12 +522,12 @@ def add_health(router: APIRouter, server: Server) -> None:
     @router.get("/health", responses=content(answers.Health))
     @router.get("/health/live", responses=content(answers.Health))
     async def live() -> dict[str, str]:
-        """200 while the process answers."""
+        """Return 200 while the process answers."""
         return {"status": "ok"}
 
     @router.get("/health/ready", responses=content(answers.Health))
     async def ready() -> dict[str, str]:
-        """200 once every stream that is not paused has been watched; 503 before."""
+        """Return 200 once every stream that is not paused has been watched; 503 before."""
         streams = server.service.streams.values()
         waiting = [stream for stream in streams if not (stream.paused or stream.session.stats.frames)]
         if waiting:

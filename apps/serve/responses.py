@@ -73,7 +73,7 @@ class Item(Lenient):
     output: Content = None
 
     def message(self, place: int) -> Message | None:
-        """The same as a message of a chat; None for an item of another type. Raises FieldError."""
+        """Return the same as a message of a chat; None for an item of another type. Raises FieldError."""
         if self.type == "function_call" and self.name:
             function = CalledFunction(name=self.name, arguments=self.arguments)
             return Message(role="assistant", tool_calls=[ToolCall(id=self.call_id, function=function)])
@@ -107,7 +107,7 @@ class ResponsesRequest(Lenient):
     previous_response_id: Annotated[str | None, AfterValidator(nothing_stored)] = None
 
     def as_chat(self) -> ChatRequest:
-        """The same question as a chat completion. Raises FieldError."""
+        """Return the same question as a chat completion. Raises FieldError."""
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         said = [Message(role="system", content=self.instructions)] if self.instructions else []
         said += [message for place, item in enumerate(items) if (message := item.message(place))]
@@ -123,7 +123,7 @@ class ResponsesRequest(Lenient):
         return ChatRequest(**given)
 
     def place_of(self, field: str) -> str:
-        """The field here that one of :meth:`as_chat` was made of."""
+        """Return the field here that one of :meth:`as_chat` was made of."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip

@@ -186,7 +186,7 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that no other server gets the port while models are loaded. Raises UserError."""
+    """Return a socket that listens, so that no other server gets the port while models are loaded. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)  # asyncio sends small pieces at once only on sockets that say TCP

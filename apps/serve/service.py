@@ -204,7 +204,7 @@ class Service:
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
-        """Cameras that are not watched any more and of which something is kept, with their folders."""
+        """Return cameras that are not watched any more and of which something is kept, with their folders."""
         return {name: path for path, name in cameras(self.state) if name not in self.streams}
 
     def _forget_all(self, name: str) -> Forgotten:
@@ -223,7 +223,7 @@ class Service:
         return {"thumbnails": count}
 
     def check_client(self, settings: CameraSettings) -> AllowedHosts | None:
-        """The hosts that a client's camera may reach; None for any. Raises FieldError for what clients may not name."""
+        """Return the hosts that a client's camera may reach; None for any. Raises FieldError for what clients may not name."""
         check_client_policy(settings.policy)
         source, server = settings.source, self.config.server
         places = (source, settings.username or "", settings.password or "")
@@ -333,7 +333,7 @@ class Service:
 
     @property
     def journal(self) -> Journal | None:
-        """What cameras have written in words; None where there is none. Raises UserError."""
+        """What cameras have written in words; None if there is none. Raises UserError."""
         kept = self.config.journal
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
@@ -342,7 +342,7 @@ class Service:
         return self._journal
 
     def lines(self, **query: Any) -> list[Line]:
-        """Lines that :meth:`Journal.query` finds; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
+        """Return lines that :meth:`Journal.query` finds; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
 
         def pictured(line: Line, seen: Mapping[str, Any]) -> dict[str, Any]:
             stream = self.streams.get(line.camera)
@@ -360,7 +360,7 @@ class Service:
         return [fields for _, fields in sorted(found, key=itemgetter(0))]
 
     def stream(self, name: str | None) -> CameraStream:
-        """A stream by name; the only one where no name is given. Raises UserError."""
+        """Return a stream by name; the only one where no name is given. Raises UserError."""
         if name is None:
             if len(self.streams) == 1:
                 return next(iter(self.streams.values()))
@@ -421,7 +421,7 @@ class Service:
             self._close_unused_models()
 
     def test(self, settings: CameraSettings) -> dict[str, Any]:
-        """Open a source and watch it for a moment. Raises UserError where it gives no picture or clients may not name it."""
+        """Open a source and watch it for a moment. Raises UserError if it gives no picture or clients may not name it."""
         hosts = self.check_client(settings)
         options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=hosts)
         began = time.monotonic()
@@ -469,7 +469,7 @@ class Service:
         return self._open(stream.name, settings, folder, stream.hosts, stream.paused)
 
     def model(self, name: str) -> Model:
-        """A model by its name, loaded once. Raises UserError."""
+        """Return a model by its name, loaded once. Raises UserError."""
         if name not in self._models:
             with progress("reading the model") as step:
                 bundle = resolve_model(name, step, lambda line: self.notify(mask_credentials(line)), self.config.engine)
@@ -486,7 +486,7 @@ class Power:
         self._watts: float | None = None
 
     def watts(self) -> float | None:
-        """The mean since they were asked for before, a second at least; None where nothing is measured."""
+        """The mean since they were asked for before, a second at least; None if nothing is measured."""
         with self._lock:
             if self._meter is not None and time.monotonic() - self._since >= 1.0:
                 if self._energy is not None:

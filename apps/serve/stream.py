@@ -60,7 +60,7 @@ class Broadcast:
         self._listeners: dict[asyncio.Queue[Event | None], asyncio.AbstractEventLoop] = {}
 
     def listen(self) -> asyncio.Queue[Event | None]:
-        """A queue of events; None ends it. Call it in the event loop that reads it."""
+        """Return a queue of events; None ends it. Call it in the event loop that reads it."""
         queue = asyncio.Queue[Event | None]()
         self._listeners[queue] = asyncio.get_running_loop()
         return queue
@@ -226,7 +226,7 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty where it is unknown."""
+        """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty if it is unknown."""
         if answer.evidence is None and self.loop.fits:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None, self.loop.fits)
@@ -419,7 +419,7 @@ class JournalWriter(threading.Thread):
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Waits for no line: the session cancels the one at work when it is closed."""
+        """Stop without waiting: closing the session cancels the line in progress."""
         self._closing.set()
 
     def with_notes(self, question: str, window: Mapping[str, Any]) -> str:
@@ -481,5 +481,5 @@ def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
-    """How a service opens a source: it waits for cameras, and plays recordings and the demo at their own pace."""
+    """Return how a service opens a source: it waits for cameras, and plays recordings and the demo at their own pace."""
     return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

@@ -44,7 +44,7 @@ class Lines(Sink):
 
 
 def checked_watch(settings: dict[str, Any]) -> Watch:
-    """A watch by options of the command line; None for what was not given. Raises UserError, which names the option."""
+    """Return a watch by options of the command line; None for what was not given. Raises UserError, which names the option."""
     try:
         return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
     except ValidationError as error:

@@ -227,7 +227,7 @@ class Connection(ABC):
 
     @abstractmethod
     def grab(self) -> Grabbed | None:
-        """Wait for the next picture, up to the read timeout, without converting it; None where the link is broken."""
+        """Wait for the next picture, up to the read timeout, without converting it; None if the link is broken."""
 
     @abstractmethod
     def retrieve(self) -> Image | None:

@@ -58,7 +58,7 @@ def devices(root: Path = ROOT) -> list[Device]:
 
 
 def problem_of(path: Path, root: Path = ROOT) -> str | None:
-    """Return why a node cannot be opened or gives no pictures, as far as Linux tells; None where it does not."""
+    """Return why a node cannot be opened or gives no pictures, as far as Linux tells; None if it does not."""
     for process in (root / "proc").glob("[0-9]*"):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(each) == str(path) for each in (process / "fd").iterdir()):

@@ -24,7 +24,7 @@ def is_pipeline(text: str) -> bool:
 
 @cache
 def load_gst() -> Any:
-    """Start PyGObject's Gst. Raises SourceRefused where PyGObject or GStreamer is missing."""
+    """Start PyGObject's Gst. Raises SourceRefused if PyGObject or GStreamer is missing."""
     try:
         import gi
 
@@ -40,7 +40,7 @@ def load_gst() -> Any:
 
 
 def csi_problem() -> str | None:
-    """Return why no CSI sensor can be opened; None where one can."""
+    """Return why no CSI sensor can be opened; None if one can."""
     try:
         found = load_gst().ElementFactory.find(CSI_ELEMENT)
     except SourceRefused as error:

@@ -62,7 +62,7 @@ class Slot:
             return frame
 
     def close(self) -> None:
-        """Stop taking frames and end every wait; the frame at hand may still be taken."""
+        """Stop taking frames and wake every waiting thread; the current frame may still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -222,7 +222,7 @@ class PictureConnection(Connection):
         return Grabbed(corrupt=not data, decoded=changed or not still)
 
     def _again(self) -> Grabbed | None:
-        """Wait for a still picture's next turn and ask for it; None where the stream of pictures is over."""
+        """Wait for a still picture's next turn and ask for it; None if the stream of pictures is over."""
         headers = self._response.headers
         if not self._seen or headers.get_content_maintype() == "multipart":
             self.problem = None if self._seen else f"no JPEG or PNG picture in the answer; it sends {self._kind}"

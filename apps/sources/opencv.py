@@ -15,7 +15,7 @@ SETTINGS = {"OPENCV_FFMPEG_LOGLEVEL": "-8", "OPENCV_LOG_LEVEL": "SILENT"}
 
 
 def load_cv2() -> Any:
-    """Import OpenCV, silent. Raises UserError where it is not installed."""
+    """Import OpenCV, silent. Raises UserError if it is not installed."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:

@@ -55,7 +55,7 @@ def try_decoding(data: bytes) -> Image | None:
 
 
 def check_size(width: int, height: int, most_pixels: int = MOST_PIXELS) -> None:
-    """Raise SourceError for more pixels than are decoded."""
+    """Raise SourceError if a picture is empty or too large to decode."""
     if not (0 < width <= MOST_EDGE and 0 < height <= MOST_EDGE and width * height <= most_pixels):
         raise SourceError(f"{width} x {height} pixels are too many; {most_pixels:,} are allowed, and {MOST_EDGE:,} a side")
 

@@ -37,7 +37,7 @@ class Recording(Source):
 
     @abstractmethod
     def _picture(self) -> Image | None:
-        """Decode the picture, uint8 RGB ``[H, W, 3]``; None where it is damaged."""
+        """Decode the picture, uint8 RGB ``[H, W, 3]``; None if it is damaged."""
 
     def read(self) -> Frame | None:
         timer = StageTimer()
@@ -193,7 +193,7 @@ class StdinSource(Recording):
         return (self._count - 1) / self._rate
 
     def _picture(self) -> Image | None:
-        """Decode the picture; None where it is damaged or was cut short."""
+        """Decode the picture; None if it is damaged or was cut short."""
         if self._video is None:
             return try_decoding(self._item)
         frames = self._video.decode(self._item)

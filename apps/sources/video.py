@@ -32,7 +32,7 @@ SQUEEZED = 8  # times that a pixel may be wider than high, or higher than wide
 
 
 def load_av() -> Any:
-    """Import PyAV, silent. Raises UserError where it is not installed."""
+    """Import PyAV, silent. Raises UserError if it is not installed."""
     av, logging = (needed(name, "reading video", "cpu") for name in ("av", "av.logging"))
     logging.set_level(None)  # what FFmpeg prints on its own would name the address
     return av
@@ -264,7 +264,7 @@ class RecordedClock:
 
 
 def spread(open_video: Callable[[], Video], count: int, limit_s: float) -> list[Image]:
-    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError where there is none, or after ``limit_s``.
+    """Decode up to ``count`` pictures, evenly spaced in time. Raises SourceError if there is none, or after ``limit_s``.
 
     The video is read twice, as what its container claims of length and index may be wrong or missing: for the times of its
     packets, then to decode each wanted picture from the keyframe before it.

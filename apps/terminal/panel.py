@@ -39,7 +39,7 @@ def make_panel(view: Sequence[LaneView], image: Image | None, columns: int, line
 
 
 def _memory(memory: MemoryView, columns: int) -> list[Line]:
-    """How full the memory is, and which frames it holds."""
+    """Return how full the memory is, and which frames it holds."""
     numbers = f" {memory.tokens:,} of {memory.budget:,} tokens" if columns >= 40 else f" {memory.tokens:,}"
     bar = gauge(memory.tokens / memory.budget, max(4, columns - 7 - len(numbers)))
     return [
@@ -49,7 +49,7 @@ def _memory(memory: MemoryView, columns: int) -> list[Line]:
 
 
 def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
-    """Each memory's name, use and score and, where they fit, the frames that it holds."""
+    """Return each memory's name, use and score and, where they fit, the frames that it holds."""
     rows: list[Line] = []
     for lane in view:
         knows = f"knows {lane.right} of {lane.asked}" if lane.asked else "not asked yet"
@@ -69,13 +69,13 @@ def _lanes(view: Sequence[LaneView], columns: int, lines: int) -> list[Line]:
 
 
 def gauge(used: float, width: int) -> str:
-    """A bar of ``width`` cells, ``used`` of it (0 to 1) filled."""
+    """Return a bar of ``width`` cells, ``used`` of it (0 to 1) filled."""
     filled = min(width, round(used * width))
     return LEVELS[-1] * filled + LEVELS[1] * (width - filled)
 
 
 def timeline(memory: MemoryView, width: int) -> str:
-    """Every frame watched, the first at the left and the newest at the right; darker where more of it is held."""
+    """Return every frame watched, the first at the left and the newest at the right; darker where more of it is held."""
     if not memory.watched or width < 1:
         return ""
     width = min(width, memory.watched)
@@ -133,7 +133,7 @@ def whole_fields(status: str, columns: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``1:05`` or ``2:00:00``."""
+    """Return ``1:05`` or ``2:00:00``."""
     minutes, second = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"

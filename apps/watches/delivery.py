@@ -26,7 +26,7 @@ class Delivery:
     """Records events and sends them. What is not sent when it is closed, or killed, is sent by the next one.
 
     An event that was sent just before a kill is sent again, with the same id. sinks: by name. control: called with a camera and
-    a watch that a sink wants to pause (False) or to continue (True). program: that the sinks send for.
+    a watch that a sink wants to pause (False) or to continue (True). program: how sinks name this program.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """From when to when a watch was open: seconds since 1970, closed None where it still was. event: that opened it."""
+    """From when to when a watch was open: seconds since 1970, closed None if it still was. event: that opened it."""
 
     event: WatchEvent
     closed: float | None = None
@@ -145,7 +145,7 @@ class EventStore(TimedDatabase):
                 del self._unwritten[oldest]
 
     def next(self, sink: str) -> tuple[WatchEvent, list[bytes]] | None:
-        """Return the oldest event that is still to be sent to a sink, and its pictures; None where there is none."""
+        """Return the oldest event that is still to be sent to a sink, and its pictures; None if there is none."""
         statement = f"SELECT number, id, {COLUMNS} FROM outbox JOIN events ON event = number WHERE sink = ? ORDER BY number"
 
         def on_disk() -> tuple[WatchEvent, list[bytes]] | None:

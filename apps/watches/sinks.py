@@ -203,7 +203,7 @@ class Apprise(Sink):
 
 
 def in_words(event: WatchEvent, camera: str | None = None) -> tuple[str, str]:
-    """A title and a line for people. camera: its name."""
+    """Return a title and a line for people. camera: its name."""
     what = f"Opened at {{}}, with probability {event.probability:.2f}."
     if event.state == "close":
         what = f"Closed at {{}}, after {ago(max(0.0, event.time - event.opened))}."
@@ -226,7 +226,7 @@ class SinkSettings(BaseModel):
 
 
 def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
-    """Sinks by name; none is connected yet. Raises UserError, which names the sink."""
+    """Return sinks by name; none is connected yet. Raises UserError, which names the sink."""
     sinks: dict[str, Sink] = {}
     for each in settings:
         name = each.name or unused(each.kind if each.kind.isidentifier() else "sink", sinks)
@@ -240,12 +240,12 @@ def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
 
 
 def unused(name: str, taken: Mapping[str, object]) -> str:
-    """``name``, ``name-2``, ``name-3``, ..."""
+    """Return ``name``, ``name-2``, ``name-3``, ..."""
     return next(found for number in count(1) if (found := name if number == 1 else f"{name}-{number}") not in taken)
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
-    """A sink of a kind. Options of the form ``env:NAME`` and ``file:PATH`` are read there. Raises UserError."""
+    """Return a sink of a kind. Options of the form ``env:NAME`` and ``file:PATH`` are read there. Raises UserError."""
     found, given = load_class("sinks", kind), {}
     parameters = inspect.signature(found, eval_str=True).parameters
     for name, value in options.items():

@@ -25,7 +25,7 @@ Contest = tuple[str, str]  # oracles are compared that have the same budget, and
 
 
 def report_lines(comparison: Comparison, against: str) -> Iterator[Line]:
-    """A line for each run and group of questions, then kinds that full KV answers too seldom, then what was skipped.
+    """Yield a line for each run and group of questions, then kinds that full KV rarely answers, then what was skipped.
 
     Reports the best oracle at each budget. Runs that encode or append only changes are compared with the same policy on
     whole frames, all others with ``against``. ``evidence_held``, ``evidence_any``: see worker.ask.
@@ -69,7 +69,7 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def _figures(records: Sequence[Line], pick: Pick) -> Line:
-    """What a run used, and what was still held, of the questions picked.
+    """Return what a run used, and what was still held, of the questions picked.
 
     hit1, hit3, overlap: of the questions answered right whose evidence is held; a wrong "no longer in memory" counts as a miss.
     gone: number of questions whose evidence is evicted; said_gone: fraction of these that the answer reported as such.
@@ -94,7 +94,7 @@ def _figures(records: Sequence[Line], pick: Pick) -> Line:
 
 
 def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
-    """The aggregates, now and backward, the latter by age too; then each kind, the backward ones by age too.
+    """Return the aggregates, now and backward, the latter by age too; then each kind, the backward ones by age too.
 
     Age is the quarter of the stream that last showed the answer, or on long streams how many frames ago that was; what a long
     stream never showed is a group of its own, not a part of backward.
@@ -125,7 +125,7 @@ def _contest(run: VariantRun) -> Contest:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
-    """All runs but the oracles that are not the best of their contest, and what each oracle has right in each."""
+    """Return all runs but the oracles that are not the best of their contest, and what each oracle has right in each."""
     fractions: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in (run for run in comparison.runs if Variant(run.label).is_oracle):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
@@ -145,6 +145,6 @@ def _rounded(line: Line) -> Line:
 
 
 def gap_name(gap: int | None) -> str | None:
-    """``tens``, ``hundreds``, ... of frames; None for None."""
+    """Return ``tens``, ``hundreds``, ... of frames; None for None."""
     names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
     return None if gap is None else names[min(len(str(gap)), len(names)) - 1]

@@ -37,7 +37,7 @@ Benchmarks of whole videos go through lmms-eval: lmms-eval --model edgevlm --tas
 
 
 def check_suite(name: str) -> str:
-    """A suite, as typed. Raises UserError for one that is not asked here."""
+    """Return a suite, as typed. Raises UserError for one that is not asked here."""
     if name in LMMS_EVAL:
         raise UserError(f"--suite {name}: use lmms-eval --model edgevlm --tasks {LMMS_EVAL[name]} ({GUIDE})")
     if name not in (known := (*DEMO, *SUITES)):

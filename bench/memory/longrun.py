@@ -50,7 +50,7 @@ def longrun(
     host_bytes: int = 256_000_000,
     file_bytes: int = 8_000_000_000,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
+    """Yield a line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
 
     ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: of the store below the
     device. ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions
@@ -74,7 +74,7 @@ def longrun(
 def measure(
     policy: str, budget: int, marks: Sequence[int], seed: int, append: str, encode: str, host_bytes: int, file_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """``{"frames_done": n}`` now and then, and a line a mark. Raises UserError for an invalid policy or budget."""
+    """Yield ``{"frames_done": n}`` occasionally, and a line a mark. Raises UserError for an invalid policy or budget."""
     made, rng, (world, visits) = create_policy(policy), np.random.default_rng([seed, 2]), plan(seed, marks)
     limits: dict[str, Any] = {"budget": budget, "append": append, "encode": encode}
     if isinstance(made, Retrieval):
@@ -108,7 +108,7 @@ def measure(
 
 
 def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
-    """Each question once, after one that does not count."""
+    """Return each question once, after one that does not count."""
     session.ask(asked[-1][0]).wait()
     right: dict[str, list[bool]] = defaultdict(list)
     before, ttft_ms = moved_bytes(session), []
@@ -126,7 +126,7 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 
 
 def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
-    """The stream of a seed, and at each mark the visitors that are asked about: some left recently, some long ago."""
+    """Return the stream of a seed, and at each mark the visitors that are asked about: some left recently, some long ago."""
     rng = np.random.default_rng([5_000_000, seed])
     pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))
     rng.shuffle(pairs)

@@ -34,7 +34,7 @@ def snapshot(
     rounds: int = 7,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each model (``demo``, SEEDED or a bundle's directory) and policy."""
+    """Yield a line for each model (``demo``, SEEDED or a bundle's directory) and policy."""
     threads = threads or default_threads()
     for name, text in product(model, policy):
         with open_model(name, threads) as loaded, TemporaryDirectory(prefix="edgevlm-bench-") as folder:
@@ -44,7 +44,7 @@ def snapshot(
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
-    """Medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
+    """Return medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
     world, state = World(0), SnapshotDirectory(folder)
     with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL, encode=ALL) as session:
         while not session.stats.memory.compressions:

@@ -26,7 +26,7 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # of a cluster, in fp16
 
 
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
-    """One line: medians over rounds of fetching ``asked`` of ``clusters``.
+    """Yield one line: medians over rounds of fetching ``asked`` of ``clusters``.
 
     ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: of a fetch that was expected as long before as a cold
     one takes, ``unexpected_ms`` without. Ratios are of rounds.
@@ -53,7 +53,7 @@ def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Ite
 
 
 def _turn(store: Store, rng: np.random.Generator, clusters: int, asked: int) -> dict[str, float]:
-    """Milliseconds of fetching other clusters: cold, from host memory, expected, and not expected."""
+    """Return milliseconds of fetching other clusters: cold, from host memory, expected, and not expected."""
     first, second, third = (rng.choice(clusters, asked, replace=False).tolist() for _ in range(3))
     _forget_pages(store)
     disk = timed(partial(store.get, first))

@@ -29,7 +29,7 @@ Subject = tuple[tuple[str, Any], ...]
 
 
 def difference(one: Line, other: Line) -> str:
-    """What two machines differ in that decides speed; empty for the same machine."""
+    """Return what two machines differ in that decides speed; empty for the same machine."""
     if not one or not other:
         return "a file does not say what machine it is from"
     found = [name for name in SAME if one.get(name) != other.get(name)]
@@ -37,7 +37,7 @@ def difference(one: Line, other: Line) -> str:
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """A line for each timed field of what both runs measured, worst first: how many times worse the new median is.
+    """Return a line for each timed field of what both runs measured, worst first: how many times worse the new median is.
 
     Where that is more than ``margin`` (0.2 is 20 %), ``verdict`` is ``worse`` if the spreads are further apart than they are
     wide together, ``chance`` if they are not. Without spreads it is ``worse`` from TWICE on, else ``no spread``: measure again.

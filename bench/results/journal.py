@@ -45,7 +45,7 @@ class Run:
         return [line for entry in self.entries.values() for line in entry.lines]
 
     def section(self, name: str) -> Line:
-        """``machine`` or ``versions`` of the header; empty where it has none."""
+        """Return ``machine`` or ``versions`` of the header; empty if it has none."""
         found = self.header.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -64,7 +64,7 @@ class Run:
 
 
 def number(line: Line, key: str) -> float | None:
-    """A finite number; None for anything else."""
+    """Return a finite number; None for anything else."""
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300 or math.isnan(value):
         return None
@@ -72,7 +72,7 @@ def number(line: Line, key: str) -> float | None:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """The runs of files, or of directories with results.jsonl, in order; ``PATH#ID`` is one run.
+    """Return the runs of files, or of directories with results.jsonl, in order; ``PATH#ID`` is one run.
 
     Raises UserError for a path that cannot be read, is not JSON lines, or has no run of that id.
     """
@@ -87,7 +87,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
-    """Lines sorted into runs; lines without a run become the run ``name``."""
+    """Return lines sorted into runs; lines without a run become the run ``name``."""
     runs: dict[str, Run] = {}
     for line in lines:
         is_header = line.get("event") == "run"
@@ -101,7 +101,7 @@ def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
 
 
 def lines_of(path: Path) -> list[Line]:
-    """The objects of a file, or of results.jsonl in a directory. Raises UserError."""
+    """Return the objects of a file, or of results.jsonl in a directory. Raises UserError."""
     path = path / NAME if path.is_dir() else path
     try:
         found = read_lines(path, finite=True)

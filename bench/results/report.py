@@ -17,7 +17,7 @@ LONG = 24  # rows from which a table is folded
 
 
 def page(runs: Sequence[Run], changes: Sequence[Line] = ()) -> str:
-    """HTML of the runs, newest first, and of ``changes`` from a baseline."""
+    """Return HTML of the runs, newest first, and of ``changes`` from a baseline."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"clean": clean, "plain": plain}
     template = environment.from_string(files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def clean(text: object, longest: int = 200) -> str:
 
 
 def tables(entry: Entry) -> list[dict[str, Any]]:
-    """The lines of a command as tables: lines with the same fields share one."""
+    """Return the lines of a command as tables: lines with the same fields share one."""
     groups: dict[tuple[str, ...], list[Line]] = {}
     for line in entry.lines:
         groups.setdefault(tuple(line), []).append(line)
@@ -40,7 +40,7 @@ def tables(entry: Entry) -> list[dict[str, Any]]:
 
 
 def table_of(group: Sequence[Line]) -> dict[str, Any]:
-    """``heads`` and ``rows`` of text; ``fixed``: what is the same in all lines and printed above them."""
+    """Return ``heads`` and ``rows`` of text; ``fixed``: what is the same in all lines and printed above them."""
     first = group[0]
     taken = {"bench"} | {part for name in first for part in beside(name, first)}
     names = [name for name in first if name not in taken]

@@ -42,7 +42,7 @@ QUICK, FULL = _PLAN["quick"], _PLAN["full"]
 
 
 def planned(quick: bool, only: str | None) -> dict[str, str]:
-    """The plan, name -> what is typed after ``edgevlm bench``; ``only``: names or commands, separated by commas.
+    """Return the plan, name -> what is typed after ``edgevlm bench``; ``only``: names or commands, separated by commas.
 
     Raises UserError for a name that is not in the plan.
     """
@@ -57,7 +57,7 @@ def planned(quick: bool, only: str | None) -> dict[str, str]:
 
 
 def typed(text: str) -> str:
-    """A command of the plan as one would type it."""
+    """Return a command of the plan as one would type it."""
     return f"edgevlm bench {text} --json"
 
 
@@ -65,7 +65,7 @@ def run_all(folder: Path, plan: dict[str, str], notify: Notify, *, quick: bool, 
     """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
 
     Continues the last run if it is of the same kind, machine and versions, else begins one. A command that fails is a line with
-    its error, and the rest continue. Raises UserError where the folder cannot be written.
+    its error, and the rest continue. Raises UserError if the folder cannot be written.
     """
     machine = machine or Machine()
     header: Line = {"quick": quick, "versions": versions(machine), "machine": describe(machine)}
@@ -115,7 +115,7 @@ def _process(text: str, context: Line, results: JsonLines) -> tuple[int, str]:
 
 
 def _object(text: str) -> Line | None:
-    """The object of a line, NaN and infinities replaced by None; None for anything else."""
+    """Return the object of a line, NaN and infinities replaced by None; None for anything else."""
     try:
         line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
@@ -152,7 +152,7 @@ def versions(machine: Machine) -> dict[str, str]:
 
 
 def describe(machine: Machine) -> dict[str, Any]:
-    """The machine; None for what cannot be read."""
+    """Return the machine; None for what cannot be read."""
     cpu = machine.fields("proc/cpuinfo")
     memory = machine.fields("proc/meminfo").get("MemTotal", "").split()
     load = re.match(r"[\d.]+", machine.read("proc/loadavg") or "")

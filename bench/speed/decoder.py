@@ -95,7 +95,7 @@ def _compared(
     text: TextModel, against: Sequence[str], precisions: Sequence[str], works: Sequence[Append], rounds: int,
     kv: Sequence[str], place: Place,
 ) -> Iterator[Place]:  # fmt: skip
-    """A line for each timing, then the ratios."""
+    """Yield a line for each timing, then the ratios."""
     known = {"against": [name for name in RUNTIMES if name != OURS], "kv": RUNTIMES[OURS].kv}
     for option, typed in (("against", against), ("kv", kv)):
         if unknown := [name for name in typed if name not in known[option]]:
@@ -116,7 +116,7 @@ def _compared(
 
 
 def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
-    """MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
+    """Return MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
     layouts = load_precision(precision).onnxruntime

@@ -129,7 +129,7 @@ def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
 
 
 def _llama_order(model: TextModel, part: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows of a llama's queries and keys in the order in which llama.cpp rotates neighbours instead of halves."""
+    """Return rows of a llama's queries and keys in the order in which llama.cpp rotates neighbours instead of halves."""
     if model.backbone != "llama" or part not in ("self_attn.q_proj", "self_attn.k_proj"):
         return rows
     halves = rows.reshape(-1, 2, model.shape.head_dim // 2, *rows.shape[1:])

@@ -41,7 +41,7 @@ class Forced:
         self.cache.evict([np.zeros((self.cache.kv_heads, int(n)), np.bool_) for n in self.cache.lengths])
 
     def logits(self, ids: Sequence[int] | NDArray[np.int64], *, keep: bool = True) -> Float32:
-        """The logits after each of the tokens, ``[n, vocabulary]``; they stay in the cache unless ``keep`` is False."""
+        """Return the logits after each of the tokens, ``[n, vocabulary]``; they stay in the cache unless ``keep`` is False."""
         count, held = len(ids), int(self.cache.lengths[0])
         position = np.repeat(np.arange(held, held + count, dtype=np.int32)[:, None], self.cache.axes, 1)
         tables = rope_tables(position, self.bundle.inv_freq, self.cache.pair_axis)
@@ -56,7 +56,7 @@ class Forced:
         return found
 
     def texts(self, texts: Sequence[Sequence[int]]) -> Iterator[Float32]:
-        """The logits of texts, each by itself, chunk by chunk."""
+        """Yield the logits of texts, each by itself, chunk by chunk."""
         for ids in texts:
             self.empty()
             for start in range(0, len(ids), CHUNK):
@@ -121,7 +121,7 @@ def weights(
 
 
 def compare(plain: Forced, other: Forced, texts: Sequence[Sequence[int]], expected: Float32) -> dict[str, Any]:
-    """``other`` on the texts beside the logits ``expected`` of ``plain``, and single tokens of both in turn."""
+    """Return ``other`` on the texts beside the logits ``expected`` of ``plain``, and single tokens of both in turn."""
     same, nats, first = [], [], 0
     for found in other.texts(texts):
         wanted = np.asarray(expected[first : first + len(found)])

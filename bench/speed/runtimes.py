@@ -45,7 +45,7 @@ class RuntimeKind:
     install: str = ""
 
     def lacks(self, precision: str) -> str:
-        """Why it cannot be measured: its package, or the precision; empty where it can."""
+        """Why it cannot be measured: its package, or the precision; empty if it can."""
         try:
             import_module(self.path.partition(":")[0])
         except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ class RuntimeKind:
         return "" if precision in self.precisions else f"it has no {precision} weights here"
 
     def start(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
-        """The runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
+        """Return the runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
         module, _, name = self.path.partition(":")
         runtime: Runtime = getattr(import_module(module), name)(model, precision, threads, capacity, kv)
         return runtime

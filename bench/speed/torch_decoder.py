@@ -47,7 +47,7 @@ class TorchDecoder:
 
 
 def load(model: TextModel) -> Any:
-    """The transformers model of ``model``'s shape with its tensors."""
+    """Return the transformers model of ``model``'s shape with its tensors."""
     s, kind = model.shape, KINDS[model.backbone]
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,

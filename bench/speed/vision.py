@@ -79,19 +79,19 @@ def vision(
 
 
 def _grown(run: Callable[[], object]) -> int:
-    """Growth of the process during a call, in MB."""
+    """Return growth of the process during a call, in MB."""
     before = psutil.Process().memory_info().rss
     run()
     return round((psutil.Process().memory_info().rss - before) / 1e6)
 
 
 def noise(count: int, side: int) -> Float32:
-    """Frames ``[count, 3, side, side]``."""
+    """Return frames ``[count, 3, side, side]``."""
     return np.random.default_rng(0).standard_normal((count, 3, side, side), np.float32)
 
 
 def error(exact: Float32, rounded: Float32) -> dict[str, float]:
-    """Cosine of all features, and their largest difference over the root mean square of the exact ones."""
+    """Return cosine of all features, and their largest difference over the root mean square of the exact ones."""
     cosine = float(np.vdot(exact, rounded) / (np.linalg.norm(exact) * np.linalg.norm(rounded)))
     largest = float(np.abs(exact - rounded).max() / np.sqrt(np.mean(exact**2)))
     return {"cosine": round(cosine, 6), "max_error": round(largest, 4)}

@@ -46,7 +46,7 @@ class Side:
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def line(self, count: int) -> dict[str, Any]:
-        """Medians of what is warm; the first chunk and the first answer have fields of their own.
+        """Return medians of what is warm; the first chunk and the first answer have fields of their own.
 
         ``count``: frames of the warm chunks. Answers that end with their first token have no rate; None without others.
         """
@@ -117,14 +117,14 @@ def against(
 
 
 def baseline_of(model: Any, session: Session) -> TorchBaseline:
-    """The baseline with a session's prefix and budget."""
+    """Return the baseline with a session's prefix and budget."""
     bundle = session.model.bundle
     prefix = session._chat.prefix
     return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """All watch a chunk, then all are asked, chunk by chunk; the baseline is the last."""
+    """Return all watch a chunk, then all are asked, chunk by chunk; the baseline is the last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

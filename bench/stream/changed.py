@@ -40,7 +40,7 @@ class TimedStream:
         self.counters.append({**parts_ms(self.session), **counts})
 
     def line(self, frames: int) -> dict[str, Any]:
-        """Medians over the warm chunks, which hold ``frames`` in total."""
+        """Return medians over the warm chunks, which hold ``frames`` in total."""
         first, last = self.counters[0], self.counters[-1]
         more, frame = {name: last[name] - first[name] for name in last}, figures("frame", self.took[1:])
         return {
@@ -64,7 +64,7 @@ def changed(
     layers: int | None = None,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
+    """Yield a line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
 
     Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
     tower and prefill took as much less as the fractions say. ``model``: a bundle, or SEEDED, exported for the occasion, with
@@ -108,7 +108,7 @@ def changed(
 
 
 def ceiling(full: dict[str, Any], line: dict[str, Any], first: TimedStream) -> float:
-    """How many times the frames a second of ``full`` the fractions allow."""
+    """Return how many times the frames a second of ``full`` the fractions allow."""
     fractions = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
     saved = sum(full[part] * (1 - line[fraction] / full[fraction]) for part, fraction in fractions)
     frame = fmean(once.wall for once in first.took[1:])  # not its median: the stages' times are means

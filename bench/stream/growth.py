@@ -45,7 +45,7 @@ class GrowthWork:
     threads: int | None = None
 
     def place(self, mark: int) -> dict[str, Any]:
-        """The fields of a line that say what it is about."""
+        """Return the fields of a line that say what it is about."""
         about = {name: getattr(self, name) for name in ("model", "policy", "chunk")}
         return {"bench": "stream", **about, "frames": mark, "threads": self.threads or default_threads()}
 
@@ -59,7 +59,7 @@ def growth(
     questions: int = 5,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each model, policy, chunk and number of frames.
+    """Yield a line for each model, policy, chunk and number of frames.
 
     Full KV that would not fit is not begun, and a process that the system kills while memory is short is a line with ``oom``.
     Raises UserError for an invalid policy or model.
@@ -92,7 +92,7 @@ def measured(**work: Any) -> Iterator[dict[str, Any]]:
 
 
 def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
-    """A line a mark. Raises UserError for an invalid model or policy."""
+    """Yield a line a mark. Raises UserError for an invalid model or policy."""
     with ExitStack() as stack:
         model = stack.enter_context(open_model(work.model, work.threads or default_threads()))
         session, marks, refused = _opened(model, work)
@@ -104,7 +104,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
 
 
 def _opened(model: Model, work: GrowthWork) -> tuple[Session | None, tuple[int, ...], str]:
-    """A session, the marks up to which a cache without a bound fits, and why the next one does not fit."""
+    """Return a session, the marks up to which a cache without a bound fits, and why the next one does not fit."""
     bounded, refused = work.policy == AUTO or create_policy(work.policy).bounded, ""
     for count in range(len(work.marks), 0, -1):
         budget = work.budget if bounded else work.marks[count - 1] * model.rows_per_frame
@@ -148,7 +148,7 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """The same question several times: times to the first token and for each further one; the first answer is cold."""
+    """Return the same question several times: times to the first token and for each further one; the first answer is cold."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()
@@ -165,7 +165,7 @@ def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, f
 
 
 def peak_rss() -> int:
-    """The most resident memory that this process has had, bytes."""
+    """Return the most resident memory that this process has had, bytes."""
     found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) << 10 if found else 0
 

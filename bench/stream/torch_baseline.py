@@ -20,7 +20,7 @@ ALPHA, TARGET, RECENT = 0.5, 0.75, 0.25
 
 
 def load(checkpoint: Path, attention: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A LLaVA-OneVision checkpoint as transformers runs it. attention: ``eager`` or ``sdpa``."""
+    """Return a LLaVA-OneVision checkpoint as transformers runs it. attention: ``eager`` or ``sdpa``."""
     kind = transformers.LlavaOnevisionForConditionalGeneration
     return kind.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention, local_files_only=True).eval()
 
@@ -36,7 +36,7 @@ class TorchBaseline:
         self._append(self._embedded(prefix))
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values ``[kv_heads, n, head_dim]``, the prefix first, then oldest first."""
+        """Return keys, rotated, and values ``[kv_heads, n, head_dim]``, the prefix first, then oldest first."""
         kept = self._cache.layers[layer]
         return kept.keys[0], kept.values[0]
 
@@ -103,12 +103,12 @@ class TorchBaseline:
 
 
 def target_of(budget: int, per_frame: int) -> int:
-    """Tokens that a compression leaves: whole frames, with room for one more."""
+    """Return tokens that a compression leaves: whole frames, with room for one more."""
     return min(int(TARGET * budget) // per_frame, budget // per_frame - 1) * per_frame
 
 
 def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int) -> Tensor:
-    """Places that stay, rising, int64 ``[kv_heads, target]``; keys and values ``[kv_heads, n, head_dim]``, oldest first.
+    """Return places that stay, rising, int64 ``[kv_heads, target]``; keys and values ``[kv_heads, n, head_dim]``, oldest first.
 
     n: whole frames of ``per_frame`` tokens.
     """

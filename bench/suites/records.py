@@ -91,14 +91,14 @@ class Dataset:
     missing: dict[str, None] = field(default_factory=dict)
 
     def files(self, *patterns: str) -> list[str]:
-        """Files that match a pattern, relative to the folder, each once. Raises UserError where there is none."""
+        """Return files that match a pattern, relative to the folder, each once. Raises UserError if there is none."""
         found = [path for pattern in patterns for path in sorted(self.root.glob(pattern)) if path.is_file()]
         if not found:
             raise UserError(f"--data {self.root}: has no {' or '.join(patterns)}; download the annotations there ({GUIDE})")
         return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
 
     def read(self, name: str) -> Any:
-        """The JSON of a file. Raises UserError."""
+        """Return the JSON of a file. Raises UserError."""
         path = self.root / name
         try:
             return json.loads(path.read_text(encoding="utf-8-sig"))
@@ -109,7 +109,7 @@ class Dataset:
     def questions(
         self, file: str, values: Any, make: Callable[[Any, str], Iterable[SuiteQuestion]], nested: str = ""
     ) -> Iterator[SuiteQuestion]:
-        """The questions of each record; an invalid record is noted and left out.
+        """Yield the questions of each record; an invalid record is noted and left out.
 
         A record with a list ``nested`` is one record for each entry, with the other fields of both.
         make: from a record and its id to its questions; raises ValueError.
@@ -121,7 +121,7 @@ class Dataset:
                 self.findings.append({"file": file, "record": place or "-", "reason": _reason_of(error)})
 
     def video(self, named: str, *folders: str) -> str:
-        """The video of a record, relative to ``root``, looked for in ``folders`` and FOLDERS; noted where it is missing.
+        """Return the video of a record, relative to ``root``, looked for in ``folders`` and FOLDERS; noted where it is missing.
 
         Raises ValueError for a path that leads out of the data folder; links there are followed.
         """

@@ -101,7 +101,7 @@ def run_suite(
 
 
 def key_of(record: Record) -> tuple[str, str, str]:
-    """The policy, budget and question of a journal's record."""
+    """Return the policy, budget and question of a journal's record."""
     return record["policy"], record["budget"], record["record"]
 
 
@@ -156,7 +156,7 @@ def is_answered(record: Record | None) -> bool:
 
 
 def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skipped: Sequence[SkippedRun]) -> Iterator[Line]:
-    """A column of a policy at a budget each, then what was skipped."""
+    """Yield a column of a policy at a budget each, then what was skipped."""
     head = {"bench": "accuracy", "suite": suite}
     for run, answers in records.items():
         about = {**head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None}
@@ -169,7 +169,7 @@ def report(suite: str, fps: float, records: dict[VariantRun, list[Record]], skip
 
 
 def counts(data: Dataset, records: dict[VariantRun, list[Record]]) -> Line:
-    """What there was and what is not in the fractions, each with the names of all."""
+    """Return how many questions and videos were asked, and name those that the fractions leave out."""
     first = next(iter(records.values()))
     errors = [record for of in records.values() for record in of if record["error"]]
     return {

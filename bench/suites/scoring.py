@@ -49,7 +49,7 @@ class Scores:
         self._records = list(records)
 
     def accuracy(self, name: str, category: str | None = None, subtask: str | None = None) -> Line:
-        """The fraction right of all answers; the interval's unit is the video."""
+        """Return the fraction right of all answers; the interval's unit is the video."""
         clusters: dict[str, list[bool]] = {}
         for record in self._records:
             right = is_right(record)
@@ -62,13 +62,13 @@ class Scores:
         return line
 
     def subtasks(self, names: Sequence[str], category: str) -> Iterator[Line]:
-        """A column a subtask that was asked, in the order of ``names``, then others."""
+        """Yield a column a subtask that was asked, in the order of ``names``, then others."""
         asked = dict.fromkeys(record["subtask"] for record in self._records if record["category"] == category)
         for name in sorted(asked, key=lambda name: names.index(name) if name in names else len(names)):
             yield self.accuracy(name, category, name)
 
 
 def mean(name: str, columns: Sequence[Line]) -> Line:
-    """The mean of the columns that have a value, each counting the same."""
+    """Return the mean of the columns that have a value, each counting the same."""
     values = [column["accuracy"] for column in columns if column["accuracy"] is not None]
     return {"column": name, "accuracy": sum(values) / len(values) if values else None}

@@ -110,7 +110,7 @@ class Viewer:
             self._add(place, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, place: int, prompt: str) -> Answer | None:
-        """The answer; None, and a record that says why, where there is none. A full memory answers nothing any more."""
+        """Return the answer; None, and a record that says why, where there is none. A full memory answers nothing any more."""
         checked = False
         try:
             self.session.check(prompt)
@@ -171,7 +171,7 @@ class VideoWorker:
         self._preprocess = Preprocessor(model.bundle.vision)
 
     def perform(self, task: VideoTask) -> list[Record]:
-        """The answers to a video's questions. Raises UserError when the memory has no room for a session."""
+        """Return the answers to a video's questions. Raises UserError when the memory has no room for a session."""
         viewers: list[Viewer] = []
         with ExitStack() as stack:
             stack.callback(self.features.clear)
@@ -200,12 +200,12 @@ class VideoWorker:
         return open_variant(self.model, policy, run.tokens or None, variant, self.settings.text_budget), policy
 
     def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
-        """Each variant at ``tokens`` or at the most that takes no more bytes than a sliding window of as many."""
+        """Yield each variant at ``tokens`` or at the most that takes no more bytes than a sliding window of as many."""
         per_token, least = bytes_per_token(self.model.bundle), self.model.rows_per_frame
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
 
     def peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """Bytes that cache and policy take at most, watching noise until the memory has been full for two chunks.
+        """Return bytes that cache and policy take at most, watching noise until the memory has been full for two chunks.
 
         tokens: 0 for all that the model can hold, of which only the cache is measured.
         """

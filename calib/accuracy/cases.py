@@ -39,7 +39,7 @@ SUITES: dict[str, Callable[[list[int]], World]] = {"streamqa": World, "streamqa-
 class CaseQuestion:
     """A question with its one right answer.
 
-    evidence: rising tokens that show the answer, int64, for a question about now those of the newest frame; empty where nothing
+    evidence: rising tokens that show the answer, int64, for a question about now those of the newest frame; empty if nothing
     shows it (a "no"). last: the last frame that showed it, None without evidence.
     """
 
@@ -66,16 +66,16 @@ class Case:
     questions: list[CaseQuestion]
 
     def quarter(self, question: CaseQuestion) -> int | None:
-        """The quarter of the stream in which the evidence was last seen, 1 the oldest; None without evidence."""
+        """Return the quarter of the stream in which the evidence was last seen, 1 the oldest; None without evidence."""
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
     def gap(self, question: CaseQuestion) -> int | None:
-        """Frames between the last that shows the evidence and the newest; None without evidence."""
+        """Return frames between the last that shows the evidence and the newest; None without evidence."""
         return None if question.last is None else len(self.frames) - 1 - question.last
 
 
 def seed_words(text: str) -> Words:
-    """The first words of the worlds' seeds for ``test`` or a number. Raises UserError."""
+    """Return the first words of the worlds' seeds for ``test`` or a number. Raises UserError."""
     if text == "test":
         return TEST_SEEDS
     if not text.isdecimal():
@@ -155,7 +155,7 @@ def make_question(asked: demo.Question, answer: str, world: World, owners: NDArr
 
 
 def carriers(asked: demo.Question, world: World) -> list[int]:
-    """Numbers of the objects that show the answer: the question's subject, or all that a count is about."""
+    """Return numbers of the objects that show the answer: the question's subject, or all that a count is about."""
     history = world.history
     thing = demo.subject(asked, history)
     if thing is not None:

@@ -42,7 +42,7 @@ class Comparison:
         return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
-        """The ceiling's accuracy on each kind of question."""
+        """Return the ceiling's accuracy on each kind of question."""
         records = self.records[self.runs[0]]
         names = dict.fromkeys(result["kind"] for record in records for result in record["results"])
         return {name: fraction_right(clusters(records, partial(_is_of, name))) for name in names}

@@ -29,7 +29,7 @@ class PeakBytes:
 
 
 def bytes_per_token(bundle: Bundle) -> int:
-    """Bytes that one more token in every layer adds to a cache, on average."""
+    """Return bytes that one more token in every layer adds to a cache, on average."""
     spec = bundle.decoder
     shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
     few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
@@ -37,7 +37,7 @@ def bytes_per_token(bundle: Bundle) -> int:
 
 
 def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
-    """The largest budget, ``tokens`` at most, at which a policy takes no more than ``allowed`` bytes.
+    """Return the largest budget, ``tokens`` at most, at which a policy takes no more than ``allowed`` bytes.
 
     per_token: bytes of one more token in every layer; least: tokens of a frame; peak_bytes: measures a budget, rising with it.
     Raises UserError when less than a frame is left.
@@ -100,7 +100,7 @@ class NullEngine(WrappedEngine):
 def peak_bytes(
     model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_rows: int, frames: int, chunk: int
 ) -> int:
-    """The most bytes that cache and policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
+    """Return the most bytes that cache and policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
 
     Raises UserError for a budget at which the policy cannot run.
     """

@@ -49,14 +49,14 @@ class Oracle(Policy):
 
 
 def make_oracle(name: str, case: Case) -> Oracle:
-    """The oracle of this name for one stream and its questions."""
+    """Return the oracle of this name for one stream and its questions."""
     order, recent = ORACLES[name]
     return Oracle(ranking(case, order), recent)
 
 
 def ranking(case: Case, order: Order) -> NDArray[np.float32]:
-    """Priority of each token, all different: the questions' evidence in rounds, most asked first; then other objects likewise;
-    then the background, newest first.
+    """Return priority of each token, all different: the questions' evidence in rounds, most asked first; then other objects
+    likewise; then the background, newest first.
     """
     asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
     flat = case.owners.ravel()
@@ -74,7 +74,7 @@ def _in_rounds(groups: list[list[int]], order: Order) -> list[int]:
 
 
 def _spread(tokens: list[int]) -> list[int]:
-    """The last, the first, then always the middle of a widest gap."""
+    """Return the last, the first, then always the middle of a widest gap."""
     if len(tokens) < 3:
         return tokens[::-1]
     taken, gaps = [tokens[-1], tokens[0]], [(0, len(tokens) - 1)]

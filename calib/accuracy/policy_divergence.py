@@ -63,7 +63,7 @@ class DivergenceMeter:
         self.per_frame = model.rows_per_frame
 
     def longest(self) -> int:
-        """The most frames that full KV can hold, by the model's positions and half of the free memory."""
+        """Return the most frames that full KV can hold, by the model's positions and half of the free memory."""
         positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (bytes_per_token(self.model.bundle) * self.per_frame)
         return min(positions, memory)
@@ -155,24 +155,24 @@ class DivergenceMeter:
         return ReferenceAnswer(question, answer, np.stack(logits))
 
     def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
-        """The logits before each token of full KV's answer, in one call."""
+        """Return the logits before each token of full KV's answer, in one call."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
             return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
 
     def _embeds(self, ids: list[int]) -> Float32:
-        """The rows that close the video, then those of text."""
+        """Return the rows that close the video, then those of text."""
         return np.concatenate([self.model.closing, self.model.engine.embed(np.asarray(ids, np.int64))])
 
 
 def moments(frames: int) -> set[int]:
-    """Numbers of frames after which to ask: MOMENTS even steps through a clip, each at a chunk's end."""
+    """Return numbers of frames after which to ask: MOMENTS even steps through a clip, each at a chunk's end."""
     steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 
 
 def divergence(full: Float32, ours: Float32) -> Float64:
-    """KL(full || ours) of the distributions of logits ``[n, vocabulary]``, in nats, ``[n]``."""
+    """Return KL(full || ours) of the distributions of logits ``[n, vocabulary]``, in nats, ``[n]``."""
     shifted = [logits.astype(np.float64) - logits.max(1, keepdims=True) for logits in (full, ours)]
     p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in shifted)
     nats: Float64 = (np.exp(p) * (p - q)).sum(1)

@@ -22,7 +22,7 @@ _worker: PoolWorker | None = None  # in a process of its own
 def in_processes(workers: int, here: PoolWorker, make: Callable[[], PoolWorker], tasks: Iterable[Any]) -> Iterator[Any]:
     """Yield each task's result as it is done: in this process by ``here``, or in ``workers`` others that ``make`` their own.
 
-    Results come in any order. Raises UserError where a worker is killed.
+    Results come in any order. Raises UserError if a worker is killed.
     """
     if workers == 1:
         yield from map(here.perform, tasks)

@@ -101,7 +101,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
 
 
 def _choices(found: Compared, notify: Notify) -> Iterator[Choice]:
-    """Yield a choice at each budget that a policy can run at, rising. Raises UserError where there is none."""
+    """Yield a choice at each budget that a policy can run at, rising. Raises UserError if there is none."""
     for budget, measured in sorted(found.measured.items()):
         skipped = found.skipped[budget]
         if measured:
@@ -193,7 +193,7 @@ def _measure_policy(
 
 
 def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
-    """A policy, of its records, one a clip. Clusters are (clip, moment)."""
+    """Return a policy, of its records, one a clip. Clusters are (clip, moment)."""
     nats = [moment for record in records for moment in record["kl"]]
     top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
     found = mean(nats)
@@ -206,7 +206,7 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 
 
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
-    """The trial with the smallest ``taken`` (appended or encoded) of those that save enough and surely lose little.
+    """Return the trial with the smallest ``taken`` (appended or encoded) of those that save enough and surely lose little.
 
     losses: of each trial, cluster by cluster.
     """
@@ -242,7 +242,7 @@ def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
 
 
 def _estimates(taken: str, records: Sequence[Record]) -> tuple[float, float, float, float]:
-    """The mean of ``taken``, and the loss with its interval."""
+    """Return the mean of ``taken``, and the loss with its interval."""
     found = mean(_lost_tokens(records))
     return (
         round(fmean(record[taken] for record in records), 4),

@@ -75,14 +75,14 @@ class TokenRows(WrappedEngine):
         self._width = width
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, 1, TOKENS]`` to embeddings ``[F, TOKENS, width]``; DeepStack's further columns are zeros."""
+        """Return frames ``[F, 3, 1, TOKENS]`` to embeddings ``[F, TOKENS, width]``; DeepStack's further columns are zeros."""
         ids = np.einsum("c,fcp->fp", [1, 256, 65536], np.rint(pixels[:, :, 0]).astype(np.int64))
         rows = self._engine.embed(ids.ravel())
         return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1]))).reshape(*ids.shape, -1)
 
 
 def text_model(model: Model) -> Model:
-    """Return the model with frames of ``TOKENS`` tokens of text in place of pictures."""
+    """Return the model with frames of ``TOKENS`` tokens of text instead of pictures."""
     vision = replace(
         model.bundle.vision, size=(1, TOKENS), fit="stretch", resample="bilinear", rescale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3,
         tokens_per_frame=TOKENS, grid=(1, TOKENS), closing=None, group=1, positions="rows", before="", after="",
@@ -168,7 +168,7 @@ def _asked(kind: str, start: str, answer: str, shows: NDArray[np.bool_]) -> Text
 
 
 def _draw_names(rng: np.random.Generator, names: str, encode: Encode) -> list[str]:
-    """Draw PEOPLE names of one token each. Raises UserError where there are fewer."""
+    """Draw PEOPLE names of one token each. Raises UserError if there are fewer."""
     short = [name for name in names.split() if len(encode(f" {name}")) == 1]
     if len(short) < PEOPLE:
         raise UserError(f"this model has more than one token for names like {names.split()[0]}; give a model of English text")
@@ -183,7 +183,7 @@ def _sentences(rng: np.random.Generator, encode: Encode) -> list[list[int]]:
 
 
 def _fill(rng: np.random.Generator, sentences: list[list[int]], tokens: int) -> list[list[int]]:
-    """Draw whole sentences that have ``tokens`` tokens together. Raises UserError where none have."""
+    """Draw whole sentences that have ``tokens`` tokens together. Raises UserError if none have."""
     reach, lengths = {0}, set(map(len, sentences))
     for end in range(1, tokens + 1):
         reach |= {end} if any(end - length in reach for length in lengths) else set()

@@ -67,7 +67,7 @@ class Variant:
         return self.label.removeprefix(self.on_full_frames.label)
 
     def under(self, append: str, encode: str = ALL) -> Variant:
-        """The same policy with ``all``, ``changed[:...]`` or ``auto`` appended and encoded. Raises UserError."""
+        """Return the same policy with ``all``, ``changed[:...]`` or ``auto`` appended and encoded. Raises UserError."""
         appended = "" if parse_append(append)[0] == ALL else f"@{append}"
         encoded = "" if parse_encode(encode)[0] == ALL else f"@encode:{encode}"
         return Variant(f"{self.label}{appended}{encoded}")
@@ -104,7 +104,7 @@ class SkippedRun:
 
 
 def key_of(record: Record) -> tuple[str, str, int]:
-    """The policy, budget and stream of a journal's record."""
+    """Return the policy, budget and stream of a journal's record."""
     return record["policy"], record["budget"], record["stream"]
 
 

@@ -135,7 +135,7 @@ class Worker:
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, oracles)
 
     def ceiling(self) -> VariantRun:
-        """Return the run that decides which kinds of question enter: full KV, or an oracle's on long streams.
+        """Return the run that decides which kinds of question count: full KV, or an oracle's on long streams.
 
         Raises UserError when the model has no positions for a whole stream of another suite.
         """
@@ -148,7 +148,7 @@ class Worker:
         return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
-        """The most bytes that cache and policy take in one stream."""
+        """Return the most bytes that cache and policy take in one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
             prefix, rows = Chat(self.model.bundle.chat, self.model.tokenizer).prefix, self._text_budget.rows(self.model)
@@ -164,7 +164,7 @@ def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
 
 
 def model_identity(model: Model) -> str:
-    """The hash of the model's manifest, which lists the hashes of its files."""
+    """Return the hash of the model's manifest, which lists the hashes of its files."""
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
@@ -241,13 +241,13 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
 
 
 def moved_bytes(session: Session) -> int:
-    """Bytes that retrieval has fetched from host memory and disk until now; 0 for policies that do not retrieve."""
+    """Return bytes that retrieval has fetched from host memory and disk until now; 0 for policies that do not retrieve."""
     store = session.store
     return store.stats.bytes_host + store.stats.bytes_disk if store is not None else 0
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Fraction of ``evidence`` held, and whether any of it is, means over layers and KV heads; None without evidence."""
+    """Return fraction of ``evidence`` held, and whether any of it is, means over layers and KV heads; None without evidence."""
     if not len(evidence):
         return None, None
     there = held[:, :, evidence]

@@ -18,7 +18,7 @@ WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model
 
 
 def truth(question: Question, history: History) -> str | None:
-    """The right answer after the newest frame, or None if there is not exactly one."""
+    """Return the right answer after the newest frame, or None if there is not exactly one."""
     kind, thing = question.kind, subject(question, history)
     if kind == "now_count":
         return COUNTS[len(history.present)]
@@ -40,7 +40,7 @@ def truth(question: Question, history: History) -> str | None:
 
 
 def subject(question: Question, history: History) -> Thing | None:
-    """The object whose patches show the answer, if it is one; for `before`, the one asked about."""
+    """Return the one object whose patches show the answer, if any; for `before`, the object asked about."""
     if question.kind == "left_last":
         return max(history.gone, key=lambda thing: thing.left or 0, default=None)
     if question.kind.startswith("first_"):
@@ -60,13 +60,13 @@ def is_about_now(kind: str) -> bool:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """One (kind, text, answer) of every offered kind that can be asked after the newest frame."""
+    """Return one (kind, text, answer) of every offered kind that can be asked after the newest frame."""
     asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
 
 def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Question, str] | None:
-    """A random question of this kind and its answer, past_* ones about what is gone; None if it cannot be asked."""
+    """Return a random question of this kind and its answer, past_* ones about what is gone; None if it cannot be asked."""
     phrasing = int(rng.integers(len(KINDS[kind].phrasings)))
     fillings = list(_fillings(kind, history, rng))
     for place in rng.permutation(len(fillings)):
@@ -98,7 +98,7 @@ def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator
 
 
 def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """A pair never shown, whose colour and shape, half the time, both were."""
+    """Yield a pair never shown, whose colour and shape, half the time, both were."""
     things = history.things
     if things and rng.random() < 0.5:
         pairs = {(a.color, b.shape) for a in things for b in things} - history.shown
@@ -125,7 +125,7 @@ class DemoScene:
     history: History
 
     def truth(self, question: str) -> str | None:
-        """Return the right answer, None where there is not exactly one."""
+        """Return the right answer, None if there is not exactly one."""
         known = parse(question)
         return truth(known, self.history) if known else None
 

@@ -1,7 +1,7 @@
 """The demo camera: an endless procedural world of coloured shapes, deterministic from a seed, in constant memory.
 
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells; a cell is one patch of the vision tower and holds at
-most one object, so a patch never shows two. Objects are 11-pixel sprites that drift inside their cell, now and then hop to
+most one object, so a patch never shows two. Objects are 11-pixel sprites that drift inside their cell, occasionally hop to
 another cell of their quadrant, enter and leave; at most three are present, and at most one of these events happens in a
 frame. The background is still; that of a hard world glides by a pixel a frame and is sometimes cut to another.
 """
@@ -83,7 +83,7 @@ class History:
         return self.entries == len(self.things)
 
     def snapshot(self) -> "History":
-        """A copy that later frames do not change."""
+        """Return a copy that later frames do not change."""
         return History(self.now, [replace(thing) for thing in self.things], self.first, set(self.shown), self.entries)
 
 
@@ -203,7 +203,7 @@ class World:
 
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
-    """A stream's static background: dark, tinted, blotchy; uint8 [56, 56, 3] of 20..100."""
+    """Return a stream's static background: dark, tinted, blotchy; uint8 [56, 56, 3] of 20..100."""
     coarse = rng.integers(-14, 15, size=(GRID * 2, GRID * 2, 1)).repeat(CELL // 2, axis=0).repeat(CELL // 2, axis=1)
     fine = rng.integers(-6, 7, size=(SIZE, SIZE, 1))
     base = rng.integers(40, 81) + rng.integers(-8, 9, size=3)
@@ -211,7 +211,7 @@ def _texture(rng: np.random.Generator) -> np.ndarray:
 
 
 def _masks() -> np.ndarray:
-    """The shapes' silhouettes, bool [8, 11, 11]."""
+    """Return the shapes' silhouettes, bool [8, 11, 11]."""
     y, x = np.mgrid[-1 : 1 : SPRITE * 1j, -1 : 1 : SPRITE * 1j]
     radius, angle = np.hypot(x, y), np.arctan2(x, -y)
     lobe = np.abs((angle / (2 * np.pi) * 5) % 1 - 0.5) * 2  # 1 on the star's five spikes, 0 between

@@ -56,13 +56,13 @@ class DeviceProfile:
 
 
 def device_names() -> list[str]:
-    """Every device, in the order of its name."""
+    """Return every device, in the order of its name."""
     return sorted(file.name.removesuffix(".json") for file in files(__name__).iterdir() if file.name.endswith(".json"))
 
 
 @cache
 def load_device(name: str) -> DeviceProfile:
-    """The device of a name; raises UserError, one line that names the nearest, for an unknown one."""
+    """Return the device of a name; raises UserError, one line that names the nearest, for an unknown one."""
     known = device_names()
     if name not in known:
         raise UserError(f"no device is called {name!r}; {nearest(name, known)}")

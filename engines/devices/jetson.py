@@ -18,13 +18,13 @@ def is_jetson(machine: Machine) -> bool:
 
 
 def module_of(machine: Machine) -> str | None:
-    """The module's part number, ``p3767-0003``, of the device tree's ``compatible``."""
+    """Return the module's part number, ``p3767-0003``, of the device tree's ``compatible``."""
     found = re.findall(r"p3(?:701|767)-\d{4}", machine.read("proc/device-tree/compatible") or "")
     return str(found[-1]) if found else None
 
 
 def profile_of(machine: Machine) -> DeviceProfile | None:
-    """The profile of the module; of two, the one whose power modes are those of the machine."""
+    """Return the profile of the module; of two, the one whose power modes are those of the machine."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]
     return max(fitting, key=lambda device: len(modes & {mode["name"] for mode in device["power_modes"]}), default=None)
@@ -37,7 +37,7 @@ def l4t_of(machine: Machine) -> str | None:
 
 
 def release_of(machine: Machine) -> dict[str, Any] | None:
-    """The versions that belong to its Jetson Linux, of a profile; None for a release that no profile knows."""
+    """Return the versions that belong to its Jetson Linux, of a profile; None for a release that no profile knows."""
     version, device = l4t_of(machine), profile_of(machine) or load_device("orin-agx-64")
     if version is None:
         return None
@@ -51,7 +51,7 @@ def power_modes(machine: Machine) -> dict[int, str]:
 
 
 def toolkit_of(machine: Machine) -> str | None:
-    """The version of CUDA's toolkit in /usr/local/cuda."""
+    """Return the version of CUDA's toolkit in /usr/local/cuda."""
     try:
         found = json.loads(machine.read("usr/local/cuda/version.json") or "{}").get("cuda", {}).get("version")
     except (ValueError, AttributeError):

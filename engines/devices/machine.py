@@ -20,12 +20,12 @@ Outcome = tuple[Status, str] | tuple[Status, str, str]  # of a check: its status
 
 
 def installed() -> dict[str, str]:
-    """Every distribution that is installed, by its name in lower case, and its version."""
+    """Return every distribution that is installed, by its name in lower case, and its version."""
     return {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions() if found.metadata["Name"]}
 
 
 def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
-    """What a command prints; None if it is not there, fails or takes longer."""
+    """Return what a command prints; None if it is not there, fails or takes longer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -43,28 +43,28 @@ class Machine:
     limit_s: float = LIMIT_S
 
     def path(self, name: str) -> Path:
-        """A path of the machine, ``name`` without the leading slash."""
+        """Return a path of the machine, ``name`` without the leading slash."""
         return self.root / name
 
     def read(self, name: str) -> str | None:
-        """A small file's text without trailing blanks and zero bytes; None if it is not there or may not be read."""
+        """Return a small file's text without trailing blanks and zero bytes; None if it is not there or may not be read."""
         try:
             return self.path(name).read_text(errors="replace").rstrip("\0 \n")
         except OSError:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """The sorted names in a folder; none if it is not there."""
+        """Return the sorted names in a folder; none if it is not there."""
         place = self.path(folder)
         return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     def number(self, name: str) -> int | None:
-        """A file that holds one integer."""
+        """Return a file that holds one integer."""
         text = self.read(name)
         return int(text) if text is not None and text.strip().isdigit() else None
 
     def fields(self, name: str) -> dict[str, str]:
-        """``key: value`` lines, the first of each key; empty for a file that is not there."""
+        """Return ``key: value`` lines, the first of each key; empty for a file that is not there."""
         found: dict[str, str] = {}
         for line in (self.read(name) or "").splitlines():
             key, parted, value = line.partition(":")
@@ -73,7 +73,7 @@ class Machine:
         return found
 
     def within(self, call: Callable[[], T]) -> T | None:
-        """What ``call`` returns, None if that takes longer than the limit: it is left behind. Raises what it raises."""
+        """Return what ``call`` returns, None if that takes longer than the limit: it is left behind. Raises what it raises."""
         found: Future[T] = Future()
 
         def work() -> None:

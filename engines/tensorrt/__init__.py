@@ -1,5 +1,5 @@
 """TensorRT: ``edgevlm build`` makes engines of a bundle's graphs on the device they run on, and the backend runs them.
 
-:mod:`~edgevlm.engines.tensorrt.api` only imports TensorRT. No engine has been built or run by us:
+:mod:`~edgevlm.engines.tensorrt.api` only imports TensorRT. We have built and run no engine:
 docs/internals/engines.md lists the checks.
 """

@@ -45,7 +45,7 @@ class Log(trt.ILogger):
                 self._errors.append(" ".join(msg.split()))
 
     def take(self) -> str:
-        """The errors since the last call, first ones first, in one line."""
+        """Return the errors since the last call, first ones first, in one line."""
         with self._lock:
             found, self._errors = self._errors, []
         return "; ".join(found[:MOST_ERRORS]) or "no reason given"
@@ -132,7 +132,7 @@ class Loaded:
         self.dtypes: Mapping[str, np.dtype] = {name: DTYPES[engine.get_tensor_dtype(name)] for name in names}
 
     def most(self, tensor: str, kind: int) -> Dims:
-        """The largest shape of an input in a kind of call, by its number."""
+        """Return the largest shape of an input in a kind of call, by its number."""
         return tuple(self.engine.get_tensor_profile_shape(tensor, kind)[2])
 
 

@@ -95,14 +95,14 @@ class EngineFolder:
         return self.folder / f"{job.graph}-{job.fingerprint}{PLAN}"
 
     def newest(self, graph: str) -> Record | None:
-        """The newest engine of a graph that is there whole."""
+        """Return the newest engine of a graph that is there whole."""
         for plan in sorted(self.folder.glob(f"{graph}-*{PLAN}"), key=lambda plan: plan.stat().st_mtime, reverse=True):
             if record := read_record(plan):
                 return record
         return None
 
     def load(self, job: BuildJob, log: api.Log) -> api.Loaded:
-        """A graph's engine, mapped. Raises UserError for one that is missing, damaged, or of another graph."""
+        """Return a graph's engine, mapped. Raises UserError for one that is missing, damaged, or of another graph."""
         plan, again = self.path(job), f"build it (edgevlm build {self.folder.parents[1]})"
         if (record := read_record(plan)) is None:
             raise UserError(f"{plan}: is missing, or was built of another graph; {again}")
@@ -113,7 +113,7 @@ class EngineFolder:
         return api.Loaded(content, str(plan), log)
 
     def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
-        """Write an engine, and remove others of its graph. Raises UserError where the disk is full or read-only."""
+        """Write an engine, and remove others of its graph. Raises UserError if the disk is full or read-only."""
         record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
         described = json.dumps(asdict(record), indent=2).encode()
         try:

@@ -85,7 +85,7 @@ class TensorRTDecoder:
         return QUESTION if rows <= USUAL_QUESTION or self._most[ROWS] < rows <= self._most[QUESTION] else ROWS
 
     def _wide(self, embeds: Float32) -> Float32:
-        """``[1, S, row_width]``: rows of text have no further features."""
+        """Return ``[1, S, row_width]``: rows of text have no further features."""
         wide = np.zeros((1, len(embeds), self._spec.row_width), np.float32)
         wide[0, :, : embeds.shape[1]] = embeds
         return wide

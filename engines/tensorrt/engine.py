@@ -62,7 +62,7 @@ class TensorRT:
         return self.settings.capacity
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
+        """Return frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
         vision, width = self.bundle.vision, self.bundle.decoder.row_width
         grouped = grouped_pixels(vision, pixels)
         features = np.empty((len(grouped), vision.tokens_per_frame, width), np.float32)
@@ -83,7 +83,7 @@ class TensorRT:
         raise UserError("--encode changed runs on --engine onnxruntime-cpu only; give --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> TensorRTDecoder:
-        """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.
+        """Return a decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.
 
         Raises UserError for probes that the engine was built without, and for ``sparse``.
         """

@@ -54,7 +54,7 @@ def decoder_calls(bundle: Bundle, capacity: int) -> Calls:
 
 
 def pieces(rows: int, most: int) -> Iterator[slice]:
-    """``rows`` rows in slices of ``most`` at the most."""
+    """Yield ``rows`` rows in slices of ``most`` at the most."""
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))
 
@@ -158,7 +158,7 @@ class Record:
 
 
 def read_record(plan: Path) -> Record | None:
-    """The record of an engine that is there whole; None for one that is not."""
+    """Return the record of an engine that is there whole; None for one that is not."""
     try:
         record = Record(**json.loads(plan.with_suffix(".json").read_bytes()))
         is_ours = type(record.about["capacity"]) is int and isinstance(record.about["probes"], bool)

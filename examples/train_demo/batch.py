@@ -1,4 +1,4 @@
-"""Batches for the decoder: streams cut down to the tokens kept, with some 20 blocks of questions packed behind each.
+"""Batches for the decoder: streams cut down to the tokens kept, with about 20 blocks of questions packed behind each.
 
 A block is up to three turns about one moment; it sees the frames up to that moment and itself. Streams come as a memory
 may hold them: whole; thinned, at their original positions; thinned, with the older part re-indexed to dense positions; or
@@ -53,7 +53,7 @@ def make_stream(
     hard: bool = False,
     make_world: Callable[..., World] = World,
 ) -> TrainingStream:
-    """The first `length` frames of the world of this seed, with histories after the frames `asked`."""
+    """Return the first `length` frames of the world of this seed, with histories after the frames `asked`."""
     world = make_world(seed, event_rate, hard)
     history = world.history
     stream = TrainingStream(
@@ -178,7 +178,7 @@ def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True, mos
 def make_batch(
     seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerFast, make_world: Callable[..., World] = World
 ) -> Batch:
-    """The batch of this seed and plan: always the same."""
+    """Return the batch of this seed and plan: always the same."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(plan.streams):
@@ -229,7 +229,7 @@ def ask_blocks(
     rng: np.random.Generator,
     tokenizer: PreTrainedTokenizerFast,
 ) -> list[QuestionBlock]:
-    """The packed blocks of one stream."""
+    """Return the packed blocks of one stream."""
     names = [kind for kind in WEIGHTS if kind in KINDS and (is_about_now(kind) or not plan.remnant)]
     weights = np.array([WEIGHTS[name] for name in names])
     frames = np.nonzero(kept)[0]
@@ -248,7 +248,7 @@ def ask_blocks(
 
 
 def draw_turn(names: list[str], weights: np.ndarray, history: History, rng: np.random.Generator) -> Turn:
-    """A random question that can be asked, and its answer; now and then it lacks its question mark."""
+    """Return a random question that can be asked, and its answer; occasionally it lacks its question mark."""
     while True:
         kind = str(rng.choice(names, p=weights / weights.sum()))
         if drawn := draw(kind, history, rng):

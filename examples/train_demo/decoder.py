@@ -65,7 +65,7 @@ def forward(
 
 
 def loss(model: LlavaForConditionalGeneration, heads: FactHeads, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss to minimise and its part that is about answers."""
+    """Return the loss to minimise and its part that is about answers."""
     asked_of: list[tuple[torch.Tensor, torch.Tensor]] = []
     hidden, known = forward(model, batch, asked_of)
     wanted = batch.labels != UNKNOWN
@@ -107,7 +107,7 @@ def evaluate(
     seed: int = 0,
     make_world: Callable[..., World] = World,
 ) -> dict[str, Estimate]:
-    """Accuracy by kind, with 95 % intervals clustered by stream."""
+    """Return accuracy by kind, with 95 % intervals clustered by stream."""
     right: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for first in range(0, streams, AT_ONCE):
         seeds = [[HELD_OUT, seed, index] for index in range(first, min(first + AT_ONCE, streams))]

@@ -67,7 +67,7 @@ def select_evidence(model: Model, streams: int, progress: Notify = lambda _: Non
 
 
 def by_head(attention: QuestionAttention) -> Iterator[QuestionAttention]:
-    """The attention of each head by itself."""
+    """Yield the attention of each head by itself."""
     for score, length, known in attention.scores:
         for head in range(len(score)):
             one = copy(attention)
@@ -105,7 +105,7 @@ class AskedQuestion(NamedTuple):
 
 
 def _ask(model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str, budget: int) -> Iterator[AskedQuestion]:
-    """Each question with evidence that was answered right, or whose evidence is gone."""
+    """Yield each question with evidence that was answered right, or whose evidence is gone."""
     used, grid = as_calibrated(model, evidence=heads), model.bundle.vision.grid
     for case in cases:
         with Session.open(used, policy=policy, budget=budget, text_budget=TEXT_BUDGET, append=ALL, encode=ALL) as session:

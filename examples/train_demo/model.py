@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 
 
 def words() -> list[str]:
-    """Every word and mark of every question and answer, sorted."""
+    """Return every word and mark of every question and answer, sorted."""
     phrasings = (text for kind in KINDS.values() for text in kind.phrasings)
     texts = (*phrasings, *ANSWERS, "an")
     return sorted({word for text in texts for word in re.findall(r"\w+|\?", re.sub(r"<\w+>", "", text))})
@@ -98,7 +98,7 @@ TRAINED_LENGTH = 2368  # largest position trained, plus one
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, size: int = SIZE) -> LlavaForConditionalGeneration:
-    """A freshly initialised model (torch's global seed) for frames of `size` pixels, both ways."""
+    """Return a freshly initialised model (torch's global seed) for frames of `size` pixels, both ways."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (PAD, BOS, EOS, IMAGE)}
     vision = SiglipVisionConfig(
         hidden_size=96,
@@ -166,7 +166,7 @@ def features(model: LlavaForConditionalGeneration, frames: torch.Tensor) -> torc
 
 
 def prefix_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """What the chat template puts before the vision tokens."""
+    """Return what the chat template puts before the vision tokens."""
     return tokenizer.convert_tokens_to_ids([BOS, USER])
 
 

@@ -1,7 +1,7 @@
 """A second world, cut from photographs: other pictures, other motion, other light than the demo's; the questions are the same.
 
 A frame is uint8 [84, 84, 3] RGB, a 4x4 grid of 21-pixel patches. A shape's word names a photographed thing here (THINGS), a
-colour's word its tint. A thing wanders about its patch, turns, swells, shrinks and now and then goes to another patch of its
+colour's word its tint. A thing wanders about its patch, turns, swells, shrinks and occasionally goes to another patch of its
 quadrant, where no other thing is; it may cover four patches, and wires hide up to half of it. Behind is a photograph with
 pieces of others on it, which pans, shakes and is cut to another; light swells, is switched, and falls from one side. All of it
 comes from photos.jpg; the backgrounds that training sees are not those of held-out streams (``unseen``), the things are.
@@ -117,7 +117,7 @@ class PhotoWorld(World):
         self.history.things = [thing for thing in self.history.things if self._remembered(thing)]
 
     def _free_cells(self) -> list[int]:
-        """Those of quadrants without a thing."""
+        """Return those of quadrants without a thing."""
         taken = {thing.quadrant for thing in self.history.present}
         return [cell for cell in range(GRID * GRID) if cell // GRID // 2 * 2 + cell % GRID // 2 not in taken]
 
@@ -134,7 +134,7 @@ class PhotoWorld(World):
         return thing
 
     def _hop(self, thing: Thing) -> None:
-        """On its way to another patch of its quadrant, in some three frames."""
+        """On its way to another patch of its quadrant, in about three frames."""
         row, column = thing.quadrant // 2 * 2, thing.quadrant % 2 * 2
         cells = [(row + down) * GRID + column + right for down in (0, 1) for right in (0, 1)]
         self._poses[thing.number].home = _middle(self._pick([cell for cell in cells if cell != thing.cell]))
@@ -220,12 +220,12 @@ class PhotoWorld(World):
 
 
 def _middle(cell: int) -> NDArray[np.float64]:
-    """Position of a patch, in pixels (down, right)."""
+    """Return position of a patch, in pixels (down, right)."""
     return (np.array(divmod(cell, GRID)) + 0.5) * CELL
 
 
 def _drawn(shape: int, pose: Pose) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """A thing's grey levels, float32 of 0..1, and its mask, both ``[BOX, BOX]``."""
+    """Return a thing's grey levels, float32 of 0..1, and its mask, both ``[BOX, BOX]``."""
     scale = THING / pose.side
     cos, sin = scale * np.cos(pose.angle), scale * np.sin(pose.angle)
     middle = (THING - 1) / 2
@@ -245,7 +245,7 @@ def _mirrored(ground: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @cache
 def _atlas() -> tuple[NDArray[np.float32], tuple[NDArray[np.float32], NDArray[np.bool_]]]:
-    """Backgrounds, float32 ``[2, 10, 3, G, G]`` RGB, training's and the unseen; and things' grey levels and masks."""
+    """Return backgrounds, float32 ``[2, 10, 3, G, G]`` RGB, training's and the unseen; and things' grey levels and masks."""
     import cv2
 
     picture = np.asarray(cv2.imread(str(ATLAS)))[..., ::-1]

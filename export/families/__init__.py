@@ -107,7 +107,7 @@ class Family:
     template: ClassVar[str] = ""  # the chat template, where transformers' processor takes its own for a video
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        """The tower, for frames of ``camera`` (height, width); raises UserError for a checkpoint it cannot express."""
+        """Return the tower, for frames of ``camera`` (height, width); raises UserError for a checkpoint it cannot express."""
         raise NotImplementedError
 
     def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
@@ -126,12 +126,12 @@ class Family:
         return TowerGeometry.estimated(number, tower.tokens, rows * columns, tower.size, group=tower.group, text=text)
 
     def patches(self, vision: VisionSpec) -> int:
-        """Patches of a bundle's grid."""
+        """Return patches of a bundle's grid."""
         return vision.tokens_per_frame * self.merge**2
 
 
 def load_family(model_type: str, where: object) -> Family:
-    """The family of a ``model_type`` or ``./file.py:Class``; raises UserError, naming the file ``where``, for others."""
+    """Return the family of a ``model_type`` or ``./file.py:Class``; raises UserError, naming the file ``where``, for others."""
     if not is_file(model_type) and model_type not in (known := names("families")):
         raise UserError(f"{where}: models of type {model_type!r} are not exported; there are: {', '.join(known)}")
     family: Family = load_class("families", model_type)()
@@ -139,7 +139,7 @@ def load_family(model_type: str, where: object) -> Family:
 
 
 def block_parameters(width: int, inner: int, gated: bool = False) -> int:
-    """Parameters of the matrices and biases of a tower's block: q, k, v, o and an MLP of two matrices, or three."""
+    """Return parameters of the matrices and biases of a tower's block: q, k, v, o and an MLP of two matrices, or three."""
     mlp = (3 if gated else 2) * width * inner + (2 * inner if gated else inner) + width
     return 4 * (width * width + width) + mlp
 

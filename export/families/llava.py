@@ -28,7 +28,7 @@ class Llava(Family):
         return FamilyParts(vision, (vision.side, vision.side))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
-        """Rows that the projector takes of ``side`` x ``side`` patches, and tokens that come of them."""
+        """Return rows that the projector takes of ``side`` x ``side`` patches, and tokens that come of them."""
         return side**2, side**2
 
     def patches(self, vision: VisionSpec) -> int:

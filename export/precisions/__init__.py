@@ -76,14 +76,14 @@ class Stored:
         return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Nodes for ``rows @ weight.T``; the parts go to the weights file, as ``name.part``."""
+        """Return nodes for ``rows @ weight.T``; the parts go to the weights file, as ``name.part``."""
         tensors = [graph.weight(f"{name}.{part}", array) for part, array in self.parts.items()]
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 
 
 @cache  # a plan asks hundreds of times, and every look goes through all installed packages
 def load_precision(name: str) -> Precision:
-    """The precision called ``name``; raises UserError naming the nearest known one."""
+    """Return the precision called ``name``; raises UserError naming the nearest known one."""
     if name not in (known := names("precisions")):
         raise UserError(f"--precision {name!r} is not known; {nearest(name, known)}")
     precision: Precision = load_class("precisions", name)

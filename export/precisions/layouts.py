@@ -40,18 +40,18 @@ class Layout(ABC):
 
     @abstractmethod
     def parts(self, weight: Float32, hessian: Float32 | None = None) -> Parts:
-        """The arrays to store, by name; what is rounded, is rounded here: to nearest, with a ``hessian`` by GPTQ.
+        """Return the arrays to store, by name; what is rounded, is rounded here: to nearest, with a ``hessian`` by GPTQ.
 
         hessian: ``x.T @ x / n`` ``[in, in]`` of n rows ``x`` that the matrix is multiplied with; where ``is_integer``.
         """
 
     @abstractmethod
     def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        """Nodes for ``rows [..., in] @ weight.T``: ``[..., out]``, float32. tensors: the initializers of ``parts``."""
+        """Return nodes for ``rows [..., in] @ weight.T``: ``[..., out]``, float32. tensors: the initializers of ``parts``."""
 
     @abstractmethod
     def bytes_per_weight(self, group: int | None = None) -> float:
-        """Bytes that a weight takes; ``group``: weights of a row that share a scale, the layout's own unless given."""
+        """Return bytes that a weight takes; ``group``: weights of a row that share a scale, the layout's own unless given."""
 
     def packed_bytes_per_weight(self, group: int | None = None) -> float:
         """Bytes that a weight takes in memory, as ONNX Runtime's kernels of x86-64 want it: float32 unless ``is_integer``."""
@@ -129,7 +129,7 @@ class Blocks(Layout):
         return self.bytes_per_weight(group) + (4 / (group or self.size) if self.level == 4 else 0)
 
     def _bytes(self, codes: UInt8) -> UInt8:
-        """Codes side by side on the last axis, two to a byte when they have 4 bits."""
+        """Return codes side by side on the last axis, two to a byte when they have 4 bits."""
         if self.bits == 8:
             return codes
         if codes.shape[-1] % 2:
@@ -236,12 +236,12 @@ class Symmetric(Layout):
         return 1 if self.bits == 8 else 0.5 + 2 / LARGEST_BLOCK
 
     def _block(self, width: int) -> int:
-        """Numbers that share a scale, of columns of ``width``."""
+        """Return numbers that share a scale, of columns of ``width``."""
         return width if self.bits == 8 else int(np.gcd(width, LARGEST_BLOCK))
 
 
 def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: str, **attributes: int) -> str:
-    """The product in float16 of float32 rows, in float32."""
+    """Return the product in float16 of float32 rows, in float32."""
     half = graph.cast(rows, f"{name}.rows", np.float16)
     product = graph.node(op, [half, weight], [f"{name}.half"], "", **attributes)
     return graph.cast(product, name, np.float32)

@@ -21,7 +21,7 @@ LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
 
 
 def rounded(weight: Float32, hessian: Float32 | None, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Codes of ``weight [out, in]`` in blocks of ``size``: by GPTQ with a ``hessian [in, in]``, else to nearest."""
+    """Return codes of ``weight [out, in]`` in blocks of ``size``: by GPTQ with a ``hessian [in, in]``, else to nearest."""
     if hessian is not None:
         return gptq(weight, hessian, size, grid, code_range)
     return nearest(weight, size, grid, code_range)
@@ -42,7 +42,7 @@ def nearest(weight: Float32, size: int, grid: Grid, code_range: tuple[int, int])
 
 
 def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0) -> tuple[Float32, Float32]:
-    """Scales and zeros of unsigned codes. With zeros these span ``ratio`` of a block's numbers and 0.
+    """Return scales and zeros of unsigned codes. With zeros these span ``ratio`` of a block's numbers and 0.
 
     Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
     on its side. A block of zeros has scale 1.
@@ -59,7 +59,7 @@ def block_grid(blocks: Float32, bits: int, with_zeros: bool, ratio: float = 1.0)
 
 
 def best_grid(blocks: Float32, bits: int, with_zeros: bool) -> tuple[Float32, Float32]:
-    """Scales and zeros of unsigned codes: of CLIP_RATIOS the one of least square error, block by block."""
+    """Return scales and zeros of unsigned codes: of CLIP_RATIOS the one of least square error, block by block."""
     scales, zeros = block_grid(blocks, bits, with_zeros)
     least = np.full(blocks.shape[:-1], np.inf, np.float32)
     for ratio in CLIP_RATIOS:
@@ -83,7 +83,7 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 
 
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """GPTQ (arXiv 2210.17323, Alg. 1).
+    """Return GPTQ (arXiv 2210.17323, Alg. 1).
 
     Columns are rounded one after the other, and those that follow make up for the error of each: with ``U`` the upper Cholesky
     factor of the inverse of the damped Hessian, column ``q`` passes on ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``. A block's
@@ -121,7 +121,7 @@ def _block_now(remaining: Float32, errors: Float32, upper: Float32, start: int, 
 
 
 def _upper_factor(hessian: Float32) -> Float32:
-    """``U`` with ``U.T @ U`` the inverse of the damped Hessian; columns that met nothing but 0 pass nothing on."""
+    """Return ``U`` with ``U.T @ U`` the inverse of the damped Hessian; columns that met nothing but 0 pass nothing on."""
     damped, diagonal = hessian.astype(np.float64), np.arange(len(hessian))
     mean = float(damped[diagonal, diagonal].mean()) or 1.0
     damped[diagonal, diagonal] += DAMPING * mean

@@ -30,7 +30,7 @@ class WeightTable:
         return tuple(tensor.external_data[0].value for tensor in self.tensors)
 
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
-        """Nodes for ``rows @ table.T``; the graph refers to the table's own files."""
+        """Return nodes for ``rows @ table.T``; the graph refers to the table's own files."""
         graph.initializers += self.tensors
         return self.layout.multiply(graph, name, rows, [tensor.name for tensor in self.tensors], self.shape)
 
@@ -50,7 +50,7 @@ def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read
 
 
 def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> WeightTable:
-    """The same rows in the graphs' weights file, for a head that is not tied. Raises OSError."""
+    """Return the same rows in the graphs' weights file, for a head that is not tied. Raises OSError."""
     tensors = (
         weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
         for part, kept, dtype in parts_of(layout, shape)

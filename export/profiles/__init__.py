@@ -45,7 +45,7 @@ class Profile:
         return self.name != ONNXRUNTIME
 
     def precision(self, name: str) -> Layouts:
-        """The layouts of a weight precision; raises UserError for one that is unknown, or that the profile has not."""
+        """Return the layouts of a weight precision; raises UserError for one that is unknown, or that the profile has not."""
         chosen = load_precision(name)
         layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
         if layouts is None:
@@ -76,7 +76,7 @@ class Fused:
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(-1, half)], [f"{name}.table"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """RMS norm of ``residual + delta`` on the last axis; returns the normed rows and the sum."""
+        """Return RMS norm of ``residual + delta`` on the last axis; returns the normed rows and the sum."""
         g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
         if delta is None:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
@@ -93,7 +93,7 @@ class Fused:
 
 
 def load_profile(name: str) -> Profile:
-    """The profile called ``name``; raises UserError naming the nearest known one."""
+    """Return the profile called ``name``; raises UserError naming the nearest known one."""
     check_profile(name)
     if name == ONNXRUNTIME:
         return Profile(name, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, ("full", "st-spattn", "per-layer"))
@@ -103,7 +103,7 @@ def load_profile(name: str) -> Profile:
 
 
 def rounded_layout(precision: str, profile: str = ONNXRUNTIME) -> Layout:
-    """The layout of a precision's matrices; raises UserError for one that rounds nothing."""
+    """Return the layout of a precision's matrices; raises UserError for one that rounds nothing."""
     layout = load_profile(profile).precision(precision).matrices
     if not layout.is_integer:
         raise UserError(f"--rounding gptq is for integers, not {precision}; give --precision int4, int4-zp or int8 too")

@@ -35,7 +35,7 @@ class Primitive:
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(1, -1, 1, half)], [f"{name}.table"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """``x / sqrt(mean(x^2) + eps) * gamma``."""
+        """Return ``x / sqrt(mean(x^2) + eps) * gamma``."""
         g = self.graph
         x = residual if delta is None else g.node("Add", [residual, delta], [f"{name}.sum"])
         squares = g.node("Mul", [x, x], [f"{name}.squares"])
@@ -80,14 +80,14 @@ class Columns:
         g.cast(indices, "new", np.int32)
 
     def declared(self, layer: int) -> list[str]:
-        """The inputs ``key{l}``, ``value{l}`` and ``columns{l}``; returns the first two."""
+        """Return the inputs ``key{l}``, ``value{l}`` and ``columns{l}``; returns the first two."""
         s, g = self.shape, self.graph
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
         g.input(f"columns{layer}", TensorProto.INT32, [f"n{layer}"])
         return [g.input(f"{part}{layer}", stored_as(self.kv), memory) for part in PARTS]
 
     def read(self, layer: int, part: str, memory: str) -> str:
-        """The first ``n{l}`` rows of ``[1, Hkv, C, D]``."""
+        """Return the first ``n{l}`` rows of ``[1, Hkv, C, D]``."""
         g = self.graph
         if part == "key":
             g.node("Shape", [f"columns{layer}"], [f"layer{layer}.n"])
@@ -95,7 +95,7 @@ class Columns:
         return g.node("Slice", [memory, *bounds], [f"layer{layer}.{part}s"])
 
     def stored(self, rows: str) -> str:
-        """Rows in the memory's type."""
+        """Return rows in the memory's type."""
         return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
     def by_head(self, name: str, rows: str, heads: int) -> str:
@@ -154,7 +154,7 @@ class Beside(Columns):
         return g.node("Reshape", [by_head, g.integers(1, s.kv_heads, -1, s.head_dim)], [name])
 
     def _bias(self, layer: int) -> str:
-        """``[1, 1, g S, n + S]``: 0 where a row may look, UNSEEN elsewhere.
+        """Return ``[1, 1, g S, n + S]``: 0 where a row may look, UNSEEN elsewhere.
 
         A column is seen from one row of the call on: a valid row of the memory from the first, a row of the call from itself.
         """

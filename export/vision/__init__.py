@@ -41,7 +41,7 @@ class Tower:
     reach: tuple[Float32, Float32] | None = None
 
     def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
-        """The patches, numbered row by row of a frame, in the order of the tower's rows."""
+        """Return the patches, numbered row by row of a frame, in the order of the tower's rows."""
         return np.arange(self.patch_grid[0] * self.patch_grid[1])
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:

@@ -68,27 +68,27 @@ class VisionGraph:
     computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """An array, kept in the graph or, unless it is small or of integers, in the weights file."""
+        """Return an array, kept in the graph or, unless it is small or of integers, in the weights file."""
         is_kept = array.size <= SMALL or array.dtype == np.int64
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def per_position(self, table: str) -> str:
-        """The lines of a table ``[positions, ...]`` that belong to the rows of the call: all of them."""
+        """Return the lines of a table ``[positions, ...]`` that belong to the rows of the call: all of them."""
         return table
 
     def per_patch(self, table: str) -> str:
-        """The same of a table ``[patches, ...]`` in the order of the frame."""
+        """Return the same of a table ``[patches, ...]`` in the order of the frame."""
         return table
 
     def position_ids(self) -> str:
-        """What RotaryEmbedding takes for the lines of its tables."""
+        """Return what RotaryEmbedding takes for the lines of its tables."""
         return self.integers(0)
 
     def reorder(self, name: str, rows: str, order: Operand) -> str:
         return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
 
     def kept(self, name: str, rows: str, width: int) -> str:
-        """The rows of all patches, for what makes tokens of several."""
+        """Return the rows of all patches, for what makes tokens of several."""
         return rows
 
     def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
@@ -99,11 +99,11 @@ class VisionGraph:
         return self.graph.integers(*numbers)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
-        """A tensor of the checkpoint, to compute with. Raises UserError if it is missing or not of ``shape``."""
+        """Return a tensor of the checkpoint, to compute with. Raises UserError if it is missing or not of ``shape``."""
         return self.checkpoint.tensor(name, shape)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
-        """A tensor of the checkpoint in the graph, float32. Raises UserError if it is missing or not of ``shape``."""
+        """Return a tensor of the checkpoint in the graph, float32. Raises UserError if it is missing or not of ``shape``."""
         if self.graph.shared(name):
             return name
         self.checkpoint.check(name, shape)
@@ -115,7 +115,7 @@ class VisionGraph:
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
-        """One of ONNX's own operators: numbers where all operands are known at export, else a tensor of the graph.
+        """Return one of ONNX's own operators: numbers where all operands are known at export, else a tensor of the graph.
 
         The same of the same tensors is one node.
         """
@@ -128,7 +128,7 @@ class VisionGraph:
         return self.computed[key]
 
     def argsort(self, keys: Operand) -> Operand:
-        """The order that sorts integers, no two of them equal."""
+        """Return the order that sorts integers, no two of them equal."""
         if not isinstance(keys, str):
             return np.argsort(np.asarray(keys))
         order, count = f"{keys}.order", self.compute("Shape", keys)
@@ -139,7 +139,7 @@ class VisionGraph:
         return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
 
     def named(self, name: str, operand: Operand) -> str:
-        """The tensor, or a constant of known numbers, which is called ``name`` or, if that is empty, by its numbers."""
+        """Return the tensor, or a constant of known numbers, which is called ``name`` or, if that is empty, by its numbers."""
         if isinstance(operand, str):
             return operand
         array = np.asarray(operand)
@@ -151,7 +151,7 @@ class VisionGraph:
         return self.node("Add", [left, right], name)
 
     def mul(self, name: str, left: str, right: str | float) -> str:
-        """The product by elements, or with a number."""
+        """Return the product by elements, or with a number."""
         if isinstance(right, float):
             right = self.graph.number(right)
         return self.node("Mul", [left, right], name)
@@ -169,11 +169,11 @@ class VisionGraph:
         return names
 
     def residual(self, rows: Float32) -> Float32:
-        """Numbers that are added to the residual stream ``[.., width]``, rotated as it is."""
+        """Return numbers that are added to the residual stream ``[.., width]``, rotated as it is."""
         return rows if self.rotation is None else self.rotation.rows(rows)
 
     def rotated(self, name: str, rows: str, width: int) -> str:
-        """Rows that become the residual stream, rotated in the graph."""
+        """Return rows that become the residual stream, rotated in the graph."""
         if self.rotation is None:
             return rows
         if not self.graph.shared("rotation"):
@@ -183,7 +183,7 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """The convolution over squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows.
+        """Return the convolution over squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows.
 
         writes: they are the residual stream.
         """
@@ -273,7 +273,7 @@ class VisionGraph:
         return self.mul(f"{name}.scaled", normed, weight), total
 
     def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
-        """An activation, by transformers' name, of ``rows + bias``. Raises UserError for an unknown one."""
+        """Return an activation, by transformers' name, of ``rows + bias``. Raises UserError for an unknown one."""
         if kind not in ACTIVATIONS:
             raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
         function, factor = ACTIVATIONS[kind]
@@ -334,7 +334,7 @@ class VisionGraph:
         return seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=1)
 
     def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
-        """Rows ``[F, side * side, width]`` of a square, resampled along both edges by a matrix ``[few, side]``."""
+        """Return rows ``[F, side * side, width]`` of a square, resampled along both edges by a matrix ``[few, side]``."""
         few, side = matrix.shape
         along = self.constant(f"{name}.matrix", matrix)
         lines = self.node("MatMul", [along, self.reshape(f"{name}.lines", rows, 0, side, side * width)], f"{name}.fewer")
@@ -422,7 +422,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """The inputs, where patches are kept and which tokens they are part of; returns the tensor of pixels."""
+        """Return the inputs, where patches are kept and which tokens they are part of; returns the tensor of pixels."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim
@@ -452,7 +452,7 @@ class ChangedGraph(VisionGraph):
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """The convolution over the changed patches, laid side by side."""
+        """Return the convolution over the changed patches, laid side by side."""
         rows, columns = self.grid
         ends = [self.integers(*numbers) for numbers in ((0, 0), (rows * patch, columns * patch), (2, 3))]
         used = self.node("Slice", [pixels, *ends], f"{name}.used")
@@ -527,7 +527,7 @@ class ChangedGraph(VisionGraph):
         return self.node("Unsqueeze", [found, self.integers(0)], f"{name}.windowed")
 
     def _written(self, key: str, value: str, positions: int, heads: int, name: str) -> list[str]:
-        """All keys and values, those of the call put in place: float32 ``[1, heads, positions, head_dim]``."""
+        """Return all keys and values, those of the call put in place: float32 ``[1, heads, positions, head_dim]``."""
         layer, found = self.layers, []
         self.layers += 1
         for part, rows in (("key", key), ("value", value)):
@@ -541,7 +541,7 @@ class ChangedGraph(VisionGraph):
         return found
 
     def _write_index(self, heads: int) -> str:
-        """``[1, heads, n, 3]``: the place of each row of each head."""
+        """Return ``[1, heads, n, 3]``: the place of each row of each head."""
         if not self.heads:
             self.heads = heads
             by_row = self.reshape("write.rows", "positions", 1, 1, -1, 1)

@@ -165,7 +165,7 @@ class QwenTower(Tower):
         return g.linear(second, inner, self.inner, self.columns, writes=True)
 
     def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
-        """A square's patches, normed, to one token, in row-major order again: ``[G, squares, hidden]``."""
+        """Return a square's patches, normed, to one token, in row-major order again: ``[G, squares, hidden]``."""
         normed, _ = self.norm(g, f"{name}.{self.merger_names[0]}", rows, delta)
         return self.projected(g, name, self.beside(g, name, normed))
 
@@ -180,7 +180,7 @@ class QwenTower(Tower):
         return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
-        """What the tower gives of a layer beside its last one's: ``[G, squares, hidden]`` each."""
+        """Return what the tower gives of a layer beside its last one's: ``[G, squares, hidden]`` each."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
@@ -256,7 +256,7 @@ class Qwen3Tower(QwenTower):
         return g.reorder("vision.ordered", placed, self.layout.order)
 
     def resampled(self, g: VisionGraph) -> Operand:
-        """The square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""
+        """Return the square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""
         c, side, name = g.compute, round(self.position_count**0.5), "vision.pos_embed.weight"
         shape = self.position_count, self.columns
         places = g.residual(g.tensor(name, shape))

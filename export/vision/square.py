@@ -31,7 +31,7 @@ class EncoderTower(Tower):
         self.patch_grid, self.residual = (self.side, self.side), self.columns
 
     def embedded(self, g: VisionGraph, pixels: str, *, has_class: bool = False) -> str:
-        """Patches at their places ``[F, positions, columns]``, after a class token if a norm reads them next."""
+        """Return patches at their places ``[F, positions, columns]``, after a class token if a norm reads them next."""
         name, positions = "vision.embeddings", self.side**2 + has_class
         rows = g.patches(f"{name}.patch_embedding", pixels, self.columns, self.patch, bias=not has_class, writes=not has_class)
         places = g.tensor(f"{name}.position_embedding.weight", (positions, self.columns))
@@ -42,7 +42,7 @@ class EncoderTower(Tower):
         return g.add(name, rows, g.per_position(g.constant(f"{name}.position_embedding", places)))
 
     def states(self, g: VisionGraph, rows: str, layers: int) -> list[str]:
-        """``[F, positions, columns]`` before the first block and after each of the first ``layers``."""
+        """Return ``[F, positions, columns]`` before the first block and after each of the first ``layers``."""
         states, delta, columns, positions = [], "", self.columns, self.side**2 + self.class_tokens
         for layer in range(layers):
             name = f"vision.encoder.layers.{layer}"

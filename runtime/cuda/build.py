@@ -17,7 +17,7 @@ FLAGS = ("-std=c++17", "-O3", "--fatbin", "-Werror", "all-warnings")
 
 
 def nvcc() -> str | None:
-    """The compiler, on PATH or in CUDA_HOME; None where there is none, or EDGEVLM_CUDA=0 disables it."""
+    """Return the compiler, on PATH or in CUDA_HOME; None if there is none, or EDGEVLM_CUDA=0 disables it."""
     if os.environ.get("EDGEVLM_CUDA") == "0":
         return None
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")

@@ -96,7 +96,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Layers as kernels take them, of these lengths: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return layers as kernels take them, of these lengths: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]
@@ -170,12 +170,12 @@ class CudaCache(KVCache):
         self.kernels.driver.main.synchronize()
 
     def held(self, layer: int) -> dict[str, NDArray]:
-        """All that a layer holds, by name: keys and values as copies in the host's memory, all else as views."""
+        """Return all that a layer holds, by name: keys and values as copies in the host's memory, all else as views."""
         held = KVCache.held(self, layer)
         return {name: array.copy() if isinstance(array, DeviceRows) else array for name, array in held.items()}
 
     def _length(self, layer: int) -> int:
-        """Rows of a layer; raises CacheError for one that is not there."""
+        """Return rows of a layer; raises CacheError for one that is not there."""
         return self.seq(layer).shape[1]
 
     def _rows(self, layer: int, part: int) -> DeviceRows:
@@ -215,7 +215,7 @@ CudaCache.__new__(CudaCache)  # as of KVCache: pybind11 notes the subclass now
 def _ledger(
     capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any
 ) -> tuple[Any, ...]:
-    """The arguments of a C++ cache of one rotary pair, which does not turn, beside a cache of these."""
+    """Return the arguments of a C++ cache of one rotary pair, which does not turn, beside a cache of these."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 

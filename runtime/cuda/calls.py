@@ -35,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """A struct whose fields are addresses, or of the type that comes with their names."""
+    """Return a struct whose fields are addresses, or of the type that comes with their names."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -65,17 +65,17 @@ AttentionCall = _struct(
 
 
 def named(kernel: str, dtype: np.dtype) -> str:
-    """The kernel for rows of a dtype."""
+    """Return the kernel for rows of a dtype."""
     return f"{kernel}_{'fp16' if dtype == np.float16 else 'fp32'}"
 
 
 def blocks(rows: int, lanes: int = 1) -> int:
-    """Blocks over ``rows`` rows of ``lanes`` lanes each; at least one."""
+    """Return blocks over ``rows`` rows of ``lanes`` lanes each; at least one."""
     return max(1, -(-rows * lanes // THREADS))
 
 
 def slots_for(rows: int) -> int:
-    """Slots of a table that ``rows`` keys can be found in: a power of two, no more than half full."""
+    """Return slots of a table that ``rows`` keys can be found in: a power of two, no more than half full."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
@@ -90,7 +90,7 @@ def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
 
 
 def aligned(nbytes: int) -> int:
-    """``nbytes`` up to the next multiple of the alignment."""
+    """Return ``nbytes`` up to the next multiple of the alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -117,7 +117,7 @@ class DeviceRows:
         return self.cache.kernels
 
     def copy(self) -> NDArray:
-        """The rows in the host's memory, dense ``[kv_heads, n, head_dim]``."""
+        """Return the rows in the host's memory, dense ``[kv_heads, n, head_dim]``."""
         out = np.empty(self.shape, self.dtype)
         self.cache.copy_out(out, self.layer, self.address)
         return out
@@ -213,9 +213,9 @@ class KernelCall:
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """A kernel's struct: addresses of the arrays that its fields are called after, and ``others``.
+        """Return a kernel's struct: addresses of the arrays that its fields are called after, and ``others``.
 
-        turned: whether keys are turned, or taken as they are stored.
+        turned: rotate the keys; otherwise take them as stored.
         """
         cache, pairs, each = self.cache, self.cache.head_dim // 2, 16 // self.cache.dtype.itemsize
         wide = pairs % each == 0
@@ -235,8 +235,8 @@ class KernelCall:
         self.kernels.launch(kernel, (across, self.cache.kv_heads, len(self.layers)), arguments)
 
     def fetch(self, name: str) -> list[NDArray]:
-        """What the device has made of an array of rows, once all that was launched before is done: ``[kv_heads, n_l]`` a layer,
-        a copy."""
+        """Return what the device has made of an array of rows, once all that was launched before is done: ``[kv_heads, n_l]``
+        a layer, a copy."""
         size, dtype = self._made[name]
         host, driver = self._host(size * dtype.itemsize), self.kernels.driver
         driver.copy_out(host, self[name])
@@ -246,7 +246,7 @@ class KernelCall:
         return [part.reshape(heads, n) for part, n in zip(np.split(flat, ends[:-1]), self.lengths, strict=True)]
 
     def _host(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory that the device copies from and to at full speed."""
+        """Return page-locked host memory, which the device copies at full speed."""
         host = self.kernels.memory.block("host", nbytes, True).host
         assert host is not None
         return host[:nbytes]

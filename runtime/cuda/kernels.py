@@ -27,7 +27,7 @@ Bool = NDArray[np.bool_]
 
 
 def load_fatbin() -> bytes:
-    """The compiled kernels; raises UserError where edgevlm was installed without nvcc."""
+    """Return the compiled kernels; raises UserError if edgevlm was installed without nvcc."""
     fatbin = files(__package__).joinpath(FATBIN)
     if not fatbin.is_file():
         raise UserError(
@@ -241,14 +241,14 @@ def complete_norms(work: KernelCall) -> None:
 
 
 def norms(cache: DeviceCache, layer: int) -> Float32:
-    """The norms of a layer's values, float32 ``[kv_heads, n_l]``, from the arena."""
+    """Return the norms of a layer's values, float32 ``[kv_heads, n_l]``, from the arena."""
     out = np.empty((cache.kv_heads, int(cache.lengths[layer])), np.float32)
     cache.copy_out(out, layer, cache.address[layer][2])
     return out
 
 
 def check_turned(cache: DeviceCache, rotated: bool) -> None:
-    """Raise CacheError where keys must be un-rotated and the axes are unknown."""
+    """Raise CacheError if keys must be un-rotated and the axes are unknown."""
     if not rotated and cache.axes > 1 and cache.pair_axis is None:
         raise CacheError(
             f"cannot un-rotate keys with {cache.axes} position axes: open the cache with the sections that each axis turns"
@@ -286,7 +286,7 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """How many patches the rows of a mask can have at most, by the rectangle that they are in."""
+    """Return how many patches the rows of a mask can have at most, by the rectangle that they are in."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)

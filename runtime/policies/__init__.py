@@ -30,12 +30,12 @@ __all__ = [
 
 
 def evicting() -> list[str]:
-    """Names of edgevlm's policies that compress and need no store."""
+    """Return names of edgevlm's policies that compress and need no store."""
     return [name for name, policy in POLICIES.items() if policy.bounded and not issubclass(policy, Retrieval)]
 
 
 def find_policy(name: str) -> type[Policy]:
-    """The class of a policy: edgevlm's, of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
+    """Return the class of a policy: edgevlm's, of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
 
     Raises UserError for a name that is not known, naming the nearest, and for a class that is not a policy.
     """

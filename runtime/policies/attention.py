@@ -94,7 +94,7 @@ class SeqScores(Stateful):
             raise ValueError(f"scores {list(self._score.shape)} of {list(self._seq.shape)} tokens, {self._count} of them valid")
 
     def get(self, seq: Int64) -> Float64:
-        """The score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""
+        """Return the score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""
         out = np.zeros(seq.shape)
         if self._count:
             place = kernels.index_of(seq, self._seq[:, : self._count])

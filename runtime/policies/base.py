@@ -135,7 +135,7 @@ class Policy(Stateful):
 
     @classmethod
     def problem(cls) -> str:
-        """What is wrong with how the class is written, with its place; empty where nothing is."""
+        """Return what is wrong with how the class is written, with its place; empty if nothing is."""
         written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
         if cls.bounded and not written:
             return f"{cls.__name__} defines neither score() nor compress()"
@@ -148,7 +148,7 @@ class Policy(Stateful):
         return ""
 
     def check_declared(self) -> None:
-        """Raise UserError where a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
+        """Raise UserError if a policy that is not edgevlm's keeps arrays that ``state_fields`` does not name."""
         if is_foreign(self) and (names := self.undeclared()):
             raise UserError(
                 f"policy {self.name} keeps arrays in {', '.join(names)}, which state_fields must name: they count in its "
@@ -310,14 +310,14 @@ class EvictsOnDemand(Policy):
 
 
 def without_lone_text(layer: Layer, keep: Bool) -> Bool:
-    """``keep`` without the text of frames of which no head keeps a token."""
+    """Return ``keep`` without the text of frames of which no head keeps a token."""
     kind, frame = layer.kind, layer.frame
     text = (kind == Kind.TEXT) & (frame >= 0)
     return keep & ~(text & ~np.isin(frame, frame[keep & (kind == Kind.VISION)])) if text.any() else keep
 
 
 def tokens_of(fraction: float, count: int) -> int:
-    """``floor(fraction * count)`` that does not fall below an exact product by rounding (0.75 * 4 is 3)."""
+    """Return ``floor(fraction * count)`` that does not fall below an exact product by rounding (0.75 * 4 is 3)."""
     return math.floor(fraction * count + 1e-9)
 
 
@@ -325,14 +325,14 @@ def setting(
     default: Any, help: str, *, above: float | None = None, at_least: float | None = None, below: float | None = None,
     at_most: float | None = None,
 ) -> Any:  # fmt: skip
-    """A field that the command line sets: its default, what it means in one sentence, and the range of its numbers."""
+    """Return a field that the command line sets: its default, what it means in one sentence, and the range of its numbers."""
     edges = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     span = {word: edge for word, edge in edges.items() if edge is not None}
     return field(default=default, metadata={"help": help, "range": span})
 
 
 def setting_fields(policy: type[Policy]) -> tuple[Field[Any], ...]:
-    """The settings of a policy, in order; none for one that is not a dataclass."""
+    """Return the settings of a policy, in order; none for one that is not a dataclass."""
     return fields(policy) if is_dataclass(policy) else ()
 
 
@@ -342,7 +342,7 @@ TESTS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def out_of_range(each: Field[Any], value: float) -> str:
-    """What is wrong with a value of a setting, ``must be above 0 and at most 1, not 3``; empty where nothing is."""
+    """Return what is wrong with a value of a setting, ``must be above 0 and at most 1, not 3``; empty if nothing is."""
     span = each.metadata.get("range", {})
     if all(TESTS[word](value, edge) for word, edge in span.items()):
         return ""

@@ -76,7 +76,7 @@ class SimpleStream(Policy):
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """What is past leaves even where there is room."""
+        """Return what is past leaves even where there is room."""
         coming = 1 if self.shape.thinned else rows // self._per_frame
         oldest = int(cache.confirmed(0).max(initial=-1)) + coming - self._frames + 1
         keep = [without_lone_text(layer, layer.fixed | (layer.confirmed >= oldest)) for layer in layers_of(cache)]
@@ -118,7 +118,7 @@ class Uniform(SteadyTarget):
 
 
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
-    """How many tokens of each frame stay, summing to ``target``.
+    """Return how many tokens of each frame stay, summing to ``target``.
 
     frames: rising frame numbers ``[m]``, which hold ``held`` ``[m]`` tokens each; ``per_frame`` is a complete frame's.
     """
@@ -132,7 +132,7 @@ def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
 
 
 def _next_to_go(frames: Int64, incomplete: Bool) -> int:
-    """The index of the frame to drop next: an incomplete one, or that with the smallest gap between its neighbours."""
+    """Return the index of the frame to drop next: an incomplete one, or that with the smallest gap between its neighbours."""
     last = len(frames) - 1
     if incomplete[:last].any():
         return int(np.argmax(incomplete[:last]))
@@ -155,7 +155,7 @@ class RandomTokens(SteadyTarget):
     paper: ClassVar[str] = "baseline (reservoir sampling)"
 
     def score(self, layer: Layer) -> Float32:
-        """The rank of each token's priority, which float32 holds exactly."""
+        """Return the rank of each token's priority, which float32 holds exactly."""
         seq = layer.seq
         drawn = priority(seq, mix(mix(np.full(1, self.seed % 2**64, np.uint64))))
         rank = np.empty(seq.shape, np.float32)
@@ -164,12 +164,12 @@ class RandomTokens(SteadyTarget):
 
 
 def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
-    """The priority of each token; under one key no two are the same."""
+    """Return the priority of each token; under one key no two are the same."""
     return mix(mix(seq.astype(np.uint64)) ^ key)
 
 
 def mix(x: UInt64) -> UInt64:
-    """SplitMix64, a bijection of 64 bits whose outputs look random."""
+    """Return SplitMix64, a bijection of 64 bits whose outputs look random."""
     x = x + STEP
     x = (x ^ (x >> np.uint64(30))) * FIRST
     x = (x ^ (x >> np.uint64(27))) * SECOND

@@ -31,7 +31,7 @@ class Description:
 
 
 def describe(policy: type[Policy]) -> Description:
-    """A policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
+    """Return a policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
     settings = []

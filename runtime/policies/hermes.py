@@ -58,7 +58,7 @@ class Hermes(FixedTarget):
         return f"default depths, {depths}, as the model's layers were not measured (edgevlm calibrate)"
 
     def kind_of(self, layer: int) -> int:
-        """0 for a shallow layer, 1 for a middle one, 2 for a deep one."""
+        """Return 0 for a shallow layer, 1 for a middle one, 2 for a deep one."""
         return int(layer >= self._middle_from) + int(layer >= self._deep_from)
 
     @property
@@ -96,7 +96,7 @@ class Hermes(FixedTarget):
         return summary_of(layer, ~keep, weight)
 
     def competing(self, layer: Layer) -> Bool:
-        """The rows that compete, ``[n]``, the same in all heads."""
+        """Return the rows that compete, ``[n]``, the same in all heads."""
         return np.asarray(layer.kind[0] == Kind.VISION)
 
     def smooth(self, layers: Sequence[Layer], scores: Sequence[Float64]) -> list[Float64]:
@@ -120,14 +120,14 @@ class Hermes(FixedTarget):
         return attended if depth == 2 else (1 - omega) * attended + omega * normalised(recency(layer.seq[0, among], k))
 
     def fading(self, layer: int) -> tuple[float, float]:
-        """The layer's k and omega, which fall over the middle layers (App. D)."""
+        """Return the layer's k and omega, which fall over the middle layers (App. D)."""
         middle = self._deep_from - self._middle_from
         x = (layer - self._middle_from) / middle if self.kind_of(layer) == 1 else 0.0
         return self._k[0] - self._k[1] * x, self._omega[0] - self._omega[1] * x
 
 
 def normalised(score: Float64, added: float = 0.0) -> Float64:
-    """Min-max over one layer's tokens, ``added`` to the range; 0 where all are equal or one is not a number."""
+    """Return Min-max over one layer's tokens, ``added`` to the range; 0 where all are equal or one is not a number."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
     return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 

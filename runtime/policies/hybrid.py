@@ -59,7 +59,7 @@ class ClusterIndex(Stateful):
         return width + 2 * _scales(width) + sketch_bytes + 40
 
     def means(self) -> Float32:
-        """The mean keys, ``[clusters, width]``."""
+        """Return the mean keys, ``[clusters, width]``."""
         return self._dequantize(np.s_[: self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
@@ -187,7 +187,7 @@ class KeySketches(Stateful):
         self.middle[layer], self.spread[layer] = keys.mean(1, keepdims=True), keys.std(1, keepdims=True) + np.float32(1e-3)
 
     def normal(self, keys: Float32) -> Float32:
-        """The deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled by channel: ``[n, width + 1]``.
+        """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled by channel: ``[n, width + 1]``.
 
         The last number is a constant, as large as the others' usual norm, so that keys near the middle are alike instead of
         having any angle. Cosines of raw keys are all near 1 where keys share a large mean.
@@ -196,7 +196,7 @@ class KeySketches(Stateful):
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
 
     def of(self, keys: Float32) -> NDArray[np.uint8]:
-        """The sketches ``[n, bytes]`` of tokens' un-rotated keys ``[layers, kv_heads, n, head_dim]``."""
+        """Return the sketches ``[n, bytes]`` of tokens' un-rotated keys ``[layers, kv_heads, n, head_dim]``."""
         z = ((keys - self.middle) / self.spread)[..., self._slow]
         bits = np.packbits(np.stack([z > 0, np.abs(z) > self.STEP], -2), -1)  # [layers, kv_heads, n, 2, bytes]
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)

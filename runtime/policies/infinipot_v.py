@@ -98,7 +98,7 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """The rows of recent frames; where only what changed enters, as many rows as whole frames have."""
+        """Return the rows of recent frames; where only what changed enters, as many rows as whole frames have."""
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)
@@ -111,7 +111,7 @@ class InfiniPotV(FixedTarget):
         return WINDOWS[4 * layer // self.shape.layers]
 
     def _window(self, layer: int, norms: Float32) -> int:
-        """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
+        """Return the pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
         if not self.thresholds:
             return self._preset(layer)
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
@@ -123,5 +123,5 @@ def vision_of(layer: Layer) -> Bool:
 
 
 def variation(norms: Float32) -> float:
-    """The coefficient of variation, sigma / mu, of value norms (Alg. 2, line 18); all heads of a layer together."""
+    """Return the coefficient of variation, sigma / mu, of value norms (Alg. 2, line 18); all heads of a layer together."""
     return float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))

@@ -75,14 +75,14 @@ class EarlyVariance(Stateful):
 
 
 def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Cosine of vectors ``[..., width]``, 0 with a zero vector."""
+    """Return cosine of vectors ``[..., width]``, 0 with a zero vector."""
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
 
 
 def units(rows: NDArray[np.floating]) -> Float64:
-    """Rows ``[n, width]`` of length 1 in float64, zero ones as they are."""
+    """Return rows ``[n, width]`` of length 1 in float64, zero ones as they are."""
     wide = rows.astype(np.float64)
     length = np.linalg.norm(wide, axis=-1, keepdims=True)
     return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
@@ -161,7 +161,7 @@ class Partitions(Stateful):
         return 4 * width + 8 + 8 + 4
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
-        """The partition of each of ``frames``, of those last taken in."""
+        """Return the partition of each of ``frames``, of those last taken in."""
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
@@ -487,7 +487,7 @@ class Mosaic(Retrieval):
             self.clusters.changed = False
 
     def always(self, layer: int) -> Sequence[Block]:
-        """The representatives of all clusters, each at the place of its newest member."""
+        """Return the representatives of all clusters, each at the place of its newest member."""
         return self.clusters.representatives(layer)
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:

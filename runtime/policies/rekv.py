@@ -106,7 +106,7 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """``most`` numbers of ``[first, end)`` at even distances, or all of them: the middle of each of as many parts."""
+    """Return ``most`` numbers of ``[first, end)`` at even distances, or all of them: the middle of each of as many parts."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 
@@ -163,7 +163,7 @@ class ReKV(QuestionRetrieval):
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """The same blocks for every KV head."""
+        """Return the same blocks for every KV head."""
         heads, layers = self.cache.kv_heads, self.shape.layers
         most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
         asked = query.mean(1).reshape(heads, -1, query.shape[2]).sum(1)  # of each KV head

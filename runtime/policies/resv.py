@@ -78,7 +78,7 @@ class HashClusters(Stateful):
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
-        """WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
+        """Return WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
 
         query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: the highest score of a cluster in the
         rows that choose it, -1 for the others. Scores are the row's softmax of ``q k / sqrt(head_dim)`` over all clusters; a
@@ -131,7 +131,7 @@ class RowClusters(Stateful):
         self._seq[new], self._slot[..., new], self._held = seq, slot, new.stop
 
     def of(self, layer: int, seq: Int64) -> Int32:
-        """The slots of rows ``[kv_heads, n]`` in any order, -1 of those that are not known."""
+        """Return the slots of rows ``[kv_heads, n]`` in any order, -1 of those that are not known."""
         if not self._held:
             return np.full(seq.shape, -1, np.int32)
         at = np.minimum(np.searchsorted(self.seq, seq), self._held - 1)
@@ -232,7 +232,7 @@ class ReSV(Retrieval):
         self.row_clusters.add(came, np.stack(slots))
 
     def _in_the_middle(self, keys: Float32, positions: Float32) -> Float32:
-        """Keys ``[n, head_dim]`` at ``positions`` ``[n, axes]``, turned to the middle of the working set's positions."""
+        """Return keys ``[n, head_dim]`` at ``positions`` ``[n, axes]``, turned to the middle of the working set's positions."""
         return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
@@ -276,7 +276,7 @@ class ReSV(Retrieval):
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
-        """The blocks that rows ``[heads, S, head_dim]`` choose of a layer by WiCSum, best first, for each KV head.
+        """Return the blocks that rows ``[heads, S, head_dim]`` choose of a layer by WiCSum, best first, for each KV head.
 
         No more than fit in the working set; with the number of rows that this leaves out.
         """
@@ -292,7 +292,7 @@ class ReSV(Retrieval):
 
 
 def positions_of(cache: KVCache, layer: int) -> Float32:
-    """Positions of rows, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
+    """Return positions of rows, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
     position = cache.position(layer).astype(np.float32)
     if cache.axes > 1:
         position[..., 1] -= cache.row(layer)

@@ -69,7 +69,7 @@ class Retrieval(Policy, ABC):
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
         self.merges = self.lost = 0  # clusters that joined another for want of a slot, and what the store lost
         self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
-        self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the call at hand
+        self._tables = np.zeros((2, 0, 0), np.float32)  # cosines and sines of the current call
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
 
     @property
@@ -117,12 +117,12 @@ class Retrieval(Policy, ABC):
         self._tables = np.stack([cos, sin])
 
     def unrotated(self, query: Float32) -> Float32:
-        """Queries ``[heads, S, head_dim]`` of the call at hand as they were before their rotary embedding."""
+        """Queries ``[heads, S, head_dim]`` of the current call as they were before their rotary embedding."""
         (cos, sin), (low, high) = self._tables, np.split(query, 2, -1)
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Rows of the working set that every call attends to, one block a KV head; read when the set is filled again."""
+        """Return rows of the working set that every call attends to, one block a KV head; read when the set is filled again."""
         return []
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Retrieval(Policy, ABC):
         """Remove blocks that the store has lost from the index."""
 
     def state(self) -> State:
-        """The fields, and what the store needs to continue."""
+        """Return the fields, and what the store needs to continue."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
         if self.store.stats.lost != lost:  # what was waiting has been written over it; and now nothing waits
@@ -203,7 +203,7 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """The blocks for a question's un-rotated rows ``[heads, S, head_dim]``."""
+        """Return the blocks for a question's un-rotated rows ``[heads, S, head_dim]``."""
 
 
 def row_bytes(cache: KVCache) -> int:
@@ -212,12 +212,12 @@ def row_bytes(cache: KVCache) -> int:
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
-    """Rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. Copies."""
+    """Return rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. Copies."""
     parts = [np.asarray(getattr(cache, name)(layer)) for name in Block.__slots__]
     return Block(*[np.take_along_axis(part, rows if part.ndim == 2 else rows[..., None], 1) for part in parts])
 
 
 def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
-    """The rows of a mask ``[kv_heads, n_l]``, as many of each head, in the order of the stream: ``[kv_heads, m]``."""
+    """Return the rows of a mask ``[kv_heads, n_l]``, as many of each head, in the order of the stream: ``[kv_heads, m]``."""
     rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
     return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)

@@ -59,7 +59,7 @@ class SnapKV(FixedTarget):
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
-    """The largest ``score`` of the ``kernel`` nearest rows by ``seq`` ``among`` each head's; all ``[kv_heads, n]``.
+    """Return the largest ``score`` of the ``kernel`` nearest rows by ``seq`` ``among`` each head's; all ``[kv_heads, n]``.
 
     As many rows in each head. Neighbours beyond either end are left out; rows not ``among`` get 0.
     """

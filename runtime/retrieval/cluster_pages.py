@@ -58,7 +58,7 @@ class ClusterPages(Stateful):
         return MAX_RUNS * (8 + 4 + 4)
 
     def held(self, layer: int) -> Int32:
-        """Rows of each cluster of a layer that are not lost, ``[kv_heads, slots]``."""
+        """Return rows of each cluster of a layer that are not lost, ``[kv_heads, slots]``."""
         held: Int32 = (self.rows[layer] - self.missing[layer]).sum(2, dtype=np.int32)
         return held
 
@@ -97,11 +97,11 @@ class ClusterPages(Stateful):
         self._write(layer, head, {slot: [] for slot in gone.tolist()} | runs_of)
 
     def block_ids(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
-        """All blocks of these slots."""
+        """Return all blocks of these slots."""
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
-        """All rows of these slots; the store no longer has them."""
+        """Return all rows of these slots; the store no longer has them."""
         numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)

@@ -118,7 +118,7 @@ class WorkingSet(Stateful):
 
 
 def contiguous(rows: Block, first: int) -> Int32:
-    """Positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
+    """Return positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
 
     On one axis the rank by ``seq``; on three (M-RoPE) the frame's rank, and the patch's own row and column.
     """
@@ -146,12 +146,12 @@ def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
 
 
 def head_of(scale: Float32 | None, head: int) -> Float32 | None:
-    """The scale of one KV head, ``[1, head_dim]``."""
+    """Return the scale of one KV head, ``[1, head_dim]``."""
     return None if scale is None else scale[head : head + 1]
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Keys of a block of all KV heads of a layer, or of one, without their rotation: float32 ``[H, n, head_dim]``."""
+    """Return keys of a block of all KV heads of a layer, or of one, without their rotation: float32 ``[H, n, head_dim]``."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)

@@ -186,7 +186,7 @@ def as_os_error() -> Iterator[None]:
 
 
 class SnapshotKey:
-    """A key of age, ``AGE-SECRET-KEY-1...``, as text; lines of ``#`` are comments. Raises UserError, without repeating it."""
+    """An age key, ``AGE-SECRET-KEY-1...``, as text. Lines with ``#`` are comments. Raises UserError without repeating it."""
 
     def __init__(self, text: str) -> None:
         self._age = _pyrage()
@@ -300,7 +300,7 @@ class SnapshotDirectory:
         return None, refused
 
     def _set_aside(self, paths: list[PurePath]) -> None:
-        """Rename snapshots to OTHER, in place of earlier ones. Raises OSError."""
+        """Rename snapshots to OTHER, replacing earlier ones. Raises OSError."""
         storage: Any = self.storage
         for path in storage.others() if paths else ():
             if path.stem.isdecimal():

@@ -67,7 +67,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 
 
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
-    """Rows to keep, ``[kv_heads, n]``, the same number in each head; text goes with its frames.
+    """Return rows to keep, ``[kv_heads, n]``, the same number in each head; text goes with its frames.
 
     oldest: the first frame that may lose rows from outside the window.
     """

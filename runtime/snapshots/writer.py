@@ -57,7 +57,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncod
 
 
 def model_hash(bundle: Bundle) -> str:
-    """Return the SHA-256 of a bundle's contents, calibration included; the same for every frame size that it takes."""
+    """Return the SHA-256 of a bundle's contents, calibration included. It does not depend on the frame size."""
     later = {each.name: each.default for each in fields(bundle.chat) if each.name in LATER}
     by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
     described = {
@@ -234,7 +234,7 @@ class SnapshotWriter:
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
         """Replace the directory's snapshots by one of a session that this writer does not follow, and release it.
 
-        Raises UserError where that cannot be written.
+        Raises UserError if that cannot be written.
         """
         self._session, self._identity, self.buffer = session, identity, CaptureBuffer(0)
         try:
@@ -330,7 +330,7 @@ def written_at(about: Mapping[str, Any]) -> Instant:
 
 
 def ago(seconds: float) -> str:
-    """``90 s``, ``12 min``, ``5 h``, ``3 days``."""
+    """Return ``90 s``, ``12 min``, ``5 h``, ``3 days``."""
     for least, size, unit in ((172_800, 86_400, "days"), (7200, 3600, "h"), (120, 60, "min")):
         if seconds >= least:
             return f"{seconds / size:.0f} {unit}"

@@ -103,7 +103,7 @@ class BlockTable:
         self._used += 1
 
     def extent(self, number: int) -> Extent | None:
-        """The place of a block in the file; None where it is not there."""
+        """Return the place of a block in the file; None if it is not there."""
         at = self._find(number)
         extent = Extent(*self._place[at].item()) if at >= 0 else None
         return extent if extent is not None and extent.offset else None
@@ -119,14 +119,14 @@ class BlockTable:
         self._place[self._find(number)]["offset"] = _REMOVED
 
     def between(self, begin: int, end: int) -> list[tuple[int, Extent]]:
-        """Blocks whose records begin there, and their places, in the order of the file."""
+        """Return blocks whose records begin there, and their places, in the order of the file."""
         place = self._place[: self._used]
         at = np.flatnonzero((place["offset"] >= begin) & (place["offset"] < end))
         at = at[np.argsort(place["offset"][at])]
         return [(number, Extent(*row)) for number, row in zip(self._number[at].tolist(), place[at].tolist(), strict=True)]
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray]:
-        """Numbers and places of all blocks, copies."""
+        """Return numbers and places of all blocks, copies."""
         held = self._place["offset"][: self._used] != _REMOVED
         return self._number[: self._used][held], self._place[: self._used][held]
 
@@ -215,7 +215,7 @@ class Store:
         return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Give these blocks the next free numbers, in this order; returns those. Lost blocks get none."""
+        """Number these blocks in order and return the numbers. Lost blocks get none."""
         with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
