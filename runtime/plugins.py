@@ -123,7 +123,9 @@ def _from_file(text: str) -> Any:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     module = _module(path.resolve())
-    classes = [key for key, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
+    classes = [
+        key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
     if not name:
         raise UserError(f"{path}: which class of it? {nearest('', [f'{path}:{known}' for known in classes])}")
     if not hasattr(module, name):
