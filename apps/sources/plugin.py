@@ -82,8 +82,11 @@ def open_plugin(name: str, target: str, options: SourceOptions) -> Source:
         found: Any = GeneratorSource(name, made, target, options, check)
     elif isinstance(made, type) and issubclass(made, Source):
         opened: Any = made
-        with blamed(what, made, SourceError):
-            found = opened(target, options)
+        try:
+            with blamed(what, made, SourceError):
+                found = opened(target, options)
+        except TypeError as error:  # raised by the call itself: an abstract class, or other parameters
+            raise check.wrong(f"cannot be made of (target, options): {error}") from None
     else:
         raise check.wrong("is neither a subclass of edgevlm.extend.Source nor a generator function")
     found.name = getattr(found, "name", name)

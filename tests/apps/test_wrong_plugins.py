@@ -1,4 +1,4 @@
-"""Twenty wrong plugins: each ends its command with status 2 and one line that names it and, where it has one, its place.
+"""Wrong plugins: each ends its command with status 2 and one line that names it and, where it has one, its place.
 
 The line of a file that is to be named ends with ``# here``; ``{file}`` and ``{line}`` stand for it in what is printed.
 """
@@ -17,6 +17,7 @@ HEAD = """\
 from dataclasses import dataclass
 import numpy as np
 from edgevlm.extend import Frame, OnnxRuntimeCpu, Policy, Source, setting
+joined = str.join  # has no __module__
 
 """
 POLICIES = {
@@ -90,6 +91,10 @@ SOURCES = {
     "another parameter": (
         "def Mine(url):  # here\n    yield 1\n",
         r"source {file}:Mine takes 'url', and a source is given target, fps and options \({file}, line {line}\)",
+    ),
+    "no read": (
+        "class Mine(Source):  # here\n    name = 'mine'\n",
+        r"source {file}:Mine cannot be made of \(target, options\): .* \({file}, line {line}\)",
     ),
     "no frames": (
         "class Mine(Source):  # here\n    name = 'mine'\n    def __init__(self, target, options): ...\n"
