@@ -57,7 +57,7 @@ class Grammar:
             with _lock:
                 if model not in _tokenizers:
                     _tokenizers[model] = LLTokenizer(model.tokenizer.to_str(), eos_token=model.bundle.chat.stop_ids[0])
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             why = str(error).splitlines()[0][:200]
             raise UserError(f"this model cannot write JSON of this schema ({why}); give choices, or another schema") from None
         self._matcher = LLMatcher(_tokenizers[model], grammar, log_level=0, limits=LIMITS)

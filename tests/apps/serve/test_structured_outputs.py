@@ -102,6 +102,7 @@ def test_a_stop_cuts_what_follows_a_form_too(server):
         ("tiny", schema({"type": "string", "pattern": 2000 * ".*"}), None),  # found out at its second token
         ("tiny", schema({"type": "integer", "multipleOf": 9_999_991}), "response_format.json_schema"),
         ("tiny", schema({"type": "integer", "multipleOf": True}), "response_format.json_schema"),
+        ("tiny", schema({"type": "integer", "multipleOf": 10**400}), "response_format.json_schema"),
         ("tiny", schema(OPEN), "response_format.json_schema"),  # half a second a token
         ("tiny", schema(json.loads(900 * '{"items":' + "true" + 900 * "}")), "response_format.json_schema"),
         ("tiny", schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 99.1}]}), "response_format.json_schema"),
