@@ -344,9 +344,9 @@ def _lines_of(text: str) -> dict[tuple[str, ...], int]:
     found, counts, table = dict[tuple[str, ...], int](), Counter[tuple[str, ...]](), tuple[str, ...]()
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*(\[{0,2})\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*[]=]""", line)
-        if match is None:
+        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", match[2])) if match else ()
+        if match is None or not parts:
             continue
-        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", match[2]))
         if match[1]:
             table = (parts[0], id_of(parts[1]), *parts[2:]) if parts[0] == "cameras" and len(parts) > 1 else parts
             table += (str(counts[table]),) if match[1] == "[[" else ()
