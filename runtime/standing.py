@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -42,8 +41,8 @@ class StandingQuestion(threading.Thread):
     """
 
     def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:
-        if not 0 < every < math.inf:
-            raise UserError(f"every={every:g}: give seconds above 0")
+        if not isinstance(every, int | float) or not 0 < every <= threading.TIMEOUT_MAX:
+            raise UserError(f"every={every!r}: give seconds above 0, at most {threading.TIMEOUT_MAX:g}")
         super().__init__(name="edgevlm-question", daemon=True)
         self._session, self._callback, self._every = session, callback, every
         self._question, self._ended, self._failed, self.is_yes = question, threading.Event(), False, False

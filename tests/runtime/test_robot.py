@@ -66,8 +66,15 @@ def test_a_question_calls_back_when_its_answer_changes_and_not_between(session, 
     assert changes == [(True, 0.7), (False, 0.3)]
     (line,) = said
     assert re.fullmatch(rf"callback failed: ValueError: robot fell over \({re.escape(__file__)}, line \d+\)", line)
-    with pytest.raises(UserError, match="every=0: give seconds above 0"):
-        session.on("is there a circle now?", callback, every=0)
+    for every in (0, "1", float("nan"), 1e12):
+        with pytest.raises(UserError, match=f"every={every!r}: give seconds above 0".replace("+", "\\+")):
+            session.on("is there a circle now?", callback, every=every)
+
+
+def test_cancelled_questions_do_not_pile_up(session):
+    for _ in range(3):
+        session.on("is there a circle now?", print).cancel()
+    assert len(session._standing) == 1
 
 
 def test_a_question_ends_with_its_session(session):
