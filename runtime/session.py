@@ -439,7 +439,7 @@ class Session:
 
         Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
         out of range, for choices that cannot be distinguished or are longer than an answer, for too many pictures, for a window
-        of time that ends before it begins, or that policy or engine cannot see only, and after :meth:`close`.
+        of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -603,8 +603,8 @@ class Session:
         standing = StandingQuestion(self, question, callback, every)
         with self._asking:
             self._check_open()
-            self._standing.append(standing)
-        standing.start()
+            standing.start()
+            self._standing = [*filter(StandingQuestion.is_alive, self._standing), standing]
         return standing
 
     def memory(self) -> HeldFrames:
