@@ -45,20 +45,21 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
     """Make what encodes only the changes; None where whole frames are encoded.
 
     ``auto`` is what calibration found, else what changed; if the engine, the frames' size and a quarter of the free memory
-    allow it. A stream of whole frames, as earlier versions kept it, resumes as one. Raises UserError if ``changed`` was
-    asked for and cannot be.
+    allow it. A stream resumes as it was kept: of whole frames, as earlier versions did, or of changes, in what memory is free.
+    Raises UserError if ``changed`` was asked for and cannot be.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
         return ChangedEncoder(model.engine, model.bundle, changed, copies)
     choices = model.bundle.choices()
     found = choices.encode if choices else None
-    if name == ALL or (found and not found.setting) or (writer and writer.kept(model.bundle).get("encode") == ALL):
+    kept = writer.kept(model.bundle).get("encode") if writer else None
+    if name == ALL or (found and not found.setting) or kept == ALL:
         return None
     if found and found.setting:
         changed = parse_encode(found.setting)[1]
     try:
-        return ChangedEncoder(model.engine, model.bundle, changed, 4 * copies)
+        return ChangedEncoder(model.engine, model.bundle, changed, copies if kept else 4 * copies)
     except UserError:
         return None
 

@@ -334,3 +334,14 @@ def test_a_bundle_without_the_graph_says_so(model):
         pytest.skip("this one has it")
     with pytest.raises(UserError, match="give --encode all, or export"):
         opened(model, "changed")
+
+
+def test_a_stream_that_encoded_changes_resumes_where_a_new_one_would_encode_all(faked, tmp_path, monkeypatch):
+    model, _ = faked
+    with opened(model, "auto", state=tmp_path / "state") as session:
+        session.watch(next(iter(frames(1, model))))
+    free = 3 * model.bundle.vision.changed.cache_bytes
+    monkeypatch.setattr(changes, "available", lambda: SimpleNamespace(free=free))
+    for state, encoder in (("state", ChangedEncoder), ("other", type(None))):
+        with opened(model, "auto", state=tmp_path / state) as session:
+            assert isinstance(session._chunk.encoder, encoder)
