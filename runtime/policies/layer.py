@@ -123,8 +123,9 @@ class Layer:
     def time(self) -> NDArray[np.float64]:
         """When a row's frame was seen, in seconds of the stream; 0 for text outside frames."""
         times = self.shared.times
-        known = times is not None and len(times.frame)
-        return np.interp(self.frame, times.frame, times.seconds) if times and known else np.zeros(self.frame.shape)
+        if times is None or not len(times.frame):
+            return np.zeros(self.frame.shape)
+        return np.where(self.frame < 0, 0.0, np.interp(self.frame, times.frame, times.seconds))
 
     @cached_property
     def keys(self) -> Float32:
@@ -222,7 +223,7 @@ class Layer:
         gone: the rows that leave. into: ``[kv_heads, n]``, for each of them the row of its head that takes it in. weight:
         ``[kv_heads, n]``, how many tokens each row represents. A row that takes others in has the weighted mean of their keys
         (un-rotated, then rotated to its own position) and values, and stays what and where it is otherwise. Raises UserError
-        for a row that leaves itself, or is fixed.
+        for a row that leaves itself, or is fixed, and for weights whose sum is not above 0.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),
@@ -237,6 +238,8 @@ class Layer:
                 raise UserError(f"merge: in layer {self.index}, KV head {head}, `into` names a row that leaves or is fixed")
             changed[head, places] = True
             total = weights[head, places] + np.bincount(which, weights[head, rows], len(places)).astype(np.float32)
+            if not (total > 0).all():
+                raise UserError(f"merge: in layer {self.index}, KV head {head}, weights do not add up to more than 0")
             for part in (keys[head], values[head]):
                 mean = weights[head, places, None] * part[places]
                 np.add.at(mean, which, weights[head, rows, None] * part[rows])

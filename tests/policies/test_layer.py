@@ -31,10 +31,11 @@ def at(layer):
 def test_keys_are_those_before_rotation_and_times_those_of_their_frames(dtype, axes):
     filled, times = filled_with(dtype, axes), FrameTimes()
     for frame in range(4):
-        times.add(frame, 0.5 * frame)
+        times.add(frame, 3 + 0.5 * frame)
     layer = Layer(filled.cache, 1, shared=Compression(times=times))
     np.testing.assert_allclose(turned(layer.keys, at(layer)), filled.cache.dequantize("key", 1), atol=2e-6)
-    assert (layer.time[layer.free] == 0.5 * layer.frame[layer.free]).all()
+    assert (layer.time[layer.free] == 3 + 0.5 * layer.frame[layer.free]).all()
+    assert not layer.time[layer.frame < 0].any()
     assert layer.fixed.sum(1).tolist() == [PREFIX] * HEADS
 
 
@@ -81,3 +82,10 @@ def test_a_merge_into_a_row_that_does_not_stay_is_refused(into):
     with pytest.raises(UserError, match="layer 0, KV head 0, `into` names a row that leaves or is fixed"):
         layer.merge(layer.free & ~layer.newest(4), np.full(layer.seq.shape, into))
     assert (layer.kind == Kind.PREFIX).sum() == HEADS * PREFIX
+
+
+def test_a_merge_by_weights_of_zero_is_refused():
+    layer = Layer(filled_with("fp32", 1).cache, 0, target=4)
+    newest = layer.newest(1).argmax(1)[:, None].repeat(layer.seq.shape[1], 1)
+    with pytest.raises(UserError, match="layer 0, KV head 0, weights do not add up to more than 0"):
+        layer.merge(layer.free & ~layer.newest(4), newest, 0.0)
