@@ -32,7 +32,7 @@ FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when wri
 class Model:
     """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world.
 
-    Its sessions submit their work to ``scheduler``, whose thread only calls the engine.
+    Its sessions submit their work to ``scheduler``, and only its thread calls the engine.
     """
 
     bundle: Bundle
@@ -132,7 +132,7 @@ class Model:
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
-    """Return a bundle's tokenizer. Raises BundleError for an invalid file, or that does not go with the model."""
+    """Return a bundle's tokenizer. Raises BundleError for a file that is invalid, or does not go with the model."""
     path, chat = bundle.file(bundle.chat.tokenizer), bundle.chat
     again = "export the model again"
     if bundle.files[path.name].bytes > LARGEST_TOKENIZER:
