@@ -137,7 +137,7 @@ class Backbone:
         )
 
     def matrices(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, tuple[int, int]]]:
-        """Return each part of a layer to its canonical place and its shape (out, in)."""
+        """Map each part of a layer to its canonical place and its shape (out, in)."""
         sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
         sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
         sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
@@ -145,7 +145,7 @@ class Backbone:
         return {part: (f"text.layers.{layer}.{block[part]}.{part}_proj", size) for part, size in sizes.items()}
 
     def vectors(self, s: DecoderShape, layer: int) -> dict[str, tuple[str, int]]:
-        """Return each norm and bias of a layer, ``q.bias`` for example, to its canonical name and its size."""
+        """Map each norm and bias of a layer, ``q.bias`` for example, to its canonical name and its size."""
         place, matrices = f"text.layers.{layer}", self.matrices(s, layer)
         found = {"input": (f"{place}.input_layernorm.weight", s.hidden)}
         found["mlp"] = (f"{place}.post_attention_layernorm.weight", s.hidden)

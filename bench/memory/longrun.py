@@ -108,7 +108,7 @@ def measure(
 
 
 def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
-    """Return each question once, after one that does not count."""
+    """Ask each question once, after one that does not count."""
     session.ask(asked[-1][0]).wait()
     right: dict[str, list[bool]] = defaultdict(list)
     before, ttft_ms = moved_bytes(session), []

@@ -124,7 +124,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
 
 
 def _turns(sessions: dict[str, Session], baseline: TorchBaseline, chunks: int, size: int) -> list[Side]:
-    """Return all watch a chunk, then all are asked, chunk by chunk; the baseline is the last."""
+    """Let all watch a chunk, then ask all, chunk by chunk; return the sides, the baseline last."""
     ours = [(session, Side()) for session in sessions.values()]
     theirs, world = Side(), World(0)
     first = next(iter(sessions.values()))

@@ -77,7 +77,7 @@ class Trainer:
         )
 
     def step(self, progress: float, thin: bool = True, most: int = MAX_FRAMES) -> float:
-        """Return one step; returns the loss on answers. The batch depends on seed, number of the step and progress only."""
+        """Take one step; return the loss on answers. The batch depends on seed, number of the step and progress only."""
         scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, (1 - progress) / DECAY))
         for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale

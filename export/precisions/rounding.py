@@ -83,7 +83,7 @@ def half_grid(blocks: Float32, top: int) -> tuple[Float32, Float32]:
 
 
 def gptq(weight: Float32, hessian: Float32, size: int, grid: Grid, code_range: tuple[int, int]) -> Rounded:
-    """Return GPTQ (arXiv 2210.17323, Alg. 1).
+    """Round by GPTQ (arXiv 2210.17323, Alg. 1).
 
     Columns are rounded one after the other, and those that follow make up for the error of each: with ``U`` the upper Cholesky
     factor of the inverse of the damped Hessian, column ``q`` passes on ``(w_q - Q(w_q)) / U_qq * U_q,q+1:``. A block's

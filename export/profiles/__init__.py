@@ -76,7 +76,7 @@ class Fused:
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(-1, half)], [f"{name}.table"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """Return RMS norm of ``residual + delta`` on the last axis; returns the normed rows and the sum."""
+        """Take the RMS norm of ``residual + delta`` on the last axis; return the normed rows and the sum."""
         g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
         if delta is None:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}

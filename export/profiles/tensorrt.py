@@ -80,7 +80,7 @@ class Columns:
         g.cast(indices, "new", np.int32)
 
     def declared(self, layer: int) -> list[str]:
-        """Return the inputs ``key{l}``, ``value{l}`` and ``columns{l}``; returns the first two."""
+        """Add the inputs ``key{l}``, ``value{l}`` and ``columns{l}``; return the first two."""
         s, g = self.shape, self.graph
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
         g.input(f"columns{layer}", TensorProto.INT32, [f"n{layer}"])

@@ -422,7 +422,7 @@ class ChangedGraph(VisionGraph):
         return self.grid[0] * self.grid[1]
 
     def start(self, tower: Tower) -> str:
-        """Return the inputs, where patches are kept and which tokens they are part of; returns the tensor of pixels."""
+        """Add the inputs, where patches are kept and which tokens they are part of; return the tensor of pixels."""
         pixels = self.graph.input("pixel_values", TensorProto.FLOAT, [1, 3 * tower.group, *tower.size])
         patches = self.graph.input("patches", TensorProto.INT64, ["n"])
         self.class_tokens, self.head_dim = tower.class_tokens, tower.head_dim

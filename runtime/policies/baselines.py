@@ -76,7 +76,7 @@ class SimpleStream(Policy):
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """Return what is past leaves even where there is room."""
+        """Evict what is past even where there is room."""
         coming = 1 if self.shape.thinned else rows // self._per_frame
         oldest = int(cache.confirmed(0).max(initial=-1)) + coming - self._frames + 1
         keep = [without_lone_text(layer, layer.fixed | (layer.confirmed >= oldest)) for layer in layers_of(cache)]
@@ -169,7 +169,7 @@ def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
 
 
 def mix(x: UInt64) -> UInt64:
-    """Return SplitMix64, a bijection of 64 bits whose outputs look random."""
+    """Mix by SplitMix64, a bijection of 64 bits whose outputs look random."""
     x = x + STEP
     x = (x ^ (x >> np.uint64(30))) * FIRST
     x = (x ^ (x >> np.uint64(27))) * SECOND
