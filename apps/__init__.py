@@ -1,1 +1,1 @@
-"""What people run: the command line, the sources, the demo."""
+"""The programs people run: the command line, the sources, the demo."""

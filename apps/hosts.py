@@ -1,4 +1,4 @@
-"""Which hosts an address may reach: those that clients of a server send, and those that a stream names or redirects to."""
+"""Limit the hosts an address may reach: those that clients of a server send, and those that a stream names or redirects to."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WORDS = 64  # of a search
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was seen by a camera at ``time``, seconds since 1970. evidence: moments, as an answer's JSON has them."""
+    """A line about what a camera saw at ``time``, seconds since 1970. evidence: moments, as an answer's JSON has them."""
 
     camera: str
     time: float

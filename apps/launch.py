@@ -1,4 +1,4 @@
-"""From settings to a run: resolve what they mean here, open model, source and session, run to the end."""
+"""Start a run from its settings: resolve them, open model, source and session, run to the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEMO_SPEED = 4.0  # times the demo world's own, on a terminal
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What settings mean on this terminal; nothing is open yet. compares: the demo shows three memories side by side."""
+    """The settings resolved for this terminal; nothing is open yet. compares: the demo shows three memories side by side."""
 
     settings: RunSettings
     plan: RunPlan

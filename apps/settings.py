@@ -13,7 +13,7 @@ from edgevlm.runtime.settings import Metavar, SessionSettings
 
 
 class Shown(NamedTuple):
-    """How help shows a field's default, in words; found in ``model_fields[name].metadata``, like :class:`Metavar`."""
+    """The default that help shows for a field, in words; found in ``model_fields[name].metadata``, like :class:`Metavar`."""
 
     text: str
 
@@ -57,7 +57,7 @@ Name = Annotated[str, Metavar("NAME")]
 
 
 class RunSettings(SessionSettings):
-    """What a run is given beside what its session is. Sizes are (width, height)."""
+    """The settings of a run beyond its session's. Sizes are (width, height)."""
 
     camera: Annotated[str | None, Metavar("SRC"), Shown("demo")] = Field(
         None, description="Watch 0, csi://0, a URL, a pipeline, - or demo."

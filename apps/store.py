@@ -1,4 +1,4 @@
-"""What was seen, in SQLite: one file a kind, with how long its rows are kept and how they are forgotten."""
+"""Store what cameras saw in SQLite, one file a kind, with rules for keeping and deleting rows."""
 
 from __future__ import annotations
 

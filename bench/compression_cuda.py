@@ -1,4 +1,4 @@
-"""What the kernels of a compression reach on a CUDA device, beside a copy within its memory.
+"""Measure the bandwidth of a compression's kernels on a CUDA device, beside a copy within its memory.
 
 Each round selects by InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and asks for the
 attention of a few queries. Times are the device's own, between events around each kernel; medians are taken over the rounds.

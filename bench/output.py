@@ -1,4 +1,4 @@
-"""What a benchmark prints: JSON lines, or a table whose rows appear as they are measured."""
+"""Print a benchmark's results: JSON lines, or a table whose rows appear as they are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a long question costs: the time to its first token, and how long frames wait meanwhile."""
+"""Time long questions: the time to its first token, and how long frames wait meanwhile."""
 
 from __future__ import annotations
 

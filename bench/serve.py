@@ -1,4 +1,4 @@
-"""What ``edgevlm serve`` saves: cameras on one model beside a process for each.
+"""Measure what ``edgevlm serve`` saves: cameras on one model beside a process for each.
 
 Servers run as users start them; their demo cameras give frames as fast as they are taken.
 """

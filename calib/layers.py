@@ -28,7 +28,7 @@ CANDIDATES = 6  # lowest layers that are tried as PureKV's CLIE layer
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Notify | None = None) -> Calibration:
     """Watch each clip under full KV and measure every layer, averaged over clips.
 
-    frames: of each clip; None takes all that the model's positions hold, up to 6,000 tokens. Raises UserError for clips too
+    frames: for each clip; None takes all that the model's positions hold, up to 6,000 tokens. Raises UserError for clips too
     short, and for frames that cannot be held.
     """
     questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))

@@ -97,7 +97,7 @@ def requests() -> None:
 
 
 def cluster() -> None:
-    """Simulated months of clusters, day by day, from docs/results.jsonl: of each size the newest one."""
+    """Simulated months of clusters, day by day, from docs/results.jsonl: for each size the newest one."""
     days = {}
     for run in read_runs([Path(__file__).with_name("results.jsonl")]):
         for entry in run.entries.values():

@@ -1,4 +1,4 @@
-"""What every backend does with its inputs: refuse wrong ones before a byte is changed, group frames, embed tokens."""
+"""Input handling that all backends share: refuse wrong ones before a byte is changed, group frames, embed tokens."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class OnnxRuntimeCpu:
         return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
-        """Return frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
+        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol.
 
         int8 towers of earlier exports round all rows of a call with one scale. They take one group a call, so that a frame's
         features do not depend on the others.

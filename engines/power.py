@@ -177,7 +177,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules over ``seconds``; ``gap_s`` could not be read."""
+    """A rail's joules over ``seconds``, of which ``gap_s`` seconds have no readings."""
 
     joules: float = 0.0
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""How many threads a call uses by default."""
+"""The default number of threads per call."""
 
 from __future__ import annotations
 

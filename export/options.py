@@ -1,4 +1,4 @@
-"""What an export depends on: its options, and as one key these, the checkpoint's files and the programs that write a bundle."""
+"""An export's inputs: its options, and as one key these, the checkpoint's files and the programs that write a bundle."""
 
 from __future__ import annotations
 

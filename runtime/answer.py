@@ -32,12 +32,12 @@ Draw = Callable[[Float32], int]
 
 @dataclass(eq=False, slots=True)
 class Found:
-    """What is known of an answer until now; the model's thread fills it in.
+    """An answer's facts so far; the model's thread fills them in.
 
     time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
-    question, turns and pictures, without the memory. probabilities: of each choice, where the question had choices.
-    logprobs: of each token, where they were asked for, and at the end of one that stops the answer and is not in ``token_ids``.
+    question, turns and pictures, without the memory. probabilities: for each choice, where the question had choices.
+    logprobs: for each token, if requested, and at the end of one that stops the answer and is not in ``token_ids``.
     dropped_turns: the oldest, which had no room.
     looked: where the question looked; None before the first token, and where it shows pictures.
     """

@@ -1,4 +1,4 @@
-"""What every backend gives.
+"""The interface of every backend.
 
 Vision features, token embeddings, and a decoder that appends to KV buffers it does not own.
 """
@@ -67,7 +67,7 @@ class FramePattern:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gives back.
+    """The result of a step.
 
     ``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: layer -> rotated queries float32
     ``[heads, S, head_dim]``, of the layers named when the decoder was bound.
@@ -112,7 +112,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TowerBuffer:
-    """What a tower keeps of one stream's frames, owned by the caller: ``size`` bytes at ``address``.
+    """A tower's cache for one stream's frames, owned by the caller: ``size`` bytes at ``address``.
 
     ``owner`` keeps the memory alive for as long as an engine is bound to it. Every byte is state: a copy, restored
     at any address, continues as the original would.

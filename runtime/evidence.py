@@ -1,4 +1,4 @@
-"""Which frames an answer was read from, by the attention of the question's last row in one layer.
+"""Find the frames that an answer was read from, by the attention of the question's last row in one layer.
 
 Its query is a probe, like those of policies, so every engine can give it. On the demo model two heads of the last layer look
 straight at the object asked about (docs/internals/evidence.md); for other models the right heads are unknown yet.
@@ -52,7 +52,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an answer was read from. moments: best first.
+    """The moments an answer was read from. moments: best first.
 
     held: False if what would answer the question is no longer in memory, by a calibrated rule; None without one, and where
     the question is about a window of time.
@@ -186,7 +186,7 @@ def _certainty(logits: Float32) -> Float64:
 
 
 class FrameTimes(Stateful):
-    """When frames were seen, in seconds, by at most ``KNOTS`` of them, interpolated between two.
+    """The times of frames, in seconds, by at most ``KNOTS`` of them, interpolated between two.
 
     When there are too many, those go that their neighbours predict within ``CLOSE_S``; failing that, every second older one.
     Its arrays are replaced, not changed, so that a shallow copy is unaffected by later additions.

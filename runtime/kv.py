@@ -1,4 +1,4 @@
-"""What keys and values are stored as: ``fp32``, ``fp16``, or ``int8`` codes that count the scale of their channel.
+"""Types that keys and values are stored as: ``fp32``, ``fp16``, or ``int8`` codes that count the scale of their channel.
 
 A number is ``code * scale``; codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and channel, and
 equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. A turn keeps a pair's length, so a scale that

@@ -83,7 +83,7 @@ class Model:
     ) -> Model:
         """Load ``demo``, a bundle's or a checkpoint's directory, or ``ORG/NAME[@revision]`` of the hub.
 
-        engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. positions: ``trained``
+        engine: a backend's name. threads: for one call of it, 1 to 256, the physical cores unless given. positions: ``trained``
         or ``transformers``, as the bundle was exported unless given.
         Raises BundleError for a bundle that is missing, truncated or of another version; UserError for an engine that is
         unknown or not installed, or that refuses the bundle or the number of threads.
@@ -154,7 +154,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 def find_bundle(name: str | Path, engine: str) -> Path:
     """Return the bundle's folder that ``name`` stands for: a checkpoint is exported, a model of the hub downloaded first.
 
-    That is the work of ``edgevlm.models``, an entry point above this layer. Raises UserError as :meth:`Model.load` does.
+    ``edgevlm.models``, an entry point above this layer, does both. Raises UserError as :meth:`Model.load` does.
     """
     folder = bundle_folder(name)
     if str(name) == "demo" or (folder / MANIFEST).exists() or not (isinstance(name, str) or folder.exists()):

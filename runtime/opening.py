@@ -1,4 +1,4 @@
-"""From a session's settings to its stream: the policy that ``auto`` stands for, its budget, store and encoder."""
+"""Build a session's stream from its settings: the policy that ``auto`` stands for, its budget, store and encoder."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class LogProb(NamedTuple):
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> LogProb:
-        """logits: float32 ``[vocabulary]``. count: of the likeliest tokens."""
+        """logits: float32 ``[vocabulary]``. count: how many of the likeliest tokens to return."""
         best = float(logits.max())
         total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
         order = np.argsort(-logits, kind="stable")[:count] if count else ()
@@ -109,7 +109,7 @@ class LogProb(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """How probable each choice was as the answer to a question, and where the question looked.
+    """The probability of each choice as the answer to a question, and where the question looked.
 
     time_s: the stream's time at the newest frame it saw.
     """

@@ -1,4 +1,4 @@
-"""Read what models bring in helper processes with limits on memory and time: chat templates and tokenizers.
+"""Read chat templates and tokenizers of models in helper processes, with limits on memory and time.
 
 The templates' helper starts with the first template that is not in KNOWN (.2 s, 22 MB); a rendering takes .1 ms more than here.
 """

@@ -21,7 +21,7 @@ LONGEST_QUESTION = 8192
 
 
 class Metavar(NamedTuple):
-    """How help shows a field's value; found in ``model_fields[name].metadata``."""
+    """The placeholder that help shows for a field's value; found in ``model_fields[name].metadata``."""
 
     text: str
 
@@ -153,7 +153,7 @@ AnyPolicy = Annotated[str | SkipJsonSchema[Any], _by(check_policy, keep=True)]
 
 
 class SessionSettings(BaseModel):
-    """What ``Session.open`` needs to know of a stream's memory, beside the model. Values are checked; ``budget="6k"`` is 6000.
+    """The memory settings that ``Session.open`` takes, beside the model. Values are checked; ``budget="6k"`` is 6000.
 
     ``model_fields[name]`` has a field's help (``description``), default, bounds, and a :class:`Metavar` in its metadata.
     """

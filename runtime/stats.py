@@ -1,4 +1,4 @@
-"""What a stream and a session have done so far."""
+"""Statistics of a stream and a session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemoryStats:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """What a session had done when it was last at work. A value: what was read once does not change.
+    """A session's statistics after its last call: an immutable value.
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the references that changes

@@ -1,4 +1,4 @@
-"""What suits a device: ``edgevlm export --device`` and ``edgevlm build``, which makes TensorRT engines on it."""
+"""Choose export options for a device: ``edgevlm export --device`` and ``edgevlm build``, which makes TensorRT engines on it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
 
 
 class ExportTarget(NamedTuple):
-    """What to export, and a line that explains it. precision None: the exporter's default."""
+    """The export options, and a line that explains them. precision None: the exporter's default."""
 
     profile: str
     precision: str | None

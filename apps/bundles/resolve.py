@@ -1,4 +1,4 @@
-"""What a model's name means: ``demo``, a folder, or ``ORG/NAME[@revision]`` on the hub; checkpoints become bundles."""
+"""Resolve a model's name: ``demo``, a folder, or ``ORG/NAME[@revision]`` on the hub; checkpoints become bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who watches what, and since when: the state of a cluster's head, changed by calls that are given the time."""
+"""The state of a cluster's head, which node watches which camera, changed by calls that are given the time."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def minor(version: str) -> str:
 
 
 class Lease:
-    """How long a node may watch on without its head. Times are of the node's own clock, which never goes back."""
+    """The time for which a node may watch without its head. Times are of the node's own clock, which never goes back."""
 
     def __init__(self) -> None:
         self._until = -math.inf

@@ -1,4 +1,4 @@
-"""Which node watches which camera: a pure function of what ``edgevlm plan`` predicts."""
+"""Assign cameras to nodes: a pure function of what ``edgevlm plan`` predicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 1 + 1e-9  # of a node's memory and time; rounded fractions may add up to 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model takes of a node. fps: frames a second of all its cameras together; 0 where it does not run."""
+    """A model's share of a node. fps: frames a second of all its cameras together; 0 where it does not run."""
 
     weights_bytes: int = 0  # once a node
     camera_bytes: int = 0
@@ -62,7 +62,7 @@ class Camera:
 
 @dataclass(slots=True)
 class Load:
-    """What the cameras placed on a node take of its memory, and the fraction of its time."""
+    """The memory and the fraction of time that a node's cameras take."""
 
     node: Node
     taken: int = 0

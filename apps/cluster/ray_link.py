@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How a node joins. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
+    """A node's settings for joining. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
 
     folder: of the head's state. node: its name. secret: that all nodes share.
     """

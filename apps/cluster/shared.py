@@ -1,4 +1,4 @@
-"""What a cluster's nodes share, in a folder or at an address like ``s3://bucket/shop``: a folder for each epoch of a camera."""
+"""A cluster's shared storage, in a folder or at an address like ``s3://bucket/shop``: a folder for each epoch of a camera."""
 
 from __future__ import annotations
 

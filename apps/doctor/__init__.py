@@ -1,1 +1,1 @@
-"""What this machine has: checks with fixes, cameras, power."""
+"""Inspect this machine: checks with fixes, cameras, power."""

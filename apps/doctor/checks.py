@@ -134,7 +134,7 @@ def memory(machine: Machine) -> Outcome:
 
 
 def disk(machine: Machine) -> Outcome:
-    """Return room where bundles are kept, and whether they may be written there."""
+    """Return the free space for bundles, and whether the folder is writable."""
     folder = cache_folder().absolute()
     place = machine.path(str(folder.relative_to(folder.anchor)))
     there = next((parent for parent in (place, *place.parents) if parent.exists()), machine.root)

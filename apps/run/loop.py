@@ -30,7 +30,7 @@ REMEMBERED = 64  # frames whose truth is kept for questions that are being answe
 
 @dataclass(slots=True)
 class RunPlan:
-    """What a run is to do. ``at``: questions with their stream time in seconds; ``end``: those for the end of the stream."""
+    """The plan of a run. ``at``: questions with their stream time in seconds; ``end``: those for the end of the stream."""
 
     frames: int | None = None
     seconds: float | None = None

@@ -1,4 +1,4 @@
-"""What a session's memory holds, frame by frame, and in the demo what several policies forget of the same stream."""
+"""Show a session's memory frame by frame; in the demo, compare what several policies forget of the same stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FACTS = 8  # departed objects that are asked about in a comparison
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """What a session holds. ``frames``: those still in memory, in order; the first of a group of frames.
+    """A session's memory. ``frames``: those still in memory, in order; the first of a group of frames.
 
     ``patches``: ``[frames, groups, tokens]``, the fraction of a layer group's heads and layers that hold each token, 0 to 1.
     ``groups``: the first and the last layer of each. ``waiting``: frames of an unfinished chunk.

@@ -67,7 +67,7 @@ class StatsEvent(Stats):
         return self.words()
 
     def words(self, span: str = "") -> str:
-        """Write the figures in one line; ``span``: of the run's own frames and seconds, instead of the last interval's."""
+        """Write the figures in one line; ``span``: a run's frames and seconds in words, instead of the last interval's."""
         dropped = f" ({self.dropped} dropped)" if self.dropped else ""
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         memory = f"memory {self.cache_tokens} tokens, {self.cache_bytes / 1e6:.1f} MB"
@@ -82,7 +82,7 @@ class StatsEvent(Stats):
 
 
 class Output(Protocol):
-    """Where a run's answers and figures go. Called from several threads; ``piece``: of an answer that is being generated."""
+    """Output of a run's answers and figures. Called from several threads; ``piece``: of an answer that is being generated."""
 
     def answer(self, answer: AnswerEvent) -> None: ...
     def piece(self, text: str) -> None: ...

@@ -1,4 +1,4 @@
-"""What a running server answers to ``edgevlm ask``, ``digest``, ``journal`` and ``forget``."""
+"""Query a running server: ``edgevlm ask``, ``digest``, ``journal`` and ``forget``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``edgevlm serve`` is to do: edgevlm.toml, checked key by key."""
+"""The configuration of ``edgevlm serve``: edgevlm.toml, checked key by key."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class ServerSettings(Section):
 
 
 class KeptSettings(Section):
-    """How many days events are kept, or a camera's pictures, and how many megabytes of them, pictures included."""
+    """The days and megabytes of events, or of a camera's pictures, to keep; pictures count."""
 
     days: Days = EventStore.DAYS
     megabytes: Megabytes = EventStore.CAP >> 20

@@ -154,7 +154,7 @@ class TestedSource(Strict):
 
 
 class Server:
-    """What the routes share. Questions that run or wait are counted, and bounded."""
+    """State that the routes share. Questions that run or wait are counted, and bounded."""
 
     def __init__(self, service: Service, load: Callable[[], ServeConfig] | None) -> None:
         self.service, self.metrics, self.load = service, Metrics(service), load
@@ -335,7 +335,7 @@ def add_openai(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/models/{name}", responses=content(answers.Model))
     async def model(stream: TheStream) -> dict[str, Any]:
-        """Return one of these models."""
+        """Return a stream, as a model that can be asked."""
         return model_entry(stream)
 
 
@@ -344,7 +344,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams", responses=list_of(answers.Stream, watts=answers.WATTS))
     def list_streams() -> dict[str, Any]:
-        """Return every camera and its status. watts: of the machine, where it has a meter."""
+        """Return every camera and its status. watts: the power the machine draws, if it has a meter."""
         data = [stream.describe() for stream in service.streams.values()]
         return {"object": "list", "data": data, "watts": finite(service.power.watts())}
 
@@ -399,7 +399,7 @@ def add_streams(router: APIRouter, server: Server) -> None:
 
     @router.get("/v1/streams/{name}/thumbnails/{number}.jpg", **PICTURE)
     def thumbnail(stream: TheStream, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
-        """Return a frame of which something is in memory, small."""
+        """Return the thumbnail of a frame that is still in memory."""
         return as_picture(stream.observer.thumbnails.jpeg(number), "this frame is not in memory any more")
 
     @router.get("/v1/streams/{name}/mjpeg", response_class=Response, responses=content(MJPEG))
@@ -472,7 +472,7 @@ def add_events(router: APIRouter, server: Server) -> None:
     @router.get("/v1/digest", responses=list_of(answers.Opening, answers.Line, since=answers.SINCE, until=answers.UNTIL))
     def digest(asked: Annotated[DigestQuery, Query()]) -> dict[str, Any]:
         """Return what happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with
-        what it was read from. limit: the newest."""
+        what it was read from. limit: how many, the newest ones."""
         span = {"since": asked.since or 0.0, "until": time.time() if asked.until is None else asked.until}
         found = service.digest(**span, camera=asked.camera, search=asked.search)
         return {"object": "digest", **{name: wall_clock(at) for name, at in span.items()}, "data": found[-asked.limit :]}

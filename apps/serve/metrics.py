@@ -27,7 +27,7 @@ OF_STREAMS: dict[str, tuple[Any, str, Callable[[Any], float]]] = {
 
 
 class Metrics(Collector):
-    """What a service is doing, read when it is asked for. unfinished: questions that run or wait. answer_s: an answer takes."""
+    """A service's metrics, computed on request. unfinished: questions that run or wait. answer_s: an answer takes."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""From a configuration to a running server, and to its end."""
+"""Run a server from its configuration, and shut it down."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class SignsOfLife(Notifier):
 
 
 class Owner(Protocol):
-    """What a camera needs of its service."""
+    """The part of a service that its cameras use."""
 
     config: ServeConfig
     notify: Notify

@@ -73,7 +73,7 @@ class Frame:
 
 
 class State(str, Enum):
-    """What a source is doing; docs/guide/cameras.md draws which state follows which."""
+    """A source's state; docs/guide/cameras.md draws which state follows which."""
 
     INITIALISING = "initialising"  # nothing has been read yet
     RUNNING = "running"  # frames come
@@ -85,7 +85,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How a source is opened and read; each kind uses what applies to it. Raises SourceError for an invalid value.
+    """Options for opening and reading a source; each kind uses what applies to it. Raises SourceError for an invalid value.
 
     fps: frames a second taken, by their times. size: (width, height) in pixels; pixel_format: a FourCC like ``MJPG``;
     camera_fps: frames a second; all three are requests to a camera, and ``camera_fps`` dates frames that carry no times.

@@ -1,4 +1,4 @@
-"""What can be typed while a run watches: questions and slash commands, at the prompt or on a pipe."""
+"""Input that can be typed while a run watches: questions and slash commands, at the prompt or on a pipe."""
 
 from __future__ import annotations
 

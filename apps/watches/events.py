@@ -95,7 +95,7 @@ class Unwritten:
 
 
 class EventStore(TimedDatabase):
-    """What happened, and what is still to be sent, in a file that only this process opens.
+    """Past events and those still to send, in a file that only this process opens.
 
     :meth:`record` returns once the event is on the disk. While the disk takes none, events are held in memory, UNWRITTEN at
     most, and sent from there. Old events that are still to be sent stay; above the cap pictures go first, then events.

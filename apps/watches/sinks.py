@@ -1,4 +1,4 @@
-"""Where events are sent: standard output, a webhook, a program, a service that apprise knows; MQTT is in :mod:`.mqtt`."""
+"""Sinks for events: standard output, a webhook, a program, a service that apprise knows; MQTT is in :mod:`.mqtt`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Stdout(Sink):
 
 
 class Webhook(Sink):
-    """Posts an event's JSON. With a secret it is signed as https://www.standardwebhooks.com says.
+    """Posts an event's JSON. With a secret the request is signed as https://www.standardwebhooks.com says.
 
     secret: ``whsec_`` and base64, or any text; that of SECRET_VARIABLE unless given. Redirects are not followed.
     """

@@ -26,7 +26,7 @@ DeviceClass = Literal[
 
 
 class WatchSettings(BaseModel):
-    """What a watch asks and when it opens. choices: the answers.
+    """A watch's question and the rule that opens it. choices: the answers.
 
     answer: those of them that open it, the first unless given. every: seconds from one question to the next; each frame unless
     given. changed: ask only when the picture has changed since.

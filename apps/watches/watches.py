@@ -20,7 +20,7 @@ MAX_WATCHES = 256
 
 
 class WatchHooks(Protocol):
-    """What a cluster's node knows: whether an event may be recorded, and which cameras other nodes watch."""
+    """Hooks into a cluster's node: whether an event may be recorded, and which cameras other nodes watch."""
 
     def may_record(self, event: WatchEvent) -> bool: ...
     def cameras_elsewhere(self) -> Collection[str]: ...

@@ -1,4 +1,4 @@
-"""How long a snapshot holds the stream, beside the time of a frame, and how long it then takes to reach the disk.
+"""Time how long a snapshot holds up the stream, beside a frame's time, and how long writing it takes.
 
 A cache is filled until its policy compresses. Then a chunk is watched and a snapshot taken, in turns: it is copied on the
 stream's time and written on its own.
@@ -44,7 +44,7 @@ def snapshot(
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
+    """Return medians and quartiles in milliseconds; ``bytes``: for one snapshot on disk."""
     world, state = World(0), SnapshotDirectory(folder)
     with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL, encode=ALL) as session:
         while not session.stats.memory.compressions:

@@ -1,4 +1,4 @@
-"""What a store takes to keep clusters and to return them, from host memory and from a disk whose pages are not in memory.
+"""Time storing clusters and fetching them, from host memory and from a disk whose pages are not in memory.
 
 Beside it, in turns: reads that are not begun before they are asked for.
 """
@@ -28,7 +28,7 @@ ROWS, HEADS, HEAD_DIM = 32, 2, 64  # of a cluster, in fp16
 def store(rounds: int = 15, clusters: int = CLUSTERS, asked: int = ASKED) -> Iterator[dict[str, Any]]:
     """Yield one line: medians over rounds of fetching ``asked`` of ``clusters``.
 
-    ``put_ms``: of one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: of a fetch that was expected as long before as a cold
+    ``put_ms``: for one cluster, ``plain_put_ms`` to copy one; ``wait_ms``: for a fetch expected as long before as a cold
     one takes, ``unexpected_ms`` without. Ratios are of rounds.
     """
     rng = np.random.default_rng(0)

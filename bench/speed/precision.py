@@ -1,4 +1,4 @@
-"""What weight precisions cost and save beside float32, teacher-forced."""
+"""Compare weight precisions with float32, teacher-forced."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class GrowthWork:
-    """What one process measures. ``marks``: frames, rising; ``budget``: vision tokens, None for the model's own."""
+    """The measurements for one process. ``marks``: frames, rising; ``budget``: vision tokens, None for the model's own."""
 
     model: str
     policy: str

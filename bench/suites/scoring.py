@@ -1,4 +1,4 @@
-"""From an answer as it was saved to right or wrong; from those to the columns of a suite's table."""
+"""Score saved answers, and compute the columns of a suite's table."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    """What a worker starts from. text_budget: of every session; threads: of one call of the model, None for all cores."""
+    """A worker's settings. text_budget: for every session; threads: for one call of the model, None for all cores."""
 
     model: str
     data: Path

@@ -88,7 +88,7 @@ def make_case(
 ) -> Case:
     """Make the ``stream``-th stream of a seed, always the same.
 
-    noise: of each pixel, the deviation in levels of 255. crf: then encode and decode the frames as :func:`through_h264`.
+    noise: for each pixel, the deviation in levels of 255. crf: then encode and decode the frames as :func:`through_h264`.
     """
     rng = np.random.default_rng([*words, stream, 1])
     seed, is_long = [*words, stream], suite == LONGSTREAM

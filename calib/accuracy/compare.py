@@ -29,7 +29,7 @@ Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """runs: the ceiling (usually ``full``), then by budget; records: of each run, stream by stream."""
+    """runs: the ceiling (usually ``full``), then by budget; records: for each run, stream by stream."""
 
     settings: AccuracySettings
     runs: list[VariantRun]

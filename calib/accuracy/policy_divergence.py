@@ -1,4 +1,4 @@
-"""How close a policy's next-token distributions stay to full KV's, for models without known answers."""
+"""Compare policies' next-token distributions with full KV's, for models without known answers."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _candidate(policy: str, records: Sequence[Record]) -> MeasuredCandidate:
 def best_trial(trials: Sequence[Trial], losses: Sequence[Sequence[Values]], taken: str) -> Trial | None:
     """Return the trial with the smallest ``taken`` (appended or encoded) of those that save enough and surely lose little.
 
-    losses: of each trial, cluster by cluster.
+    losses: for each trial, cluster by cluster.
     """
     fit = [
         (getattr(trial, taken), trial)
@@ -225,14 +225,14 @@ def _surely_within(losses: Sequence[Values]) -> bool:
 
 
 def select_append(records: Sequence[Sequence[Record]]) -> AppendChoice:
-    """records: of each of TAUS, one a clip."""
+    """records: for each of TAUS, one a clip."""
     trials = [AppendTrial(tau, *_estimates("appended", of)) for tau, of in zip(TAUS, records, strict=True)]
     best = best_trial(trials, list(map(_lost_tokens, records)), "appended")
     return AppendChoice(best.tau if best else None, BOUND, tuple(trials))
 
 
 def select_encode(records: Sequence[Sequence[Record]]) -> EncodeChoice:
-    """records: of each of SETTINGS, one a clip."""
+    """records: for each of SETTINGS, one a clip."""
     trials = [
         EncodeTrial(str(way), *_estimates("encoded", of), min(record["low_cosine"] for record in of))
         for way, of in zip(SETTINGS, records, strict=True)

@@ -75,7 +75,7 @@ class TokenRows(WrappedEngine):
         self._width = width
 
     def encode(self, pixels: Float32) -> Float32:
-        """Return frames ``[F, 3, 1, TOKENS]`` to embeddings ``[F, TOKENS, width]``; DeepStack's further columns are zeros."""
+        """Turn frames ``[F, 3, 1, TOKENS]`` into embeddings ``[F, TOKENS, width]``; DeepStack's further columns are zeros."""
         ids = np.einsum("c,fcp->fp", [1, 256, 65536], np.rint(pixels[:, :, 0]).astype(np.int64))
         rows = self._engine.embed(ids.ravel())
         return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1]))).reshape(*ids.shape, -1)

@@ -120,7 +120,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class DemoScene:
-    """What the demo world showed up to one frame."""
+    """The demo world's history up to one frame."""
 
     history: History
 

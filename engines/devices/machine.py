@@ -1,4 +1,4 @@
-"""What checks look at, so that tests can give them another machine: files below a root, packages, probes with a time limit."""
+"""The machine that checks inspect, replaceable in tests: files below a root, packages, probes with a time limit."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class TensorRT:
         return self.settings.capacity
 
     def encode(self, pixels: Float32) -> Float32:
-        """Return frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
+        """Encode normalised frames ``[F, 3, H, W]`` to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
         vision, width = self.bundle.vision, self.bundle.decoder.row_width
         grouped = grouped_pixels(vision, pixels)
         features = np.empty((len(grouped), vision.tokens_per_frame, width), np.float32)

@@ -141,7 +141,7 @@ class QuestionBlock:
 
 @dataclass(slots=True)
 class BatchPlan:
-    """What one batch is made of."""
+    """The contents of one batch."""
 
     streams: int
     frames: int

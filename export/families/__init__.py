@@ -72,7 +72,7 @@ class TowerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class FamilyParts:
-    """What a family makes of one checkpoint."""
+    """The export parts of one checkpoint."""
 
     vision: Tower  # pixels [G, group * 3, H, W] -> rows [G, tokens, width]
     grid: tuple[int, int]  # rows and columns of a frame's tokens

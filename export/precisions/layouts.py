@@ -1,4 +1,4 @@
-"""How a matrix ``[out, in]`` is stored, and the graph nodes that multiply by it.
+"""Storage layouts of a matrix ``[out, in]``, and the graph nodes that multiply by it.
 
 For ONNX Runtime: :class:`Dense`, :class:`Blocks` and :class:`Channels`. For TensorRT's strongly typed networks, products are in
 float16: ``Dense`` with ``half``, and :class:`Symmetric` integers, ``code * scale`` with a scale above 0 and no zero point, as

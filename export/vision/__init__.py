@@ -1,4 +1,4 @@
-"""What all vision towers have in common, and how one is written."""
+"""Code that all vision towers share, and the writer of their graphs."""
 
 from __future__ import annotations
 

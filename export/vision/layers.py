@@ -1,4 +1,4 @@
-"""What vision towers are made of, as nodes of a graph: linears in each precision, norms, activations, attention, pooling.
+"""Build vision towers from nodes of a graph: linears in each precision, norms, activations, attention, pooling.
 
 Linears in ``int8`` (ONNX Runtime) multiply bytes and add up integers: weights have one scale per output channel, activations
 one per row. Norms without gain and bias, which are folded, and a rotated residual stream make rows of standard deviation 1
@@ -183,7 +183,7 @@ class VisionGraph:
     def patches(
         self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1, writes: bool = True
     ) -> str:
-        """Return the convolution over squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows.
+        """Convolve squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows.
 
         writes: they are the residual stream.
         """

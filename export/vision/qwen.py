@@ -44,7 +44,7 @@ class PatchGrid:
 class PatchLayout:
     """Where the patches of a frame are in the tower: window by window, square by square.
 
-    order: the patch of each row; row, column: of each patch; patches are numbered row by row of the frame, int64 ``[patches]``.
+    order: the patch of each row; row, column: for each patch; patches are numbered row by row, int64 ``[patches]``.
     tokens: the square of each token, row by row of the frame, ``[squares]``; None: squares are in that order.
     """
 

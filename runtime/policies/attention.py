@@ -1,4 +1,4 @@
-"""What policies that rank by attention keep: recent queries, and scores by token."""
+"""State of policies that rank by attention: recent queries, and scores by token."""
 
 from __future__ import annotations
 

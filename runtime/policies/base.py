@@ -1,4 +1,4 @@
-"""What a policy is: it looks at the cache when rows are coming and says which rows stay."""
+"""The policy interface: before rows are appended, a policy chooses which rows stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a policy asks of the session beyond the cache.
+    """A policy's requirements of the session, beyond the cache.
 
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
     for before a compression, and guidance_layers, which that forward reports on. variant: the decoder graph to prefill with;
@@ -44,7 +44,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
+    """The model's facts that a policy may use: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
     fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was. thinned:
     whether frames enter with what changed only, one token or more of the p. text_per_frame: the most rows of text around one.
@@ -76,7 +76,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a compression does: per layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add.
+    """The result of a compression: per layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add.
 
     merged: the keys and values of layers whose rows took in others, as stored.
     """

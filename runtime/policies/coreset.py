@@ -24,7 +24,7 @@ class Coreset(OneChoice):
     are the greedy steps of a k-centre and of a log-determinant. After ``steps`` tokens the rest are taken by their scores then.
     All layers and heads keep the same tokens.
 
-    Ours: CoRDS has no program; the weights, the layer and the bound on directions are our own. Its recent tokens stay whole;
+    Ours: CoRDS published no code; the weights, the layer and the bound on directions are our own. Its recent tokens stay whole;
     here rows are appended after the choice, so a question sees the newest frame whole anyway.
     """
 

@@ -1,4 +1,4 @@
-"""What a policy does, in words: read from its dataclass fields and docstring."""
+"""Describe a policy in words, read from its dataclass fields and docstring."""
 
 from __future__ import annotations
 

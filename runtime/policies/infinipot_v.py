@@ -22,7 +22,7 @@ class InfiniPotV(FixedTarget):
     """Keep the r newest frames, the least redundant past tokens (TaR), and of the rest those with large value norms (VaN).
 
     Ours: keys are compared un-rotated, so position does not count as similarity. Tokens know their frame and patch after every
-    compression, where the authors' program reshapes the rest into pseudo-frames; a past token whose patch no recent frame holds
+    compression, where the authors' code reshapes the rest into pseudo-frames; a past token whose patch no recent frame holds
     is maximally distinctive, and missing neighbours are left out of VaN's mean. Recent frames stay, as in Alg. 1; Alg. 2 does
     not mention them.
     """

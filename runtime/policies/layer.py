@@ -56,7 +56,7 @@ class Queries(Protocol):
 
 @dataclass(slots=True)
 class Compression:
-    """What the layers of one compression share.
+    """Data that the layers of one compression share.
 
     coming: rows about to be appended. texts: of the policy's ``needs``, which guide runs over the memory. times: when frames
     were seen. first_frame: whether frame 0 stays whatever its score. prepared: the result of the policy's ``prepare``.

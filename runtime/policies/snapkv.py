@@ -21,7 +21,7 @@ class SnapKV(FixedTarget):
     u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
     neighbours along ``seq``; each KV head keeps its own top of u (InfiniPot-V, App. D.1, eq. 1, in its continual setting).
 
-    Ours: one choice per KV head, where the authors' program repeats keys and chooses per query head. Scores are summed over the
+    Ours: one choice per KV head, where the authors' code repeats keys and chooses per query head. Scores are summed over the
     group before pooling, which excludes prefix and observers. If |C| is less than the window, the newest |C| tokens stay.
     """
 

@@ -1,1 +1,1 @@
-"""What retrieval policies share: the working set, clusters, and what is counted. The policies are in ``runtime/policies``."""
+"""Code that retrieval policies share: the working set, clusters, and counters. The policies are in ``runtime/policies``."""
