@@ -112,7 +112,7 @@ def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, An
 
 
 def _round(memory: FilledDeviceCache, cache: CudaCache) -> dict[str, int]:
-    """Return one of everything; the bytes of keys and values that each part must move."""
+    """Run every part once; return the bytes of keys and values that each part must move."""
     shape, row = memory.shape, memory.shape.head_dim * cache.dtype.itemsize
     rows = shape.layers * shape.kv_heads * shape.tokens
     windows = [(7, 5, 3, 1)[4 * layer // shape.layers] for layer in range(shape.layers)]

@@ -35,7 +35,7 @@ class Call:
 
     @property
     def waiting(self) -> float:
-        """What is left of the fetch when the decoder is done."""
+        """The rest of the fetch after the decoder is done."""
         return max(0.0, self.fetch - self.decoder)
 
 

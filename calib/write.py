@@ -25,7 +25,7 @@ from edgevlm.runtime.model import Model
 def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
     """Yield the checkpoint folder beside ``target`` for these settings, as an earlier run left it.
 
-    It is removed when the block succeeds. Raises UserError if another process uses it, and where it cannot be made.
+    It is removed when the block succeeds. Raises UserError if another process uses it or it cannot be made.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = target.parent / f".{target.name}.calibrating-{digest[:12]}"

@@ -45,7 +45,7 @@ def held(policy: str) -> np.ndarray:
 
 
 def memory() -> None:
-    """What four policies hold of the same stream."""
+    """Draw what four policies hold of the same stream."""
     figure, rows = plt.subplots(len(SHOWN), 1, figsize=(9, 5), sharex=True, constrained_layout=True)
     for axis, policy in zip(rows, SHOWN, strict=True):
         kept = held(policy)
@@ -59,7 +59,7 @@ def memory() -> None:
 
 
 def soak() -> None:
-    """What a server takes over a long stream, from the lines that tests/soak.py wrote to docs/soak.jsonl."""
+    """Draw a server's memory over a long stream, from the lines that tests/soak.py wrote to docs/soak.jsonl."""
     lines = [json.loads(line) for line in Path(__file__).with_name("soak.jsonl").read_text().splitlines()]
     shown = {
         "resident memory, MB": lambda of: [line["rss_bytes"] / 1e6 for line in of],
@@ -83,7 +83,7 @@ def soak() -> None:
 
 
 def requests() -> None:
-    """What a server takes while a paused camera is asked, from the lines that tests/soak.py wrote to docs/requests.jsonl."""
+    """Draw a server's memory while a paused camera is asked, from the lines that tests/soak.py wrote to docs/requests.jsonl."""
     lines = [json.loads(line) for line in Path(__file__).with_name("requests.jsonl").read_text().splitlines()]
     figure, axis = plt.subplots(figsize=(9, 3), constrained_layout=True)
     for kind, what in (("questions", "questions"), ("memory", "GETs of /memory")):

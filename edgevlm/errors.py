@@ -95,7 +95,7 @@ def reason(message: str) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where a value is not what its schema says, and why, in a few words."""
+    """Return where a value breaks its schema, and why, in a few words."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = max((each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda each: len(each["loc"]))
     fields = (str(part) for part in first["loc"] if not re.search(r"\[|constrained-", str(part)))  # not a union's members

@@ -91,7 +91,7 @@ def guard_streams(stdout: type[io.FileIO] = StandardOutput) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Send a stream to the null device, what is still buffered too: the interpreter's flush at exit does not fail again."""
+    """Send a stream and its buffer to the null device, so that the interpreter's flush at exit does not fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -134,7 +134,7 @@ _shown: Step | None = None  # rich draws one display at a time
 
 
 def note_stopped() -> None:
-    """Where ctrl-C ended a download, print that the same command resumes it."""
+    """After ctrl-C ended a download, print that the same command resumes it."""
     if Step.doing.startswith("downloading"):
         to_stderr("stopped; the same command resumes the download")
 

@@ -105,7 +105,7 @@ def first_sparse_layer(bundle: Bundle) -> int:
 
 
 def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
-    """What a tower cache must be; raises UserError for a bundle without the graph, CacheError for memory of another size."""
+    """Check a tower cache; return its spec. Raises UserError without the graph, CacheError for memory of another size."""
     if (spec := bundle.vision.changed) is None:
         raise UserError(f"{bundle.path}: has no graph that encodes changed patches only; give --encode all, or {AGAIN}")
     if buffer.size != spec.cache_bytes:

@@ -52,7 +52,7 @@ def has_vnni() -> bool:
 
 
 class Calls:
-    """What is asked of each call of ONNX Runtime, of all sessions of an engine alike.
+    """Options for each ONNX Runtime call, the same for all sessions of an engine.
 
     A session's arena keeps the most that any of its calls took. With ``short`` each call gives back what it did not need.
     """

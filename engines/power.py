@@ -185,7 +185,7 @@ class Rail:
 
 
 class Energy:
-    """What a meter measures inside the block, read each ``interval_s`` in a thread and at both ends.
+    """Measure energy inside a block, read each ``interval_s`` in a thread and at both ends.
 
     clock: seconds, for tests.
     """

@@ -88,7 +88,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """What sets a text backbone apart. biases: of ``q k v o gate up down`` whatever the configuration says, None if it says.
+    """The traits of a text backbone. biases: of ``q k v o gate up down`` whatever the configuration says, None if it says.
 
     gated_biases: whether it may say so of the MLP too. head_norms: queries and keys are normed head by head before they are
     rotated. head_dim: where the configuration leaves it out. sections: of M-RoPE, likewise, None for 1-D positions;

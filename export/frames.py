@@ -1,4 +1,4 @@
-"""How a checkpoint prepares a frame, read from its processor files: its size, and the bundle's words for the rest."""
+"""Read how a checkpoint prepares a frame from its processor files: its size, and the bundle's fields for the rest."""
 
 from __future__ import annotations
 

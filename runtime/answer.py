@@ -35,7 +35,7 @@ class Found:
     """An answer's facts so far; the model's thread fills them in.
 
     time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
-    the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
+    the first token, waiting for the chunk in progress included. tpot_ms: mean time of each further token. prompt_tokens: of
     question, turns and pictures, without the memory. probabilities: for each choice, where the question had choices.
     logprobs: for each token, if requested, and at the end of one that stops the answer and is not in ``token_ids``.
     dropped_turns: the oldest, which had no room.
@@ -152,7 +152,7 @@ class Answer:
 
     @property
     def so_far(self) -> str:
-        """What has been generated until now."""
+        """The text generated so far."""
         return "".join(self._pieces)
 
     @property

@@ -95,7 +95,7 @@ def allocate(
     """Allocate one stream's arena in the bundle's KV precision, keys and values on ``device``.
 
     capture_bytes: of the buffer for snapshots; store_bytes: host memory that a store may take. Raises UserError, before it is
-    touched, when all of that and a chunk do not fit in the free memory, and where a CUDA device is needed and cannot be used.
+    touched, when all of that and a chunk do not fit in the free memory, or a CUDA device is needed and cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)

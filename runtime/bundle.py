@@ -100,7 +100,7 @@ class DecoderSpec:
 
     @property
     def axes(self) -> int:
-        """How many numbers a position has."""
+        """The number of axes of a position."""
         return 1 if self.rope_sections is None else len(self.rope_sections)
 
     @property
@@ -176,7 +176,7 @@ class PixelBudget:
 
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
-    """How a frame becomes pixels, and pixels become rows.
+    """The conversion of a frame to pixels, and of pixels to rows.
 
     Pixels: the RGB frame fitted to ``size``, times ``rescale``, minus ``mean``, over ``std``: float32
     [3, height, width]. ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to

@@ -31,7 +31,7 @@ PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
 
 
 class Kind:
-    """What a row is, stored as uint8 beside it. Plain numbers: numpy widens an array that it compares with an enum's."""
+    """The kind of a row, stored as uint8 beside it. Plain numbers: numpy widens an array that it compares with an enum's."""
 
     PREFIX: Final = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
     VISION: Final = 1

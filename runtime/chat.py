@@ -45,7 +45,7 @@ class Dialogue:
         return next((each["content"] or "" for each in reversed(self.messages) if each["role"] == "user"), "")
 
     def with_text(self, text: str) -> Dialogue:
-        """Return it with another last message of the user."""
+        """Return the chat with another last message of the user."""
         last = max((place for place, each in enumerate(self.messages) if each["role"] == "user"), default=len(self.messages))
         said = ({**each, "content": text} if place == last else each for place, each in enumerate(self.messages))
         return replace(self, messages=tuple(said))

@@ -55,7 +55,7 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class FramePattern:
-    """What the rows of a sparse call see of the cache; the call appends whole frames of p rows.
+    """The part of the cache that a sparse call's rows see; the call appends whole frames of p rows.
 
     A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at its own place in the
     frame before: for the call's first frame the one in slot ``previous[l, head, place]``, -1 for none.

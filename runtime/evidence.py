@@ -83,7 +83,7 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 
 
 class QuestionAttention:
-    """Where a row of a question looked, kept as it was then; :meth:`evidence` evaluates it on demand.
+    """The attention of one row of a question, copied; :meth:`evidence` evaluates it on demand.
 
     groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
     frames that share one grid. logits: ``[vocabulary]``, of the token that follows the row. lossless: nothing has left
@@ -214,7 +214,7 @@ class FrameTimes(Stateful):
         return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:
-        """When a frame was seen; 0 before any was."""
+        """Return the time of a frame; 0 before the first one."""
         return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:

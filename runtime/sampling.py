@@ -93,7 +93,7 @@ class Repetition:
 
 
 class LogProb(NamedTuple):
-    """How probable a drawn token was before penalties and temperature, natural logarithm, and the likeliest tokens then."""
+    """The log-probability of a drawn token before penalties and temperature, and the likeliest tokens at that place."""
 
     token: int
     value: float

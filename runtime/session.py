@@ -703,7 +703,7 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
-        """What the session had done by the end of its newest work; a value that does not change afterwards."""
+        """The session's statistics after its last call: an immutable value."""
         writer = self._writer
         if writer is None:
             return self._stats

@@ -554,7 +554,7 @@ class Stream:
         return result.logits[0]
 
     def _look(self, result: StepResult) -> QuestionAttention:
-        """Where the last row of a step looks; it must be the newest row."""
+        """Return the attention of a step's last row, which must be the newest row."""
         heads, vision, narrowed = self.evidence_heads, self.model.bundle.vision, self._narrowed
         layer, query = heads.layer, result.probes[heads.layer][:, -1]
         groups: dict[int, list[int]] = {}  # the heads of each KV head
@@ -638,7 +638,7 @@ def _fetching(policy: Retrieval | None, cos: Float32, sin: Float32, phase: Phase
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """Return one after the other; one at least."""
+    """Concatenate tokens; there must be at least one."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([embeds for embeds, _ in parts]), Rows.joined([rows for _, rows in parts])

@@ -64,7 +64,7 @@ def fetch_config(repository: Repository, progress: Report) -> Path:
 def complete_checkpoint(model: str, folder: str | Path, progress: Report, notify: Notify) -> None:
     """Download all that an export reads, if it is the hub's: no pickles, no second copy of the weights.
 
-    Raises HubError if there are no safetensors, and where they do not fit on the disk.
+    Raises HubError if there are no safetensors or they do not fit on the disk.
     """
     if (name := hub_id(model)) is None:
         return

@@ -34,7 +34,7 @@ class Shared:
         self._files: Any = fsspec.filesystem("file") if isinstance(self._storage, Folder) else self._storage.files
 
     def where(self, camera: str, epoch: int) -> str | Path:
-        """Where a camera's snapshots of an epoch go: an address, or a folder."""
+        """Return the address or folder of a camera's snapshots in an epoch."""
         name = f"{camera}/{EPOCH}{epoch}"
         return self._storage.root / name if isinstance(self._storage, Folder) else f"{self._where}/{name}"
 

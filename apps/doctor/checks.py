@@ -91,7 +91,7 @@ def import_problem(machine: Machine, module: str) -> str:
 def one_build(
     machine: Machine, packages: str, module: str, best: str, status: Status, missing: str, fix: str, why: str = ""
 ) -> Outcome:
-    """Return one package of these: two write into one folder, and the later one's libraries are what runs."""
+    """Check that only one of these packages is installed: they write into one folder, and the last one installed runs."""
     found = sorted(_wheels(machine, packages).items())
     text = " and ".join(f"{name} {version}" for name, version in found)
     if len(found) > 1:

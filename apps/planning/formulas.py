@@ -183,7 +183,7 @@ def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """Return one more camera on a server: cache, policy, chunk and snapshot; no weights."""
+    """Return the bytes of one more camera on a server: cache, policy, chunk and snapshot; no weights."""
     own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
     return own + snapshot_bytes(model, budget, chunk, kv)
 
@@ -257,7 +257,7 @@ class Roofline:
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
     def vision(self) -> RooflineCall:
-        """Return one grid through the tower.
+        """Return the cost of one grid through the tower.
 
         Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
         patch sees A others. Bytes: the tower's weights once.
@@ -291,7 +291,7 @@ class Roofline:
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> RooflineCall:
-        """Return one token of an answer with ``held`` rows in the cache."""
+        """Return the cost of one token of an answer with ``held`` rows in the cache."""
         return self.prefill(1, held, logits=True)
 
     def speed(self, budget: int, chunk: int) -> Speed:

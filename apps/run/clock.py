@@ -110,11 +110,11 @@ class Span:
 
     @property
     def with_slack(self) -> Span:
-        """What pictures and rows are deleted of: SLACK_S more each way."""
+        """The window of pictures and rows to delete: SLACK_S longer at each end."""
         return Span(self.since - SLACK_S, self.until + SLACK_S)
 
     def of_stream(self, offset: float) -> TimeWindow:
-        """Return it in seconds of a stream whose time 0 was at ``offset``."""
+        """Return the window in seconds of a stream whose time 0 was at ``offset``."""
         return TimeWindow(self.since - offset, self.until - offset)
 
     def seconds(self, offset: float) -> dict[str, Any]:

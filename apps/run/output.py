@@ -39,7 +39,7 @@ class AnswerEvent:
 
     @property
     def seen(self) -> str:
-        """When its evidence was last seen, in words; empty if that is now, or unknown; where it does not fit, that."""
+        """The time its evidence was last seen, in words; empty if that is now or unknown; or a note that it does not fit."""
         if not self.fits:
             return NO_FIT
         if self.evidence is None or self.evidence.held is None:

@@ -333,7 +333,7 @@ class Service:
 
     @property
     def journal(self) -> Journal | None:
-        """What cameras have written in words; None if there is none. Raises UserError."""
+        """The journal of the cameras; None without one. Raises UserError."""
         kept = self.config.journal
         if self._journal is None and (kept.every or (self.state / Journal.FILE).exists()):
             with self._lock:
@@ -352,7 +352,7 @@ class Service:
         return [replace(line, evidence=[pictured(line, seen) for seen in line.evidence]) for line in found]
 
     def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
-        """What happened then, by time, as ``GET /v1/digest`` answers: when watches were open, and lines of the journal."""
+        """Return the events of a period, by time, as ``GET /v1/digest`` does: open watches, and lines of the journal."""
         opened = self.delivery.store.openings(since, until, camera, search)
         written = self.lines(search=search, since=since, until=until, camera=camera, limit=MOST)
         found = [(each.event.opened, {"event": "opening", **each.json()}) for each in opened]

@@ -191,7 +191,7 @@ class CameraStream:
 
     @property
     def resumed_at(self) -> float | None:
-        """When the snapshot that it continued from was written, seconds since 1970; None where its memory was empty."""
+        """The time of the snapshot it continued from, in seconds since 1970; None if its memory was empty."""
         resumed = None if self._writer is None else self._writer.resumed
         return None if resumed is None else float(resumed.about["written"])
 
@@ -266,7 +266,7 @@ class CameraStream:
         return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
 
     def memory(self) -> dict[str, Any]:
-        """What is held, frame by frame: ``patches`` has one hexadecimal digit a token, the fraction of layers and heads."""
+        """Return the memory by frame: ``patches`` has one hexadecimal digit a token, the fraction of layers and heads."""
         view, frames = view_memory(self.session), []
         numbers = view.frames.tolist()
         taken = self.observer.thumbnails.taken(numbers)

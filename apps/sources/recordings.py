@@ -90,7 +90,7 @@ class VideoSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Where the pictures decoded so far end, seconds; after the last :meth:`read`, the recording's length."""
+        """The end of the pictures decoded so far, in seconds; after the last :meth:`read`, the recording's length."""
         return 0.0 if self._clock.time_s is None else self._clock.time_s + self._video.period_s
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class FolderSource(Recording):
 
     @property
     def end_s(self) -> float:
-        """Where the pictures taken or passed over so far end, seconds."""
+        """The end of the pictures taken or skipped so far, in seconds."""
         return self._next / self._rate
 
     def _advance(self) -> float | None:

@@ -149,7 +149,7 @@ class WatchState:
 
     @property
     def answer(self) -> Literal["yes", "no", "not sure"] | None:
-        """What the newest probability says; None before there is one."""
+        """The answer by the newest probability; None before the first."""
         if self.probability is None:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below

@@ -157,7 +157,7 @@ vrex = command("vrex", {"": "vrex:vrex"}, "", "Model V-Rex's accelerator beside 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:
     """Run one of the ``known`` measurements with the options that were typed (not None) and print its lines.
 
-    Raises UserError for an unknown measurement or option, and where a package that it needs is not installed.
+    Raises UserError for an unknown measurement or option, and if a package is missing.
     """
     from edgevlm.apps.bundles.fetch import resolve_checkpoint
     from edgevlm.apps.bundles.resolve import resolve_model

@@ -148,7 +148,7 @@ def _grow(session: Session, work: GrowthWork, marks: tuple[int, ...]) -> Iterato
 
 
 def _ask(session: Session, work: GrowthWork, meter: Meter | None) -> dict[str, float | None]:
-    """Ask the same question several times; return times to the first token and for each further one. The first answer is cold."""
+    """Ask the same question several times; return ms to the first token and for each further one. The first answer is cold."""
     most, energy = min(ANSWER_TOKENS, session.text_budget.answer), Energy(meter) if meter else None
     cold, answers = session.ask(QUESTION, max_tokens=most), []
     cold.settle()

@@ -166,7 +166,7 @@ def carriers(asked: demo.Question, world: World) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceScore:
-    """How an answer's evidence compares with the truth. hit1, hit3: whether the first, or one of three, frames shows it.
+    """An answer's evidence compared with the truth. hit1, hit3: whether the first, or one of three, frames shows it.
 
     overlap: intersection over union of the first frame's box and the patches that show it. held: whether any layer holds a true
     patch; said_held: the rule's claim, None without one.

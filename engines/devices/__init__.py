@@ -51,7 +51,7 @@ class DeviceProfile:
 
     @property
     def usable_bytes(self) -> int:
-        """What a program may take beside the system."""
+        """The memory left for a program beside the system."""
         return int(self["usable_mib"] - self["system_mib"]) << 20
 
 

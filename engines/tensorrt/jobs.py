@@ -1,4 +1,4 @@
-"""What there is to build of a bundle: a job a graph, how the graph will be called, and the memory that its build takes.
+"""List a bundle's engines to build: a job a graph, how the graph will be called, and the memory that its build takes.
 
 Imports nothing of TensorRT's: ``edgevlm plan`` asks here too.
 """

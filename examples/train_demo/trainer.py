@@ -27,7 +27,7 @@ WORLDS: dict[str, tuple[type[World], Callable[..., World]]] = {
     "demo": (World, World),
     "photo": (PhotoWorld, partial(PhotoWorld, unseen=True)),
 }
-"""What makes the streams of a run, and those held out."""
+"""The settings that make a run's streams, held-out ones included."""
 DECAY = 0.6  # the last part of the run, in which the rates fall linearly
 
 

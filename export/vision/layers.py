@@ -115,7 +115,7 @@ class VisionGraph:
         return self.graph.node(op, inputs, [name], **attributes)
 
     def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
-        """Return one of ONNX's own operators: numbers where all operands are known at export, else a tensor of the graph.
+        """Apply one of ONNX's own operators; return numbers where all operands are known at export, else a tensor of the graph.
 
         The same of the same tensors is one node.
         """

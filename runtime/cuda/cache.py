@@ -36,7 +36,7 @@ class CudaCache(KVCache):
 
     :meth:`key` and :meth:`value` give :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all else is as on the CPU. Methods
     return when the device has done what they ask, so that an engine with its own stream may continue at once. driver: of the
-    device, the first one unless given. Raises UserError for int8, without a device, and where the arena does not fit.
+    device, the first one unless given. Raises UserError for int8, without a device, or if the arena does not fit.
     """
 
     __slots__ = ("_arena", "_reserved", "_row", "address", "kernels", "known")
@@ -220,7 +220,7 @@ def _ledger(
 
 
 def _starts(capacities: list[int], kv_heads: int, head_dim: int, dtype: np.dtype) -> list[Any]:
-    """Where key, value and norms of each layer begin in the arena, and last its size, in bytes."""
+    """Return the offsets of each layer's key, value and norms in the arena, then its size, in bytes."""
     starts: list[Any] = []
     end = 0
     for rows in capacities:

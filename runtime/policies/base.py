@@ -200,7 +200,7 @@ class Policy(Stateful):
 
     @property
     def needs_whole_frames(self) -> bool:
-        """Whether frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
+        """True if frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
         return False
 
     @property

@@ -72,7 +72,7 @@ class SimpleStream(Policy):
         return True
 
     def score(self, layer: Layer) -> Float32:
-        """Where a budget is smaller than what changed in that many frames, what was shown last stays."""
+        """Score rows; if what changed in that many frames exceeds the budget, the newest stay."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:

@@ -34,7 +34,7 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What the guidance rows were in each guidance layer, all rotated.
+    """The guidance rows in each guidance layer, all rotated.
 
     queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: how many each of the texts has.
     """
@@ -91,7 +91,7 @@ class Layer:
 
     @property
     def kind(self) -> NDArray[np.uint8]:
-        """What a row is, see :class:`~edgevlm.runtime.cache.Kind`: 0 prefix, 1 vision, 2 summary, 3 text."""
+        """The kind of a row, see :class:`~edgevlm.runtime.cache.Kind`: 0 prefix, 1 vision, 2 summary, 3 text."""
         return self.cache.kind(self.index)
 
     @property
@@ -121,7 +121,7 @@ class Layer:
 
     @cached_property
     def time(self) -> NDArray[np.float64]:
-        """When a row's frame was seen, in seconds of the stream; 0 for text outside frames."""
+        """The time of a row's frame, in seconds of the stream; 0 for text outside frames."""
         times = self.shared.times
         if times is None or not len(times.frame):
             return np.zeros(self.frame.shape)

@@ -1,4 +1,4 @@
-"""What a retrieval policy is: a window on the device, everything older in blocks of a store, and a choice of blocks per layer.
+"""The base of retrieval policies: a window on the device, older rows in blocks of a store, and a choice of blocks per layer.
 
 The budget |M| is split three ways, so that its bytes on the device are those of an eviction policy with the same budget: a
 window of the newest tokens, which is always attended to; a working set that blocks are fetched into; and the index, in bytes.

@@ -134,7 +134,7 @@ class ClusterPages(Stateful):
 
 
 def merge_runs(store: Store, runs: list[PageRun]) -> None:
-    """Join those of like sizes until there are few enough, and put what is left to put."""
+    """Join runs of similar size until there are at most MAX_RUNS, then store the remaining ones."""
     while len(runs) > MAX_RUNS:
         runs.sort(key=lambda run: run.rows)
         small, large = min(pairwise(runs), key=lambda pair: pair[1].rows / pair[0].rows)  # of equals the smallest
