@@ -150,11 +150,10 @@ def _usage(error: Exception) -> str:
         error.message = reason(error.message)
     context, words = getattr(error, "ctx", None), " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     path = context.command_path if context else "edgevlm"
-    words = re.sub(r"^Got unexpected extra argument\(s\) \((.*)\)$", r"unexpected argument \1", words)
+    words = re.sub(r"^Got unexpected extra argument\(s\) \((.*)\)$", r"unexpected argument \1", words).strip()
     words = words[:1].lower() + words[1:]
-    if path == "edgevlm run" and words.startswith("unexpected argument "):
-        word = words.split()[2]
-        return f"{words}; did you mean {_source_or_model(word)} {word}?"
+    if path == "edgevlm run" and (word := re.match(r"unexpected argument (\S+)", words)):
+        return f"{words}; did you mean {_source_or_model(word[1])} {word[1]}?"
     if words.startswith("no such command 'list'"):
         return f"no such command 'list'; {LISTS}"
     return f"{words.rstrip('.')}; see {path} --help"

@@ -71,6 +71,7 @@ MISTAKES = [  # one of each kind
     (["--chunk", "0"], "--chunk 0: should be greater than or equal to 1"),
     (["shop.mp4"], r"unexpected argument shop.mp4; did you mean --video shop.mp4\?"),
     (["SmolVLM2"], r"did you mean --model SmolVLM2\?"),
+    ([""], "unexpected argument; see edgevlm run --help"),
     (["--video", "a\n\x1b[2Jb.mp4"], r"a \[2Jb.mp4"),
     (["--camera", "http://user:secret@127.0.0.1:9/x"], r"http://\*\*\*@127"),
 ]
