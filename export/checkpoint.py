@@ -323,9 +323,10 @@ def _canonical(name: str) -> str:
 
 
 def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """Return a section of ``config.json`` with transformers' defaults for the settings it lacks. kind: the
-    ``model_type`` to use where early checkpoints give the whole model's. Rotary settings have had several
-        names, so all or none of them are the defaults.
+    """Return a section of ``config.json`` with transformers' defaults for the settings it lacks.
+
+    kind: the ``model_type`` to use where early checkpoints give the whole model's. Rotary settings have had several names, so
+    all or none of them are the defaults.
     """
     defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
     if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
