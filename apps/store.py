@@ -128,7 +128,7 @@ class TimedDatabase:
         """Delete what a table keeps of rows that were deleted."""
 
     def _flush(self) -> None:
-        """Bring to the disk what was deleted."""
+        """Flush deletions to the disk."""
 
     def _used(self) -> int:
         pages, free, size = (self._run(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size"))

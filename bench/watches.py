@@ -39,7 +39,7 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Counts of right, spurious and missed openings and closings, and of further ones of the same truth.
+    """Counts of right, spurious and missed openings and closings, and of repeats of the same one.
 
     delays: frames from the truth to each right one.
     """

@@ -77,7 +77,7 @@ class CacheFull(CacheError):
 
 
 def refuse_fork(pid: int, what: str) -> None:
-    """Raise UserError in a process forked from ``pid``, the only one with the threads of ``what``."""
+    """Raise UserError in a process forked from ``pid``: a fork does not have the threads of ``what``."""
     if pid != os.getpid():
         raise UserError(f"{what} was opened before this process was forked; open it here, or start processes with 'spawn'")
 

@@ -12,7 +12,7 @@ class LogFile(Sink):
         self.path, self.words = path, words
 
     def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
-        """Return once it is written; what raises is tried again."""
+        """Write the event; if this raises, it is sent again later."""
         line = f"{event.camera}: {event.question} {event.state}" if self.words else event.line()
         with open(self.path, "a") as file:
             file.write(line + "\n")

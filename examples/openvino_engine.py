@@ -23,7 +23,7 @@ class OpenVinoTower(OnnxRuntimeCpu):
         self._tower = self._core.compile_model(graph, "CPU", settings)
 
     def encode(self, pixels: np.ndarray) -> np.ndarray:
-        """Return frames [F, 3, H, W], normalised, to features [G, tokens_per_frame, row_width]."""
+        """Encode normalised frames [F, 3, H, W] to features [G, tokens_per_frame, row_width]."""
         if self.bundle.vision.group > 1:  # frames that a tower merges come as one
             return super().encode(pixels)
         return np.array(self._tower([np.ascontiguousarray(pixels)])[0])

@@ -128,7 +128,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Bytes that a snapshot of a stream copies: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk.
 
-    The buffer grows by what a policy keeps, once it keeps it.
+    The buffer grows with the policy's own state.
     """
     held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize

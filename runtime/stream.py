@@ -443,9 +443,9 @@ class Stream:
 
         rows: of text that are appended inside, at most; where they and the pictures are more than was set aside, the memory is
         copied to where there is room for them. Raises UserError if that does not fit in the free memory.
-        waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece, now and not
-        then, so that the memory is the same afterwards.
-        Where there is a present, the newest of it and these are seen whole, and of the others what changed.
+        waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece at once,
+        so that the memory is the same afterwards.
+        If ``present`` frames are kept, the newest ones and these are seen whole, the others only where they changed.
         pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
         now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld if there
         are none, and UserError as :meth:`check_window` does.

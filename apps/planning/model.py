@@ -37,7 +37,7 @@ class PlannedModel:
     """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    precision, group: of weights that are rounded already, and how many share a scale, None for the precision's own. floats:
+    precision, group: for weights already rounded, their precision and how many share a scale; None for its own. floats:
     parameters of ``matrices`` that such a checkpoint stores in float. kv: type of keys and values. files: bytes of a bundle's
     weights by ``decoder``, ``embedding`` and ``vision``.
     """

@@ -75,7 +75,7 @@ def split_window(text: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time by the wall clock, seconds since 1970, both ends included; all of it unless given."""
+    """A period of wall-clock time, in seconds since 1970, both ends included; default: all time."""
 
     since: float = -math.inf
     until: float = math.inf

@@ -255,7 +255,7 @@ class EventStore(TimedDatabase):
         self._run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _write(self) -> None:
-        """Bring to the disk what it has not taken yet."""
+        """Write the events that the disk has not taken yet."""
         for key, entry in list(self._unwritten.items()):
             if not self._attempt(partial(self._insert, entry), False):
                 break

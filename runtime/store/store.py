@@ -50,7 +50,7 @@ class StoreSettings:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counted since the store was opened. hits, bytes_host: of ``get`` in host memory."""
+    """Counters since the store was opened. hits, bytes_host: blocks and bytes that ``get`` served from host memory."""
 
     hits: int = 0
     bytes_host: int = 0
