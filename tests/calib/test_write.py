@@ -95,7 +95,7 @@ def test_a_read_only_bundle_is_one_line(copy):
         ({"cv": [0.1]}, "different length"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
-        ({"clie": 3}, "a clie that"),
+        ({"clie": 3}, "an invalid clie"),
     ],
 )
 def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):
