@@ -79,7 +79,7 @@ class Terminal:
 
 def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
     with Terminal(tmp_path, COLORTERM="truecolor") as terminal:
-        first = terminal.until("(?m)^This camera .*ask it what it saw")
+        first = terminal.until(r"(?s)^This camera .*ask\s+it\s+what\s+it\s+saw")
         assert first, "the first line is about who reads it"
         terminal.until(r"(?s)full KV.*holds.*auto: last-seen.*sliding window.*knows \d of [1-9]")
         terminal.until("▀{28}")
