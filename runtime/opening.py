@@ -24,6 +24,7 @@ from edgevlm.runtime.stream import Stream
 FALLBACK = "infinipot-v"  # of a model on which no policy was measured to be better
 FAR = 2.0  # budgets whose ratio is larger are far apart
 STORE = "store.bin"  # in the directory of snapshots
+FEW = 64  # patches of a frame: encoding all of them takes less time than comparing them
 LATEST_S = 1e12  # of a timestamp: 30,000 years
 
 
@@ -44,8 +45,9 @@ def check_time(timestamp: object) -> None:
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
     """Make what encodes only the changes; None where whole frames are encoded.
 
-    ``auto`` is what calibration found, else what changed; if the engine, the frames' size and a quarter of the free memory
-    allow it. A stream resumes as it was kept: of whole frames, as earlier versions did, or of changes, in what memory is free.
+    ``auto`` is what calibration found, else what changed of frames of more than FEW patches; if the engine, the frames' size
+    and a quarter of the free memory allow it. A stream resumes as it was kept: of whole frames, as earlier versions did, or of
+    changes, in what memory is free.
     Raises UserError if ``changed`` was asked for and cannot be.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
@@ -54,7 +56,8 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
     choices = model.bundle.choices()
     found = choices.encode if choices else None
     kept = writer.kept(model.bundle).get("encode") if writer else None
-    if name == ALL or (found and not found.setting) or kept == ALL:
+    patches = model.bundle.vision.changed.patches if model.bundle.vision.changed else 0
+    if name == ALL or kept == ALL or (patches <= FEW if found is None else not found.setting):
         return None
     if found and found.setting:
         changed = parse_encode(found.setting)[1]

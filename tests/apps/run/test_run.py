@@ -152,11 +152,11 @@ def test_a_name_that_is_not_utf8_is_watched_or_refused(tmp_path):
 
 def test_a_statistic_that_cannot_be_read_ends_no_run(monkeypatch):
     full = OSError(errno.EMFILE, "Too many open files")
-    looks = Mock(side_effect=chain([psutil.virtual_memory()] * 2, repeat(full)))  # the first two open the session
+    looks = Mock(side_effect=chain([psutil.virtual_memory()], repeat(full)))  # the first is of what opens the session
     monkeypatch.setattr("psutil.virtual_memory", looks)
     monkeypatch.setattr("psutil.Process.memory_info", Mock(side_effect=full))
     assert events(*RUN, "--frames", 8, "--json")[-1]["frames"] == 8
-    assert looks.call_count > 2
+    assert looks.call_count > 1
 
 
 def test_a_run_answers_about_a_window():
