@@ -177,7 +177,7 @@ def gained(before: Reading | None, after: Reading | None, seconds: float) -> flo
 
 @dataclass(slots=True)
 class Rail:
-    """A rail's joules over ``seconds``, of which ``gap_s`` seconds have no readings."""
+    """A rail's joules over ``seconds``; for ``gap_s`` of these seconds there are no readings."""
 
     joules: float = 0.0
     seconds: float = 0.0

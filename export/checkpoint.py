@@ -136,7 +136,7 @@ class Checkpoint:
         return "@".join(snapshot_of(self.folder) or (self.name,))
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """Return a JSON object of the folder, or None if there is no such file."""
+        """Return the JSON object in a file of the folder, or None if the file does not exist."""
         text = self.text(name)
         if text is None:
             return None

@@ -423,9 +423,9 @@ class Stream:
             self.stats = self.stats.plus(reindexings=1)
 
     def _guide(self) -> Guidance:
-        """Run the guidance texts after the memory in one causal forward, and roll it back."""
+        """Run the guidance texts after the memory, without the present, in one causal forward, and roll it back."""
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
-        with self._timed("guidance_ms"), self.question():
+        with self._timed("guidance_ms"), self.taken_out():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
             keys = {layer: self.cache.dequantize("key", layer, slice(int(held[layer]), None)) for layer in layers}
         return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))

@@ -306,7 +306,7 @@ def check_config(values: Mapping[str, Any], where: str, path: Path | None = None
         for each in error.errors(include_url=False, include_context=False):
             key = tuple(str(part) for part in each["loc"] if part != "[key]")
             unknown = each["type"] == "extra_forbidden"
-            found.append((key, f"there is no such key; {nearest(key[-1], keys)}" if unknown else reason(each["msg"])))
+            found.append((key, f"unknown key; {nearest(key[-1], keys)}" if unknown else reason(each["msg"])))
         raise ConfigError(_located(found, where, path)) from None
 
 

@@ -204,7 +204,7 @@ class Service:
         return forget_camera(where, span, self.state_key)
 
     def removed(self) -> dict[str, Path]:
-        """Return cameras that are not watched any more and of which something is kept, with their folders."""
+        """Return the folders of cameras that are no longer watched but still have saved data."""
         return {name: path for path, name in cameras(self.state) if name not in self.streams}
 
     def _forget_all(self, name: str) -> Forgotten:

@@ -68,8 +68,7 @@ def changed(
 
     Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
     tower and prefill took as much less as the fractions say. ``model``: a bundle, or SEEDED, exported for the occasion, with
-    ``layers`` layers of tower and decoder, all unless given. Raises UserError for less than three chunks, the first of which
-    is not counted.
+    ``layers`` layers of tower and decoder (default: all). The first chunk is not counted. Raises UserError for less than three.
     """
     threads, count, ways = threads or default_threads(), frames // chunk, list(product(append, encode))
     if count < 3:

@@ -6,6 +6,7 @@ import pytest
 from memory import arena
 from pictures import frames
 
+from edgevlm.calib.demo.world import World
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.layer import Compression, Layer
@@ -27,6 +28,21 @@ def model(tmp_path_factory):
     loaded = Model.load(export_checkpoint(folder, folder.parent / "bundle", kv="fp32"), threads=1)
     yield loaded
     loaded.close()
+
+
+@pytest.mark.parametrize("present", [1, 2])
+def test_a_question_within_a_chunk_leaves_no_trace_where_only_changes_enter(present):
+    def kept(asks):
+        world, append = World(3), f"changed:tau=0.9999,present={present}"
+        with Session.open("demo", policy="hermes", budget=128, chunk=4, append=append) as session:
+            for number in range(60):
+                session.watch(world.step())
+                if asks and number % 3 == 1:
+                    session.ask("how many objects are there now?").wait()
+            session.flush()
+            return arena(session._stream)
+
+    assert kept(asks=True) == kept(asks=False)
 
 
 def test_guidance_leaves_no_trace(model):

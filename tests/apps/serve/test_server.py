@@ -259,10 +259,10 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: there is no such key; did you mean 'source'?"),
+        ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: unknown key; did you mean 'source'?"),
         ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "line 2: server.key: env:NOT_SET_ANYWHERE: the variable"),
         ("[[watches]]\nquestion = 'is there a red square?'\ncameras = ['door']", "there is no camera 'door'"),
-        ("[server]\nprot = 1\n[journal]\nprompt = '''\n[...]'''\n", "line 2: server.prot: there is no such key"),
+        ("[server]\nprot = 1\n[journal]\nprompt = '''\n[...]'''\n", "line 2: server.prot: unknown key"),
         ("[[", "is not valid TOML"),
     ],
 )

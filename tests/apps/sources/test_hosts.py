@@ -4,7 +4,7 @@ import http.server
 import socket
 import struct
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from ipaddress import IPv4Address
 
 import numpy as np
@@ -152,6 +152,14 @@ def test_a_name_is_resolved_once_for_each_connection(monkeypatch):
     ]  # fmt: skip
 
 
+@contextmanager
+def served(camera):
+    """Run ``camera`` on a port of every address; yield the port, and options that allow 127.0.0.1 only."""
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        threading.Thread(target=camera, args=(listening,), daemon=True).start()
+        yield listening.getsockname()[1], SourceOptions(open_timeout_s=10, hosts=AllowedHosts(["127.0.0.1"]))
+
+
 @pytest.mark.parametrize("reply", ["RTSP/1.0 302 Moved", "RTSP/1.0  302 Moved", "RTSP/2 301 Moved", "RTSP/1.0 0305 x"])
 def test_rtsp_is_not_redirected_to_another_host(reply):
     pytest.importorskip("av")
@@ -167,11 +175,8 @@ def test_rtsp_is_not_redirected_to_another_host(reply):
                     link.sendall(bytes([byte]))
                 link.recv(4096)
 
-    with socket.create_server(("0.0.0.0", 0)) as listening:
-        threading.Thread(target=camera, args=(listening,), daemon=True).start()
-        options = SourceOptions(open_timeout_s=10, hosts=AllowedHosts(["127.0.0.1"]))
-        with pytest.raises(SourceRefused, match="redirects to another address"):
-            network.connect(f"rtsp://127.0.0.1:{listening.getsockname()[1]}/live", options)
+    with served(camera) as (port, options), pytest.raises(SourceRefused, match="redirects to another address"):
+        network.connect(f"rtsp://127.0.0.1:{port}/live", options)
     assert {host for host, _ in asked} == {"127.0.0.1"}
 
 
@@ -204,9 +209,6 @@ def test_rtmp_is_not_redirected_to_another_host():
                 link.sendall(b"\x03\0\0\0" + len(body).to_bytes(3, "big") + b"\x14\0\0\0\0" + b"\xc3".join(pieces))
                 link.recv(4096)
 
-    with socket.create_server(("0.0.0.0", 0)) as listening:
-        threading.Thread(target=camera, args=(listening,), daemon=True).start()
-        options = SourceOptions(open_timeout_s=10, hosts=AllowedHosts(["127.0.0.1"]))
-        with pytest.raises(SourceError, match="cannot be read"):
-            network.connect(f"rtmp://127.0.0.1:{listening.getsockname()[1]}/live/1", options)
+    with served(camera) as (port, options), pytest.raises(SourceError, match="cannot be read"):
+        network.connect(f"rtmp://127.0.0.1:{port}/live/1", options)
     assert asked == ["127.0.0.1"]
