@@ -34,12 +34,12 @@ Draw = Callable[[Float32], int]
 class Found:
     """An answer's facts so far; the model's thread fills them in.
 
-    time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
-    the first token, waiting for the chunk in progress included. tpot_ms: mean time of each further token. prompt_tokens: of
-    question, turns and pictures, without the memory. probabilities: for each choice, where the question had choices.
-    logprobs: for each token, if requested, and at the end of one that stops the answer and is not in ``token_ids``.
-    dropped_turns: the oldest, which had no room.
-    looked: where the question looked; None before the first token, and where it shows pictures.
+    time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model started on it. ttft_ms: from ``ask`` to
+    the first token, including the wait for the chunk in progress. tpot_ms: mean time per further token. prompt_tokens: tokens
+    of question, turns and pictures, without the memory. probabilities: one for each choice, if the question had choices.
+    logprobs: one for each token, if requested, then one for the stop token, which ``token_ids`` does not contain.
+    dropped_turns: the number of oldest turns that did not fit.
+    looked: the question's attention; None before the first token, and for a question with pictures.
     """
 
     time_s: float
@@ -59,8 +59,8 @@ class Answer:
     """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` give pieces as they come.
 
     The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
-    text is read. Each attribute of :class:`Found` is one of the answer too, and waits for its end; ``found`` has them as they
-    are now, and :attr:`so_far` the text.
+    text is read. It also has each attribute of :class:`Found`, which waits for the end; ``found`` and :attr:`so_far` (the text)
+    do not wait.
     """
 
     time_s: float
@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The frames that the answer was read from, best first; waits until it is finished, None if it has no token."""
+        """The frames that the answer was read from, best first, or None if it has no token. Waits until it is finished."""
         self.settle()
         return self._evidence
 
@@ -172,7 +172,10 @@ class Answer:
         return finished
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait for the end, whatever it is; raises UserError only, in a forked process, where it never comes."""
+        """Wait for the end, and raise nothing that generation raised.
+
+        Raises UserError in a forked process, where the end never comes.
+        """
         self._check_process()
         with self._changed:
             return self._changed.wait_for(lambda: self._finished, timeout)
@@ -192,7 +195,7 @@ class Answer:
             raise self._error
 
     def _push(self, piece: str) -> None:
-        """Called by the model's thread with a further piece of text."""
+        """Add a piece of text; the model's thread calls it."""
         with self._changed:
             self._pieces.append(piece)
         self._wake_readers()
@@ -204,7 +207,7 @@ class Answer:
             listener()
 
     def _follow(self, future: Future[FinishReason]) -> None:
-        """Called by the session, once: this answer ends with ``future``."""
+        """End this answer with ``future``; the session calls it once."""
         self._future = future
         future.add_done_callback(self._finish)
 
@@ -228,7 +231,7 @@ class Answer:
         max_tokens: int,
         give_way: Callable[[], None],
     ) -> FinishReason:
-        """Called by the model's thread: append the prompt's rows, PIECE at once, and draw tokens.
+        """Append the prompt's rows, PIECE at a time, and draw tokens, on the model's thread.
 
         give_way: called between two pieces.
         """

@@ -29,8 +29,8 @@ INTERVAL = 1.0  # seconds from one look at the free memory to the next
 class TextBudget:
     """Tokens set aside at start for each part of a question's turn: the rows a question may take beside the memory.
 
-    pictures: how many have room from the start. most: tokens of a question with its conversation and further pictures, as far
-    as the model's positions leave room; memory for more than is set aside is taken when they come and given back. 0: no more.
+    pictures: how many have room from the start. most: tokens of a question with its conversation and further pictures, within
+    the model's positions; 0: only what is set aside. Memory beyond that is allocated for the question and freed after it.
     """
 
     conversation: int
@@ -65,13 +65,15 @@ def present_rows(model: Model, present: int = 1) -> int:
 
 
 def default_budget(model: Model, policy: Policy, most: int) -> int:
-    """Half of the model's positions, DEFAULT_BUDGET tokens at most, in whole frames; all that fits (``most``) for full."""
+    """Return half of the model's positions, at most DEFAULT_BUDGET tokens, in whole frames; for ``full``, all that fits
+    (``most``).
+    """
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // model.rows_per_frame, 1) * model.rows_per_frame
 
 
 def check_budget(policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, frame: int | None = None) -> None:
-    """Raise UserError for a budget that cannot work, before anything is allocated.
+    """Raise UserError for a budget that cannot work.
 
     frame: rows of a frame with the text around it, if any.
     """
@@ -94,8 +96,8 @@ def allocate(
 ) -> KVCache:
     """Allocate one stream's arena in the bundle's KV precision, keys and values on ``device``.
 
-    capture_bytes: of the buffer for snapshots; store_bytes: host memory that a store may take. Raises UserError, before it is
-    touched, when all of that and a chunk do not fit in the free memory, or a CUDA device is needed and cannot be used.
+    capture_bytes: size of the buffer for snapshots. store_bytes: host memory that a store may take. Raises UserError if all of
+    that and a chunk do not fit in the free memory, or a CUDA device is needed and cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -126,7 +128,7 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 
 
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
-    """Bytes that a snapshot of a stream copies: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk.
+    """Return the bytes that a snapshot copies: ``rows`` of all layers together, with elements of ``item`` bytes, and a chunk.
 
     The buffer grows with the policy's own state.
     """
@@ -137,10 +139,11 @@ def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: in
 
 
 class Pressure:
-    """Frames of a chunk: ``most``, halved at each look that finds less than LOW free, doubled at each that finds ENOUGH.
+    """The number of frames in a chunk: ``most``, halved at each look that finds less than LOW free memory, doubled at each that
+    finds ENOUGH.
 
-    group: frames that the tower merges; all numbers are multiples of it, as ``most`` is. ``short``: from the first such look
-    until all are back. notify: called each time there are fewer, and when all are back.
+    group: frames that the tower merges; every number is a multiple of it. ``short``: whether chunks are smaller than ``most``.
+    notify: called each time a chunk shrinks, and when it is back at ``most``.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Pressure:
         self._next = clock()
 
     def look(self) -> int:
-        """Return the frames of the chunk that begins now."""
+        """Return the number of frames in the chunk that begins now."""
         if self._clock() < self._next:
             return self.frames
         self._next = self._clock() + INTERVAL

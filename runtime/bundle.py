@@ -183,11 +183,11 @@ class VisionSpec:
     ``shortest_edge``, then cut ``size`` out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then
     stretch).
 
-    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` says how these take
-    theirs: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in which the
-    frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid;
-    ``"transformers"``, as ``"video"`` with the text after it where transformers from 5.23 on puts it.
-    ``before`` and ``after`` are text around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` are its time.
+    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` is how frames take
+    their positions: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in
+    which the frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid;
+    ``"transformers"``, as ``"video"``, with the following text at the position that transformers 5.23 and later give it.
+    ``before`` and ``after`` are the text around each grid, where ``{seconds}``, ``{minutes}`` and ``{second}`` become its time.
     """
 
     graph: str
@@ -224,10 +224,10 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The checkpoint's chat template, and where the video goes in it.
+    """The checkpoint's chat template and the video's place in it.
 
-    The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` is
-    then once in the text, and all rows of all frames (and the closing rows) take its place.
+    The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` then appears
+    once in the text; the rows of all frames (and the closing rows) replace it.
     """
 
     tokenizer: str
@@ -248,8 +248,8 @@ class ChatSpec:
 class Bundle:
     """A bundle, checked. Paths come from :meth:`file` only.
 
-    profile: what its graphs are written for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`; shapes: the largest
-    calls that engines are made for, None with profile onnxruntime, whose graphs take any.
+    profile: the kind of its graphs, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`. shapes: the largest calls that
+    engines are built for; None with profile onnxruntime, whose graphs take any.
     """
 
     path: Path
@@ -267,9 +267,8 @@ class Bundle:
     def load(cls, path: str | Path, *, verify: Verify = "full", progress: Notify | None = None) -> Bundle:
         """Read and verify the bundle in folder ``path``.
 
-        ``verify="full"`` hashes every file, ``"size"`` only compares sizes, ``"manifest"`` looks at no file but
-        ``bundle.json``, which is always checked in full.
-        Raises :class:`edgevlm.errors.BundleError`, one line that names the file and the way out.
+        ``verify="full"`` hashes every file, ``"size"`` only compares sizes, ``"manifest"`` reads only ``bundle.json``, which is
+        always checked in full. Raises :class:`edgevlm.errors.BundleError`, one line with the file and what to do.
         """
         check_utf8(folder := Path(path))
         bundle = _checked(folder, _read_manifest(folder))
@@ -378,7 +377,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
-    """Raise UserError if a bundle must not be put at ``out_dir``; cheap, so call it before long work."""
+    """Raise UserError if a bundle must not be written to ``out_dir``. It is cheap: call it before long work."""
     target = Path(os.path.abspath(out_dir))
     found = look(target)
     if found == "nothing" and not target.is_symlink():

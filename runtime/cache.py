@@ -1,6 +1,6 @@
 """The ring cache: one block of memory a stream, rows appended in place, evicted rows replaced from the tail.
 
-``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md says why rows are in no order.
+``csrc/cache.cpp`` describes the layout; docs/internals/architecture.md explains why rows are unordered.
 Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise
 :class:`~edgevlm.errors.CacheFull`.
 """
@@ -77,7 +77,7 @@ class Rows:
 
 
 def row_bytes(axes: int) -> int:
-    """Return the bytes of a row's metadata in one KV head."""
+    """Return the bytes of one row's metadata in one KV head."""
     return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
@@ -85,17 +85,18 @@ class KVCache(_native.Cache):
     """Keys, values and metadata of one stream, allocated once. Methods without docs here are in ``csrc/bindings.cpp``.
 
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
-    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: of a position, 1, or 3 for M-RoPE (frame,
-    row, column). sections: with 3 axes, the rotary pairs that turn by each, one after the other (Qwen2-VL: 16, 24, 24) or
-    ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values, ``fp32``,
-    ``fp16`` or ``int8``, which needs ``scales`` (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
+    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: the number of axes of a position, 1, or 3 for
+    M-RoPE (frame, row, column). sections: with 3 axes, the rotary pairs that turn by each, one after the other (Qwen2-VL: 16,
+    24, 24) or ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values,
+    ``fp32``, ``fp16`` or ``int8``, which needs ``scales`` (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every
+    dtype.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
-    made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free:
-    zero, or what an eviction has left there, and never read.
+    made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free and never read;
+    they hold zeros or evicted values.
 
-    The long loops run without the GIL. Any number of threads may read a cache at once, one may change it: a call that would
-    meet another's change raises CacheError, as does one given arrays of the memory it is to change.
+    The long loops run without the GIL. Any number of threads may read a cache at once; only one may change it. A call during
+    another thread's change raises CacheError, as does a call given views of the memory that it changes.
     """
 
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "pair_axis")
@@ -118,7 +119,7 @@ class KVCache(_native.Cache):
         return _native.Cache._bytes_for(*native_shape(*shape, **rotary))
 
     def buffers(self) -> list[KVBuffer]:
-        """Return a buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
+        """Return one buffer per layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
         return [
             KVBuffer(
                 key_address=self.key_address(layer),
@@ -156,7 +157,7 @@ class KVCache(_native.Cache):
         return {name: getattr(self, name)(layer) for name in PARTS}
 
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
-        """Replace a layer's rows by what :meth:`held` returned for a cache of the same shape.
+        """Replace a layer's rows with what :meth:`held` returned for a cache of the same shape.
 
         Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
         """
@@ -178,7 +179,7 @@ def native_shape(
     sections: Sequence[int] | None = None,
     interleaved: bool = False,
 ) -> NativeShape:
-    """Return the C++ cache's arguments, without scales. Raises CacheError for those that contradict each other."""
+    """Return the C++ cache's arguments, without scales. Raises CacheError if they contradict each other."""
     rows = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
     if len(rows) != layers:
         raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(rows)}")
@@ -191,7 +192,7 @@ def native_shape(
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:
     """Return the position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``.
 
-    ``interleaved``: axes take turns, 0 1 2 0 1 2, until a later one has had its section; what is left is axis 0.
+    ``interleaved``: axes take turns, 0 1 2 0 1 2, until a later one has filled its section; the remaining pairs turn by axis 0.
     """
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")

@@ -37,7 +37,7 @@ def _schema(kind: Any) -> Any:
 
 
 class JsonFile:
-    """A dataclass that is a file of a bundle. ``_file``: its newest format, and what it describes."""
+    """A dataclass stored as a file of a bundle. ``_file``: its newest format, and what it describes."""
 
     _file: ClassVar[tuple[int, str]]
 
@@ -65,7 +65,7 @@ class JsonFile:
             raise ValueError(f"does not describe {what}") from None
 
     def check(self, layers: int, heads: int) -> None:
-        """Raise ValueError if it is not of a model with ``layers`` layers of ``heads`` query heads."""
+        """Raise ValueError unless it belongs to a model with ``layers`` layers of ``heads`` query heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens. skipped: policies that cannot run at it, and why.
+    """The policy chosen at a budget of |M| tokens. skipped: policies that cannot run at this budget, and why.
 
     chosen: None if no candidate is clearly better than the policy that ``auto`` falls back to.
     """
@@ -147,7 +147,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AppendTrial:
-    """A tau under full KV, beside whole frames."""
+    """A tau measured under full KV against whole frames."""
 
     tau: Annotated[Number, "Threshold of --append changed, under full KV."]
     appended: Annotated[Number, "Fraction of the frames' tokens that entered the memory."]
@@ -190,9 +190,10 @@ class EncodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices(JsonFile):
-    """A choice for each budget, budgets rising. watched: the clips, or the worlds' seed. frames: of the longest stream.
+    """One choice per budget, in ascending order of budgets. watched: the clips, or the worlds' seed.
 
-    known: all bounded policies at the time, measured or not, so that newer ones can be found.
+    frames: length of the longest stream. known: every bounded policy of that version, measured or not; newer policies are
+    absent from it.
     """
 
     _file = (2, "choices")
@@ -227,8 +228,8 @@ class Choices(JsonFile):
 class EvidenceHeads(JsonFile):
     """The ``heads`` of ``layer`` that find an answer's evidence.
 
-    weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 if the memory holds
-    the evidence. Empty without a calibration.
+    weights: of ``QuestionAttention.features``, ``[3 x heads + 3]``; with ``bias`` the weighted sum is above 0 if the memory
+    holds the evidence. Empty without a calibration.
     """
 
     _file = (1, "where evidence is found")

@@ -39,9 +39,9 @@ class References(Stateful):
     """Hold each patch's feature as it was last appended, normalised.
 
     A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide. A distance is 1 -
-    cosine. The camera's noise is the median distance of a frame whose references are of the frame before, and never more
-    than a median since; what exceeds it has changed. It is at most a quarter of the distance between a frame's
-    patches, so that a scene that moves everywhere is appended.
+    cosine. The camera's noise is the median distance of a frame whose references are of the frame before, and never more than a
+    later median; a larger distance is a change. It is at most a quarter of the distance between a frame's patches, so that a
+    scene that moves everywhere is appended.
     """
 
     state_fields = ("_features", "_age", "seq", "_noise", "_spread")
@@ -55,7 +55,9 @@ class References(Stateful):
         self._spread: NDArray[np.float32] | None = None  # []: the largest mean distance of two patches of a frame
 
     def changed(self, features: Float32) -> Bool:
-        """Which tokens of a frame to append, ``[tokens]``, by its ``features`` ``[tokens, width]``: of the first frame all."""
+        """Return which tokens of a frame to append, bool ``[tokens]``, by its ``features`` ``[tokens, width]``; all of the
+        first frame's.
+        """
         distances, noise, spread = self._compare(unit_features(features))
         least = 1 - self.settings.tau
         if noise is not None:
@@ -64,7 +66,7 @@ class References(Stateful):
         return changed | (self._age + 1 >= self.settings.refresh) if self.settings.refresh else changed
 
     def _compare(self, unit: Float32) -> tuple[Float32, NDArray[np.float32] | None, NDArray[np.float32]]:
-        """Return the distances of features of length 1 to the references ``[tokens]``; noise and spread from this frame on."""
+        """Return the distances ``[tokens]`` of features of length 1 to the references; updates noise and spread."""
         mean = unit.mean(0)
         spread = np.maximum(self._spread or 0, 1 - mean @ mean, dtype=np.float32)
         distances: Float32 = 1 - np.einsum("pw,pw->p", unit, self._features)
@@ -75,7 +77,7 @@ class References(Stateful):
         return distances, noise if self._noise is None or is_next else np.minimum(noise, self._noise), spread
 
     def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """Note that the ``changed`` tokens of a frame are in the memory now, as ``seq``."""
+        """Record that the ``changed`` tokens of a frame are now in the memory, as ``seq``."""
         unit = unit_features(features)
         _, self._noise, self._spread = self._compare(unit)
         self.seq[changed] = seq
@@ -98,8 +100,9 @@ def unit_features(features: Float32) -> Float32:
 
 
 class FrameChanges(NamedTuple):
-    """A frame beside its references: the ``patches`` to encode, bool ``[n]``, of these ``pixels`` ``[F, 3, H, W]``, and those
-    that ``changed``, or have a neighbour that did."""
+    """A frame compared with its references: the ``patches`` to encode, bool ``[n]``, of ``pixels`` ``[F, 3, H, W]``, and those
+    that ``changed`` or have a neighbour that did.
+    """
 
     patches: Bool
     changed: Bool
@@ -114,13 +117,13 @@ class PatchChanges(Stateful):
     """Hold the pixels that each patch was last encoded from, and find the patches of a frame that differ.
 
     A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
-    times the noise; its neighbours are encoded with it. The noise is the median patch's distance to the frame before, and
-    never more than a median since. Where many have changed, and a shift of the picture or another exposure explains most of
-    them, these have not.
+    times the noise; its neighbours are encoded with it. The noise is the median patch's distance to the frame before, and never
+    more than a later median. If a shift of the picture or a new exposure explains most of many changes, these patches do not
+    count as changed.
 
-    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change
-    their size. Without an interval it is 1 at first and grows by one every PROOF frames, to INTERVAL, as long as whole frames
-    show that what was kept was right; else it is 1 again.
+    The whole frame is encoded every ``interval`` frames, when most of it has changed, and when the camera's frames change their
+    size. Without an interval it starts at 1 and grows by one every PROOF frames, up to INTERVAL, while whole frames confirm the
+    kept features; otherwise it returns to 1.
     """
 
     state_fields = ("_reference", "_sums", "_exposure", "_noise", "_since", "_proven", "_size")
@@ -142,7 +145,7 @@ class PatchChanges(Stateful):
     def compare(self, pixels: Float32, size: tuple[int, int]) -> FrameChanges:
         """Find what to encode of a frame ``[F, 3, H, W]``, normalised (F frames if the tower merges F). Changes nothing.
 
-        size: (height, width) of the picture that the frame was made of.
+        size: (height, width) of the camera's picture.
         """
         levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
         every = np.ones(len(self._exposure), bool)
@@ -170,9 +173,9 @@ class PatchChanges(Stateful):
         return FrameChanges(patches, patches, pixels, moved, exposure, noise, size)
 
     def encoded(self, changes: FrameChanges, right: bool | None = None) -> None:
-        """Make the pixels of the patches that were encoded their references.
+        """Make the pixels of the encoded patches their references.
 
-        right: whether a whole frame shows that what was kept until now was right, if it shows that.
+        right: whether a whole frame confirms the kept features; None if the frame was not whole.
         """
         if changes.patches.all():
             self._reference[:] = changes.levels
@@ -189,19 +192,21 @@ class PatchChanges(Stateful):
         self._noise, self._size = changes.noise, np.array(changes.size, np.int32)
 
     def _distances(self, levels: Levels, low: Levels, high: Levels | None = None, gain: Float32 | None = None) -> Float32:
-        """Return ``[n]``; a patch of several frames is as far as the farthest of them."""
+        """Return the distances ``[n]``; for a patch of several frames the largest."""
         frames, high = [slice(at, at + 3) for at in range(0, len(levels), 3)], low if high is None else high
         return np.maximum.reduce([kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames])
 
     def _exposures(self, levels: Levels) -> Float32:
-        """Return ``[n]``: of each row of patches (lamps flicker in bands) the exposure that most of its patches show."""
+        """Return ``[n]``, for each row of patches the exposure that most of them show: lamps flicker in bands."""
         sums = kernels.patch_sums(levels, *self.grid)
         bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
         ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
         return np.repeat(np.median(ratio.reshape(self.grid), 1), self.grid[1]).astype(np.float32)
 
     def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
-        """Yield what the camera may have done: levels without it, the bounds within which they are the same, and their gain."""
+        """Yield each possible effect of the camera: levels with it undone, the bounds within which they are the same, and their
+        gain.
+        """
         gain = exposure / self._exposure
         gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
         gained = bool((np.abs(gain - 1) > 1 / 256).any())
@@ -224,7 +229,9 @@ def dilated(mask: Bool) -> Bool:
 
 
 def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
-    """The lowest and the highest of each pixel and its eight neighbours: a shift of less than a pixel stays between these."""
+    """Return the lowest and the highest of each pixel and its eight neighbours: a shift of less than a pixel stays between
+    them.
+    """
     return _with_neighbours(levels, np.minimum), _with_neighbours(levels, np.maximum)
 
 
@@ -240,9 +247,10 @@ def _with_neighbours(planes: NDArray, combine: np.ufunc) -> NDArray:
 
 
 def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
-    """Return how far ``after [H, W]`` is ``before`` moved down and to the right, in pixels, at most ``furthest`` each.
+    """Return how far ``before [H, W]`` moved down and to the right to become ``after``, in pixels, at most ``furthest`` each.
 
-    By phase correlation of their middles, at half size if they are large, and parts of a pixel by a parabola through the peak.
+    Uses phase correlation of their middles, at half size if they are large, and a parabola through the peak for parts of a
+    pixel.
     """
     step = 1 if min(before.shape) < 128 else 2
     height, width = (min(size // step, 128) for size in before.shape)
@@ -264,7 +272,7 @@ def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, fl
 
 
 def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
-    """Return the shift in whole pixels, of those around ``about``, that leaves the least difference."""
+    """Return the shift in whole pixels around ``about`` that leaves the least difference."""
 
     def difference(shift: tuple[int, int]) -> float:
         moved = before[None].copy()
@@ -276,13 +284,13 @@ def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> 
 
 
 def _vertex(three: NDArray[np.float64]) -> float:
-    """Where between -0.5 and 0.5 a parabola through numbers at -1, 0 and 1 has its peak."""
+    """Return the peak, between -0.5 and 0.5, of the parabola through numbers at -1, 0 and 1."""
     bend = three[0] - 2 * three[1] + three[2]
     return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
 
 
 def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
-    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``, which keeps what they do not show."""
+    """Move ``levels [planes, H, W]`` back by ``down`` and ``across`` into ``out``, whose uncovered edge is unchanged."""
     height, width = levels.shape[1:]
     to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
@@ -290,22 +298,25 @@ def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
 
 
 def was_right(kept: Float32, whole: Float32) -> bool:
-    """Return whether few tokens ``[n, width]`` that were ``kept`` differ from the ``whole`` frame's by more than noise."""
+    """Return whether only few of the ``kept`` tokens ``[n, width]`` differ from the ``whole`` frame's by more than noise."""
     distances = 1 - np.einsum("nw,nw->n", unit_features(kept), unit_features(whole))
     least = np.clip(STANDS_OUT * np.median(distances), 1 - TAU, MOST_WRONG)
     return bool((distances > least).mean() <= WRONG)
 
 
 class ChangedEncoder(Stateful):
-    """Encodes the frames of one stream in order. All it keeps is state: references, features and the tower's cache.
+    """Encodes the frames of one stream in order. Its state is the references, features and the tower's cache.
 
-    A patch that is not computed keeps its features; what it then attended to may have changed since.
+    A patch that is not computed keeps its features, though patches that it attended to may have changed.
     """
 
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
     def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
-        """copies: how many times its memory must be free. Raises UserError if it is not, and as ``Engine.bind_tower``."""
+        """Bind the tower. copies: how many times its memory must be free.
+
+        Raises UserError if it is not, and as ``Engine.bind_tower``.
+        """
         vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size
@@ -336,7 +347,7 @@ class ChangedEncoder(Stateful):
     def encode(self, pixels: Float32, sizes: NDArray[np.int32], *, keep: bool = True) -> Float32:
         """Encode frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``, as ``Engine.encode``.
 
-        sizes: (height, width) of the picture that each was made of, ``[F, 2]``. Without ``keep`` the state does not change.
+        sizes: (height, width) of each camera picture, ``[F, 2]``. Without ``keep`` the state does not change.
         """
         starts = range(0, len(pixels), self._group)
         features = [self._encode(pixels[at : at + self._group], sizes[at : at + self._group], keep) for at in starts]

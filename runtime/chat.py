@@ -22,11 +22,11 @@ LONGEST = 1 << 19  # characters of a conversation that is written as a prompt
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A conversation of the caller's own, whose end is answered.
+    """A conversation of the caller's own, to be continued.
 
-    messages: as chat templates take them: ``role``, ``content`` (a text, None beside tool calls), and of tool calls the
+    messages: as chat templates take them: ``role``, ``content`` (text, or None beside tool calls), and tool calls with
     ``arguments`` as an object. tools: functions in OpenAI's shape, for a template with tools. continues: the answer continues
-    from the last message, the assistant's. opening: text that the answer begins with.
+    the last message, which is the assistant's. opening: text that the answer begins with.
     """
 
     messages: tuple[Message, ...]
@@ -61,7 +61,7 @@ class Dialogue:
         return sum(each["role"] == "user" for each in self.messages)
 
     def without(self, turns: int) -> Dialogue:
-        """Return what is left without the oldest ``turns``, each from a message of the user to the next."""
+        """Return the conversation without its oldest ``turns``; a turn starts with each message of the user."""
         starts = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
         first = starts[turns] if turns else 0
         system = (each for each in self.messages[:first] if each["role"] == "system")
@@ -99,11 +99,11 @@ class Chat:
         return self._split(self._checked(turns, question))[1]
 
     def text_only(self, turns: Sequence[Turn], question: str | Dialogue) -> list[int]:
-        """Return the ids of the whole prompt where there is no video."""
+        """Return the ids of a whole prompt without a video."""
         return self._encode(self._render(self._checked(turns, question), video=False))
 
     def text(self, turns: Sequence[Turn], question: str, video: str) -> str:
-        """Return the whole prompt as text, with ``video`` in the video's place. Raises UserError for a template without one."""
+        """Return the whole prompt as text, with ``video`` as the placeholder. Raises UserError for a template without one."""
         return video.join(self._parts(Dialogue.of(turns, question)))
 
     def ids(self, turns: Sequence[Turn], question: str, video: str) -> list[int]:
@@ -125,7 +125,7 @@ class Chat:
                 raise UserError(f"a prompt cannot hold {found!r}, which stands for the video; leave it out")
 
     def _render(self, asked: Dialogue, *, video: bool, ends: bool = False) -> str:
-        """ends: without a generation prompt."""
+        """Render the template. ends: without a generation prompt."""
         messages: list[dict[str, Any]] = []
         if self.system is not None and asked.messages[0]["role"] != "system":
             messages.append({"role": "system", "content": [_text(self.system)]})
@@ -146,9 +146,10 @@ class Chat:
         return text + asked.opening
 
     def _parts(self, asked: Dialogue) -> tuple[str, str]:
-        """Return the text before and after the video: in the first message where the user begins, else in a message of its own.
+        """Return the text before and after the video, which is in the first message if the user begins, else in its own
+        message.
 
-        The memory's prefix has no tools and no system message of a request: these follow the video.
+        Tools and system messages of a request follow the video: the memory's prefix has none.
         """
         if asked.messages[0]["role"] == "user" and not asked.tools:
             before, placeholder, after = self._render(asked, video=True).partition(self.spec.placeholder)
@@ -169,7 +170,7 @@ class Chat:
         return ids[:place], ids[place + 1 :]
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a whole prompt as the processors of transformers do, with special tokens unless it begins with the first."""
+        """Encode a whole prompt as the processors of transformers do, with special tokens unless it already begins with one."""
         begins = text.startswith(self.spec.special_tokens.get("bos_token") or "\0")
         return encode(self._tokenizer, text, special=self.spec.adds_special and not begins)
 
@@ -196,10 +197,10 @@ def _place(ids: list[int], spec: ChatSpec) -> int:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
-    """Encode ``text`` to token ids. special: with what the tokenizer's post-processor adds.
+    """Encode ``text`` to token ids. special: include the tokens that the tokenizer's post-processor adds.
 
-    Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become; and for text on which
-    the tokenizer fails.
+    Raises UserError for text that is not Unicode (a lone surrogate, which stands for bytes that are not UTF-8), and for text on
+    which the tokenizer fails.
     """
     try:
         text.encode()
@@ -218,7 +219,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield each text inside a value as JSON has them."""
+    """Yield each string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -227,10 +228,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class Conversations:
-    """The turns of each conversation as text: the oldest turn leaves first, and the conversation unused for longest.
+    """The turns of each conversation as text; the oldest turn and the least recently used conversation leave first.
 
-    history_tokens: tokens that earlier turns may take in a prompt; most: they and the question together, instead, unless 0.
-    dropped: turns that had no room in the newest prompt.
+    history_tokens: tokens that earlier turns may take in a prompt. most: unless 0, a limit on the turns and the question
+    together, used instead. dropped: turns that did not fit in the newest prompt.
     """
 
     def __init__(self, chat: Chat, history_tokens: int, most: int = 0) -> None:
@@ -247,10 +248,10 @@ class Conversations:
         text_only: bool = False,
         taken: int = 0,
     ) -> list[int]:
-        """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten.
+        """Return suffix ids with the newest turns that fit; older ones are forgotten.
 
-        history: the turns, oldest first, where there is no ``conversation``. text_only: ids of the whole prompt without a
-        video instead. taken: tokens that something else takes of the most. Raises UserError for a template that writes none.
+        history: the turns, oldest first, if there is no ``conversation``. text_only: return the whole prompt without a video
+        instead. taken: tokens of the limit that are used otherwise. Raises UserError for a template that writes none.
         """
         known = self.turns.get(conversation, []) if conversation is not None else history
         asked = question if isinstance(question, Dialogue) else Dialogue.of(known, question)
@@ -271,7 +272,7 @@ class Conversations:
         return prompt(self.dropped)
 
     def add(self, conversation: str, turn: Turn) -> None:
-        """Add a turn; with more than MAX_CONVERSATIONS the one unused for longest is forgotten."""
+        """Add a turn; beyond MAX_CONVERSATIONS the least recently used conversation is forgotten."""
         self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
         if len(self.turns) > MAX_CONVERSATIONS:
             del self.turns[next(iter(self.turns))]

@@ -1,4 +1,4 @@
-"""Frames that were watched and are not in the memory yet."""
+"""Watched frames that are not in the memory yet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ Float64 = NDArray[np.float64]
 
 
 class Encoded(NamedTuple):
-    """Frames, or groups of frames with one grid: ``features [G, tokens_per_frame, width]``, when the first and the last frame
-    of each were seen, ``seconds [G, 2]``, and how many groups of their chunk are ``coming`` after them."""
+    """Frames, or groups of frames with one grid: ``features [G, tokens_per_frame, width]``, ``seconds [G, 2]`` of the first and
+    the last frame of each, and how many groups of their chunk are ``coming`` after them.
+    """
 
     features: Float32
     seconds: Float64
@@ -28,11 +29,11 @@ class Encoded(NamedTuple):
 
 
 class Chunk:
-    """Up to ``frames`` frames, each encoded once: together when the chunk is full, or up to where a question comes.
+    """Up to ``frames`` frames, encoded together when the chunk is full or a question comes.
 
     A tower that merges ``group`` frames takes them together. A question encodes an incomplete group with its last frame
-    repeated; the group is encoded once more when it is complete. limit: frames of the current chunk, complete groups, at most
-    ``frames``; set it between chunks. encoder: encodes frames one after another, instead of the engine's whole tower.
+    repeated; the group is encoded again when it is complete. limit: frames of the current chunk, complete groups, at most
+    ``frames``; set it between chunks. encoder: encodes frames one by one, instead of the engine's whole tower.
     """
 
     def __init__(self, engine: Engine, bundle: Bundle, frames: int, encoder: ChangedEncoder | None = None) -> None:
@@ -47,22 +48,22 @@ class Chunk:
         self.clear()
 
     def clear(self) -> None:
-        """Begin the next chunk; what was not appended is lost."""
+        """Begin the next chunk; frames that were not appended are lost."""
         self.taken = self._encoded = 0  # frames; those encoded are complete groups
         self._features = self._nothing  # of the groups encoded and not appended
         self._incomplete: Float32 | None = None  # of the incomplete group, as it is
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """For a snapshot: how many frames were taken and encoded, and views of those that are not in the memory.
+        """Return for a snapshot how many frames were taken and encoded, and views of those not in the memory.
 
-        Features ``[G, tokens_per_frame, width]`` of groups; of frames not encoded, those of an incomplete group among them, the
-        pixels and the pictures' (height, width); when each was seen, seconds float64; and what the encoder keeps.
+        These are features ``[G, tokens_per_frame, width]`` of complete groups, pixels and (height, width) of frames not
+        encoded, float64 seconds of each frame, and the encoder's state.
         """
         kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, {**self._unsaved(), "features": self._features, **kept}
 
     def _unsaved(self) -> dict[str, NDArray]:
-        """Return views of what is known of the frames that are not in the memory."""
+        """Return views of the data of frames that are not in the memory."""
         waiting, held = slice(self._encoded, self.taken), slice(self.taken - self.waiting, self.taken)
         return {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": self._seconds[held]}
 
@@ -86,7 +87,7 @@ class Chunk:
 
     @property
     def has_place(self) -> bool:
-        """Return whether another frame can be added and the chunk is not full then."""
+        """Return whether the chunk would still have room after another frame."""
         return self.taken + 1 < self.limit
 
     @property
@@ -95,7 +96,7 @@ class Chunk:
         return self.taken - self._encoded + self.group * len(self._features)
 
     def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
-        """Take one frame, normalised, ``[3, H, W]``, seen at ``seconds``, made of a picture of (height, width) ``size``."""
+        """Take one normalised frame ``[3, H, W]``, seen at ``seconds`` in a picture of (height, width) ``size``."""
         self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._incomplete = None
@@ -117,11 +118,11 @@ class Chunk:
         return Encoded(features, seconds, self.limit // self.group - groups)
 
     def appended(self, groups: int) -> None:
-        """Forget the first ``groups`` of the complete ones: they are in the memory now."""
+        """Drop the first ``groups`` complete groups, which are in the memory now."""
         self._features = self._features[groups:]
 
     def _run_tower(self, start: int, end: int, *, keep: bool = True) -> Float32:
-        """keep: False for a group that waits for others, whose frames come back."""
+        """Encode frames. keep: False for an incomplete group, whose frames are encoded again."""
         started = time.perf_counter()
         if self.encoder is None:
             features = self._engine.encode(self._pixels[start:end])

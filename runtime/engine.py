@@ -29,8 +29,8 @@ class KVBuffer:
     """One layer's key and value memory, owned by the caller.
 
     Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory
-    alive for as long as an engine is bound to it: a bound address holds no reference of its own. With int8 a number is what is
-    stored times its channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
+    alive for as long as an engine is bound to it: a bound address holds no reference of its own. With int8 a number is its code
+    times the channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
     """
 
     key_address: int
@@ -57,8 +57,8 @@ def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
 class FramePattern:
     """The part of the cache that a sparse call's rows see; the call appends whole frames of p rows.
 
-    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at its own place in the
-    frame before: for the call's first frame the one in slot ``previous[l, head, place]``, -1 for none.
+    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at its own patch in the
+    frame before. For the call's first frame, that row is in slot ``previous[l, head, place]``, -1 for none.
     """
 
     shared: int
@@ -69,8 +69,8 @@ class FramePattern:
 class StepResult:
     """The result of a step.
 
-    ``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: layer -> rotated queries float32
-    ``[heads, S, head_dim]``, of the layers named when the decoder was bound.
+    ``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: rotated queries float32 ``[heads, S, head_dim]`` by layer,
+    for the layers named when the decoder was bound.
     """
 
     logits: Float32
@@ -96,16 +96,16 @@ class Decoder(Protocol):
         rows: Sequence[Sequence[Int32]] | None = None,
         fetch: Fetch | None = None,
     ) -> StepResult:
-        """Append S rows in place and return the logits of the rows asked for.
+        """Append S rows in place and return the requested logits.
 
         embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, head_dim / 2]`` of the new rows;
-        past_len: ``[layers]``, the valid rows of each layer before it. Afterwards rows ``[past_len[l], past_len[l] + S)`` of
-        layer ``l`` hold the new keys (rotated) and values; committing them is up to the caller. ``logit_rows`` index the
-        S rows (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
+        past_len: ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)``
+        of layer ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows`` index the S rows
+        (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
 
-        For an engine that works ``by_layer``: ``rows[l][h]`` are the valid rows that the new ones see of a layer and KV head,
-        int32, each once; with ``fetch`` the new rows come after those fetched.
-        Raises CacheFull or CacheError before a byte is changed.
+        For an engine that works ``by_layer``, ``rows[l][h]`` are the valid rows that the new ones see of a layer and KV head,
+        int32, without duplicates; with ``fetch`` the new rows follow the fetched ones. Raises CacheFull or CacheError before a
+        byte is changed.
         """
         ...
 
@@ -124,7 +124,7 @@ class TowerBuffer:
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> TowerBuffer:
-        """Host memory, dense, of ``VisionSpec.changed.cache_bytes`` bytes."""
+        """Allocate dense host memory of ``VisionSpec.changed.cache_bytes`` bytes."""
         return cls(memory.ctypes.data, memory.nbytes, memory)
 
 
@@ -132,15 +132,15 @@ class ChangedTower(Protocol):
     """A tower that encodes the changed patches of a frame only, bound to one stream's tower cache."""
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
-        """Encode patches ``[n]`` of a frame; returns features ``[t, row_width]`` and the tokens ``[t]`` that these are of.
+        """Encode patches ``[n]`` of a frame; returns features ``[t, row_width]`` and their tokens ``[t]``.
 
         pixels: a whole frame ``[3, H, W]``, normalised, or ``[group, 3, H, W]`` for towers that merge frames. patches:
-        row-major in ``VisionSpec.changed.grid``, sorted, each once. Those left out keep the keys and values that they had.
-        Tokens are row-major in ``VisionSpec.grid``, sorted: all that are made of any of ``patches``; none for no patch.
+        row-major in ``VisionSpec.changed.grid``, sorted, without duplicates. The other patches keep their keys and values.
+        Tokens are row-major in ``VisionSpec.grid``, sorted: every token made of any of ``patches``.
 
-        The first call on fresh memory must have all patches; its features are those of :meth:`Engine.encode`. So are later
-        calls with all patches (they cost as much), so that no caller needs both. Raises ValueError for other shapes, before
-        a byte is changed.
+        The first call on fresh memory must have all patches; its features are those of :meth:`Engine.encode`. Later calls with
+        all patches return the same features as it, at the same cost. Raises ValueError for other shapes, before a byte is
+        changed.
         """
         ...
 
@@ -148,36 +148,36 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """One loaded bundle on one backend.
 
-    kv_device: where its cache buffers are. by_layer: whether its decoders take ``rows`` and ``fetch``.
+    kv_device: the device of its cache buffers. by_layer: whether its decoders take ``rows`` and ``fetch``.
     """
 
     kv_device: KVDevice
     by_layer: bool
 
     def encode(self, pixels: Float32) -> Float32:
-        """Return frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
+        """Encode normalised frames ``[F, 3, H, W]`` to language-space features ``[G, tokens_per_frame, row_width]``.
 
-        G is F, but for towers that merge ``group`` frames: then one for each group, the last frame repeated to fill it. Frames
-        are of ``VisionSpec.size``, or of any size within ``VisionSpec.pixels`` where the bundle has that.
+        G is F, except for towers that merge ``group`` frames: there it is the number of groups, and the last frame is repeated
+        to fill its group. Frames have ``VisionSpec.size``, or any size within ``VisionSpec.pixels`` if the bundle has that.
         """
         ...
 
     def capacity(self, rows: int) -> int:
-        """Return rows that each layer's buffer must have to hold ``rows``: as many, or what the backend's graphs were made for.
+        """Return the rows that each layer's buffer needs to hold ``rows``: the same number, or that of the backend's graphs.
 
-        Raises UserError if these are too few.
+        Raises UserError if the graphs have too few.
         """
         ...
 
     def embed(self, token_ids: Int64) -> Float32:
-        """Token ids ``[N]`` to embeddings ``[N, hidden]``."""
+        """Return the embeddings ``[N, hidden]`` of token ids ``[N]``."""
         ...
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), sparse: bool = False) -> Decoder:
-        """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped.
+        """Bind the decoder to one buffer per layer; bindings persist until the decoder is dropped.
 
         ``probes`` are the layers whose queries each step returns; ``sparse``: whether steps may come with a pattern. Raises
-        UserError for a bundle without the graphs that this takes.
+        UserError if the bundle lacks the graphs for it.
         """
         ...
 
@@ -189,7 +189,7 @@ class Engine(Protocol):
         ...
 
     def release_memory(self, short: bool) -> None:
-        """While the system's memory is short, give back after each call the working memory that it took."""
+        """Free the working memory after each call, while the system's memory is short."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """Find the frames that an answer was read from, by the attention of the question's last row in one layer.
 
-Its query is a probe, like those of policies, so every engine can give it. On the demo model two heads of the last layer look
-straight at the object asked about (docs/internals/evidence.md); for other models the right heads are unknown yet.
+Its query is a probe, like those of policies, so every engine returns it. On the demo model two heads of the last layer attend
+to the object in question (docs/internals/evidence.md); for other models the right heads are not known yet.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Integers = NDArray[np.integer]
 class Moment:
     """A frame that an answer was read from.
 
-    frame: its number; last_frame: the last one until which the patches looked at had not changed. time_s, until_s: when both
-    were seen, seconds of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right, bottom of
-    the patches looked at, as fractions of the picture.
+    frame: its number. last_frame: the last frame before the attended patches changed. time_s, until_s: times of both, seconds
+    of the stream. weight: fraction of the attention to all frames, 0 to 1. box: left, top, right, bottom of the attended
+    patches, as fractions of the picture.
     """
 
     frame: int
@@ -54,8 +54,8 @@ class Moment:
 class Evidence:
     """The moments an answer was read from. moments: best first.
 
-    held: False if what would answer the question is no longer in memory, by a calibrated rule; None without one, and where
-    the question is about a window of time.
+    held: False if a calibrated rule finds that the answer's frames are no longer in memory; None without such a rule, and for a
+    question about a time window.
     """
 
     moments: tuple[Moment, ...]
@@ -63,7 +63,7 @@ class Evidence:
 
 
 class SeenRows(NamedTuple):
-    """The frames' rows that one KV head saw, ``[n]`` of each: keys ``[n, head_dim]``, float32, and what is known of them."""
+    """The frames' n rows that one KV head saw: keys ``[n, head_dim]``, float32, and their metadata."""
 
     key: Float32
     frame: Integers
@@ -73,7 +73,7 @@ class SeenRows(NamedTuple):
 
 
 def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
-    """Return the frames' rows that a KV head of a layer holds: copies, except float32 keys, which later steps move."""
+    """Return the frames' rows that a KV head of a layer holds: copies, except of float32 keys, which later steps move."""
     found = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     together = len(found) and found[-1] - found[0] + 1 == len(found)
     rows = slice(found[0], found[-1] + 1) if together else found
@@ -85,9 +85,9 @@ def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
 class QuestionAttention:
     """The attention of one row of a question, copied; :meth:`evidence` evaluates it on demand.
 
-    groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
-    frames that share one grid. logits: ``[vocabulary]``, of the token that follows the row. lossless: nothing has left
-    the memory.
+    groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens. group:
+    number of frames that share one grid. logits: ``[vocabulary]``, for the token after the row. lossless: whether nothing has
+    left the memory.
     """
 
     def __init__(
@@ -115,16 +115,17 @@ class QuestionAttention:
 
     @property
     def features(self) -> Float64:
-        """Each head's best and median score and its query's length, and how sure the model is of the next token: its logit, its
-        log probability and the distribution's entropy; ``[3 x heads + 3]``."""
+        """Return ``[3 x heads + 3]``: each head's best and median score and query length, then the next token's logit,
+        log-probability and entropy.
+        """
         parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self.scores)
         return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
-        """Return tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
+        """Return tokens ``frame * tokens + patch`` without duplicates, the frame that last showed each, and its weight.
 
         The weight is the softmax of the queries over the frames' rows, averaged over heads: the attention that the decoder's
-        layer computes, over only these rows. Rows with less than a thousandth of the best one's are left out.
+        layer computes, over only these rows. Rows with less than a thousandth of the largest weight are skipped.
         """
         token, confirmed, weight = [], [], []
         for score, _, known in self.scores:
@@ -169,7 +170,7 @@ class QuestionAttention:
 
 
 def _medians(score: Float32) -> Float32:
-    """``np.median`` of each row, which takes several times as long."""
+    """Return the median of each row, several times as fast as ``np.median``."""
     low, high = (score.shape[1] - 1) // 2, score.shape[1] // 2
     middle = np.partition(score, (low, high), axis=1)
     return (middle[:, low] + middle[:, high]) * np.float32(0.5)
@@ -186,10 +187,10 @@ def _certainty(logits: Float32) -> Float64:
 
 
 class FrameTimes(Stateful):
-    """The times of frames, in seconds, by at most ``KNOTS`` of them, interpolated between two.
+    """The times of frames, in seconds, interpolated between at most ``KNOTS`` of them.
 
-    When there are too many, those go that their neighbours predict within ``CLOSE_S``; failing that, every second older one.
-    Its arrays are replaced, not changed, so that a shallow copy is unaffected by later additions.
+    When there are too many, those that their neighbours predict within ``CLOSE_S`` are dropped, or else every second older one.
+    Its arrays are replaced, not changed, so later additions leave a shallow copy unchanged.
     """
 
     state_fields = ("frame", "seconds")
@@ -203,14 +204,14 @@ class FrameTimes(Stateful):
             raise ValueError("invalid times of frames")
 
     def add(self, frame: int, seconds: float) -> None:
-        """Note a frame; forget those noted from ``frame`` on."""
+        """Record a frame's time; drop those recorded from ``frame`` on."""
         count = int(np.searchsorted(self.frame, frame))
         kept = self._thinned() if count == KNOTS else slice(count)
         self.frame, self.seconds = np.append(self.frame[kept], frame), np.append(self.seconds[kept], seconds)
 
     @property
     def newest(self) -> int:
-        """The last frame noted; -1 before any was."""
+        """The last recorded frame; -1 if there is none."""
         return int(self.frame[-1]) if len(self.frame) else -1
 
     def at(self, frame: int) -> float:
@@ -218,7 +219,7 @@ class FrameTimes(Stateful):
         return float(np.interp(frame, self.frame, self.seconds)) if len(self.frame) else 0.0
 
     def first_from(self, seconds: float) -> int:
-        """Return the first frame that was seen at ``seconds`` or later; the one after the newest where none was."""
+        """Return the first frame seen at ``seconds`` or later; if there is none, the number after the newest."""
         return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thinned(self) -> Int64:

@@ -56,7 +56,7 @@ def look(path: str | Path) -> Found:
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Return whether a name is Unicode: Python holds other bytes of one as lone surrogates, which few libraries take."""
+    """Return whether a name is Unicode: Python holds its other bytes as lone surrogates, which few libraries take."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -65,7 +65,7 @@ def is_utf8(path: str | Path) -> bool:
 
 
 def check_utf8(path: str | Path) -> None:
-    """Raise UserError for a path of a model that is not :func:`is_utf8`: not all libraries that read it open such a one."""
+    """Raise UserError for a model path that is not :func:`is_utf8`: some libraries cannot open it."""
     if not is_utf8(path):
         raise UserError(f"{path}: the name is not UTF-8; rename it, or link to it (ln -s) under another name")
 
@@ -108,7 +108,7 @@ def private_folder(path: Path) -> None:
 
 
 def refuse_unmapped(path: Path, error: Exception) -> None:
-    """Raise UserError if ``error`` came of a file system that maps no files into memory: some FUSE, 9p and network mounts."""
+    """Raise UserError if ``error`` is from a file system that cannot map files: some FUSE, 9p and network mounts."""
     if isinstance(error, OSError) and "No such device" in str(error):
         raise UserError(f"{path}: its file system cannot map files into memory; copy the folder to a local disk") from None
 
@@ -117,7 +117,7 @@ def refuse_unmapped(path: Path, error: Exception) -> None:
 
 
 def reason(error: OSError, place: Path) -> str:
-    """Describe a failure to write. Some writers lose the errno; then the free space of ``place``'s disk tells a full one."""
+    """Describe a failure to write. Some writers lose the errno; then a full disk is recognised by ``place``'s free space."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))
@@ -170,10 +170,10 @@ def atomic_directory(
     """Yield an empty folder beside ``out_dir``; when the block succeeds it becomes ``out_dir``.
 
     check: raises UserError if ``out_dir`` must not be replaced; called at the start and before the replacement.
-    key: with one, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key
-        yields it as it was left; :func:`journal_of` lists what is finished in it. Other leftovers are removed.
-    Raises UserError for every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``:
-    :func:`put_back` undoes it, here and when a bundle is loaded.
+    key: if set, a block that is killed, or ends with one of ``keep``, leaves its folder, and the next call with the same key
+    yields that folder again; :func:`journal_of` lists its finished files. Other leftovers are removed. Raises UserError for
+    every failure to write. A kill between the two renames of a replacement leaves nothing at ``out_dir``: :func:`put_back`
+    undoes it, here and when a bundle is loaded.
     """
     check_utf8(target := Path(os.path.abspath(out_dir)))
     put_back(target)
@@ -212,7 +212,7 @@ def atomic_directory(
 
 
 def put_back(target: Path) -> None:
-    """Undo a replacement of ``target`` that was killed between its renames; wait for one that is under way."""
+    """Undo a replacement of ``target`` that was killed between its renames; wait for a replacement in progress."""
     if os.path.lexists(target):
         return
     for old in target.parent.glob(f"{_prefix(target)}*/{_OLD}"):
@@ -231,9 +231,9 @@ def _prefix(target: Path) -> str:
 
 
 def lock_file(file: int | BinaryIO | TextIO, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
-    """Lock a file for this process; False where its disk has no locks, as some network disks. Raises OSError.
+    """Lock a file for this process; return False if its disk has no locks, as some network disks.
 
-    BlockingIOError: another process has it.
+    Raises OSError, and BlockingIOError if another process has it.
     """
     try:
         fcntl.flock(file, how)
@@ -255,7 +255,7 @@ def _locked(folder: Path, how: int) -> Iterator[int]:
 
 
 def _work_folder(target: Path, key: str | None, notify: Notify) -> tuple[Path, int]:
-    """Return the work folder that a stopped call with this key left, or a new one, and its lock; remove the others."""
+    """Return the work folder of a stopped call with this key, or a new one, and its lock; remove the others."""
     found: tuple[Path, int] | None = None
     for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError), _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
@@ -297,8 +297,8 @@ def _replace(folder: Path, target: Path) -> None:
 class JsonLines:
     """A file of JSON lines that only grows, written by one process, so that a stopped run can continue.
 
-    The first line is the header, if there is one. A last line that a kill cut short is dropped. ``records`` are the values by
-    key, those of earlier runs first; without ``key`` they are not kept.
+    The first line is the header, if there is one. A last line that a kill cut short is dropped. ``records`` holds the values by
+    key, earlier runs' first; without ``key`` it stays empty.
     """
 
     def __init__(
@@ -313,10 +313,9 @@ class JsonLines:
         """Open or create ``path``; None keeps the records in memory only.
 
         header: names the file's kind (``journal``) and all settings that its records depend on.
-        key: of a record; LookupError and TypeError mean that it is invalid.
-        sync: each record is on the disk when :meth:`add` returns, not only written.
-        Raises UserError for a file that cannot be written, is open in another process, exists without ``resume``, is damaged,
-        or has another header. Such a file is not changed.
+        key: returns a record's key; LookupError and TypeError mean that the record is invalid. sync: flush each record to the
+        disk before :meth:`add` returns. Raises UserError for a file that cannot be written, is open in another process, exists
+        without ``resume``, is damaged, or has another header. Such a file is not changed.
         """
         self.path, self.records, self._key, self._sync = path, dict[Any, Any](), key, sync
         self._file: BinaryIO | None = None
@@ -391,7 +390,7 @@ class JsonLines:
 def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
     """Return the values of a file's lines; empty lines and a last line that a kill cut short are skipped.
 
-    finite: refuse NaN and infinities. Raises OSError, and ValueError naming the line that is not JSON.
+    finite: refuse NaN and infinities. Raises OSError, and ValueError that names the line that is not JSON.
     """
     return _parse(path.read_bytes(), finite=finite)
 

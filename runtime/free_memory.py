@@ -23,13 +23,13 @@ class Available(NamedTuple):
 
 
 def available() -> Available:
-    """Return the memory of this system, or of the control group around this process that has least."""
+    """Return the memory of this system, or of this process's control group with the least memory."""
     memory = psutil.virtual_memory()
     return min([Available(memory.available, memory.total), *group_limits()], key=lambda each: each.free)
 
 
 def group_limits(root: Path | None = None) -> list[Available]:
-    """Return the memory of each control group (v1 or v2) around this process that has a limit. root: for /."""
+    """Return the memory of each control group (v1 or v2) around this process that has a limit. root: replaces / in paths."""
     root, own, found = root or ROOT, dict[str, str](), []
     with suppress(OSError, ValueError):
         lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines())

@@ -20,8 +20,8 @@ TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSOR
 class EngineShapes:
     """The largest calls that a bundle's engines take; longer ones are made in pieces.
 
-    frames: of the vision graph, a multiple of a tower's group. rows: of a decoder call that appends frames. question: of one
-    that appends text.
+    frames: of a vision call, a multiple of the tower's group. rows: of a decoder call that appends frames. question: rows of a
+    decoder call that appends text.
     """
 
     frames: int

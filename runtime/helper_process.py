@@ -20,7 +20,7 @@ END_S = 5.0  # that a process may take to end before it is killed
 
 
 class HelperEnded(UserError):
-    """A helper process ended within a call. ``code``: its exit status, negative for a signal (-9: out of memory, usually)."""
+    """A helper process ended during a call. ``code``: its exit status, negative for a signal (-9: out of memory, usually)."""
 
     def __init__(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"status {code}"
@@ -29,12 +29,13 @@ class HelperEnded(UserError):
 
 
 class Helper:
-    """A process that runs ``module:function`` calls, one at a time, started by the first; threads wait for each other.
+    """A process that runs ``module:function`` calls one at a time. The first call starts it; threads wait for each other.
 
-    Arguments and results are JSON (paths become text). A process that ends within a call is replaced by the next call.
-    It imports from where this process does, not from the current folder; ctrl-C reaches this process only, which ends it.
+    Arguments and results are JSON (paths become text). If the process ends during a call, the next call starts another.
 
-    memory: bytes that it may map after its ``imports``. cpu_s: processor seconds of a call. wait_s: seconds to wait for a line.
+    It uses this process's import path without the current folder. Ctrl-C reaches this process only, which then ends the helper.
+    memory: bytes that the helper may map after its ``imports``. cpu_s: processor seconds of a call. wait_s: seconds to wait for
+    a line.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class Helper:
         self.close()
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return what ``module:function`` returns. Options that are callables are called here, with what it passes them.
+        """Return what ``module:function`` returns. Callable options run here, with the arguments that the function passes.
 
-        Raises UserError as the function does, and HelperEnded where the process ends, takes too much or does not answer.
+        Raises UserError as the function does, and HelperEnded if the process ends, exceeds a limit or does not answer.
         """
         result = None
         callbacks = {name: options.pop(name) for name in list(options) if callable(options[name])}
@@ -66,7 +67,10 @@ class Helper:
         return result
 
     def lines(self, function: str, *arguments: Any, **options: Any) -> Iterator[Any]:
-        """Yield what the generator ``module:function`` yields, and raise like :meth:`call`. Leaving early ends the process."""
+        """Yield what the generator ``module:function`` yields, and raise like :meth:`call`.
+
+        Closing the generator early ends the process.
+        """
         for kind, *values in self._lines([function, arguments, options, []]):
             if kind == "line":
                 yield values[0]
@@ -111,7 +115,7 @@ class Helper:
         yield line
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Yield lines until the process ends, writes a line that is too long, or none in time."""
+        """Yield lines until the process ends, writes an overlong line, or writes none in time."""
         assert process.stdout is not None
         rest = b""
         poll = select.poll()
@@ -140,7 +144,7 @@ class Helper:
 
 
 def call_in_helper(function: str, *arguments: Any, **options: Any) -> Any:
-    """:meth:`Helper.call` in a process of its own, so that nothing it imports stays in memory.
+    """Run :meth:`Helper.call` in its own process, so that nothing it imports stays in memory.
 
     If the process is killed, the UserError begins with the first argument.
     """

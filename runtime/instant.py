@@ -19,7 +19,10 @@ def boot_id() -> str:
 
 
 class Instant(NamedTuple):
-    """boot: id of this start of the machine. boot_s: seconds since then, sleep included. wall: seconds since 1970."""
+    """A point in time. boot: id of the machine's current boot. boot_s: seconds since boot, including sleep.
+
+    wall: seconds since 1970.
+    """
 
     boot: str
     boot_s: float
@@ -27,13 +30,13 @@ class Instant(NamedTuple):
 
     @classmethod
     def now(cls) -> Instant:
-        """Return the present."""
+        """Return the current instant."""
         return cls(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def since(self, then: Instant, most: float = math.inf) -> float:
-        """Return the seconds from ``then`` to this, 0 or more.
+        """Return the seconds from ``then`` to this instant, 0 or more.
 
-        Across a restart of the machine by the wall clock, up to ``most``.
+        Across a reboot it uses the wall clock, up to ``most``.
         """
         if self.boot and self.boot == then.boot:
             return max(0.0, self.boot_s - then.boot_s)

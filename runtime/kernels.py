@@ -1,16 +1,15 @@
-"""The scores and choices that policies are made of, in C++ and without the GIL.
+"""The scoring and selection kernels of policies, in C++ and without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
-axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must be exactly those stated, else
-CacheError. Kernels given a view of a cache work in that cache's own scratch, one call at a time, and allocate nothing but
-the result. tests/reference.py has a plain numpy twin of each, in float64. Rows and caches on a CUDA device go to the
-kernels there (:mod:`edgevlm.runtime.cuda.kernels`): the same choices of the same scores, sums within float32 rounding.
+axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must match exactly, else CacheError. Kernels
+on a view of a cache use that cache's scratch memory, one call at a time, and allocate only the result. tests/reference.py has a
+plain numpy twin of each, in float64. Rows and caches on a CUDA device use the kernels there
+(:mod:`edgevlm.runtime.cuda.kernels`): the same scores within float32 rounding, and the same choices.
 Documentation of each: ``help(edgevlm.runtime.kernels)``, from ``csrc/``.
 
-Inner loops are those of the best instruction set the processor has: avx512, avx2, neon or scalar, or the one that
-``EDGEVLM_SIMD`` names when this module is imported. Heads and layers are shared out over :func:`set_threads` threads, one
-unless set. Results are the same bits whatever the number of threads; between instruction sets sums may differ in the last
-places.
+Inner loops use the processor's best instruction set: avx512, avx2, neon or scalar, or the one in ``EDGEVLM_SIMD`` when this
+module is imported. Heads and layers are divided among :func:`set_threads` threads, by default one. Results are bit-identical
+for any number of threads; between instruction sets, sums may differ in the last places.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ if _wanted := os.environ.get("EDGEVLM_SIMD"):
 
 
 def cuda_twin(held: Any) -> Any:
-    """Return the kernels of the device that holds ``held``, a cache or its view; None for the host."""
+    """Return the kernels of the device that holds ``held``, a cache or a view of one; None for the host."""
     return getattr(held, "kernels", None)
 
 
 def _on_either(native: Callable[P, R]) -> Callable[P, R]:
-    """Return a kernel that runs where the rows among its arguments are."""
+    """Return a kernel that runs on the device of its arguments' rows."""
 
     @wraps(native)
     def run(*arguments: P.args, **others: P.kwargs) -> R:

@@ -1,9 +1,9 @@
-"""Types that keys and values are stored as: ``fp32``, ``fp16``, or ``int8`` codes that count the scale of their channel.
+"""Storage types of keys and values: ``fp32``, ``fp16``, or ``int8`` codes with a scale per channel.
 
 A number is ``code * scale``; codes saturate at -128 and 127. Scales are fixed, one for each layer, KV head and channel, and
-equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. A turn keeps a pair's length, so a scale that
-holds the length holds every turn of the pair (a scale of the largest number would need sqrt 2 as much). Codes are turned in
-float32, then rounded to whole codes.
+equal for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. Rotation keeps a pair's length, so a scale that
+fits the length fits every rotation of the pair (one that fits the largest number would need a factor of sqrt 2). Codes are
+turned in float32, then rounded to whole codes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class KVScales:
 
     @classmethod
     def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
-        """Return scales that hold keys whose rotary pairs are as long as ``key`` and values as large as ``value``.
+        """Return scales for keys with rotary pairs up to the length ``key`` and values up to ``value``.
 
         key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: a
-        factor on both. The values of a head share the scale of the largest channel, because with one each more inputs
-        saturate (docs/internals/models.md).
+        factor on both. The values of a head share the scale of the largest channel, because more inputs saturate with one scale
+        per channel (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))

@@ -30,9 +30,10 @@ FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream's time is longer when wri
 
 @dataclass(eq=False)
 class Model:
-    """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world.
+    """A loaded bundle with its engine.
 
-    Its sessions submit their work to ``scheduler``, and only its thread calls the engine.
+    ``is_demo`` marks the embedded model and its copies, which know only the demo world. Sessions submit their work to
+    ``scheduler``, and only its thread calls the engine.
     """
 
     bundle: Bundle
@@ -56,9 +57,9 @@ class Model:
         return f"Model({self.name}, {type(self.engine).__name__}, {self.bundle.decoder.layers} layers)"
 
     def for_frames(self, size: tuple[int, int]) -> Model:
-        """The model as sessions see it whose frames are of ``size``, (height, width), with the same engine and scheduler.
+        """Return the model for frames of ``size``, (height, width), with the same engine and scheduler.
 
-        Itself where its tower takes one size only. Raises UserError for an invalid size.
+        Returns itself if its tower takes one size only. Raises UserError for an invalid size.
         """
         vision = self.bundle.vision.for_frames(*size)
         if vision is self.bundle.vision:
@@ -66,9 +67,9 @@ class Model:
         return self._view(replace(self.bundle, vision=vision))
 
     def in_fp32(self) -> Model:
-        """Return the model as sessions see it that keep fp32 keys and values, with the same engine and scheduler.
+        """Return the model for sessions with fp32 keys and values, with the same engine and scheduler.
 
-        Itself if it does not keep fp16, and on engines whose graphs attend.
+        Returns itself if it does not keep fp16, and on engines whose graphs compute attention.
         """
         return self._view(self.bundle.in_fp32()) if self.bundle.decoder.kv == "fp16" and self.engine.by_layer else self
 
@@ -83,10 +84,10 @@ class Model:
     ) -> Model:
         """Load ``demo``, a bundle's or a checkpoint's directory, or ``ORG/NAME[@revision]`` of the hub.
 
-        engine: a backend's name. threads: for one call of it, 1 to 256, the physical cores unless given. positions: ``trained``
-        or ``transformers``, as the bundle was exported unless given.
-        Raises BundleError for a bundle that is missing, truncated or of another version; UserError for an engine that is
-        unknown or not installed, or that refuses the bundle or the number of threads.
+        engine: a backend's name. threads: threads per call, 1 to 256, by default the physical cores. positions: ``trained`` or
+        ``transformers``, by default as exported. Raises BundleError for a bundle that is missing, truncated or of another
+        version, and UserError for an engine that is unknown or not installed, or that refuses the bundle or the number of
+        threads.
         """
         bundle = Bundle.load(find_bundle(name, engine), verify="size")
         if positions is not None:
@@ -96,9 +97,9 @@ class Model:
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
-        """Encode text inside a prompt to token ids, after a token of the video.
+        """Encode text inside a prompt, after a token of the video, to token ids.
 
-        Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
+        Raises UserError for text that is not Unicode (a lone surrogate).
         """
         return encode_inside(self.tokenizer, self.bundle.chat, text)
 
@@ -109,12 +110,12 @@ class Model:
 
     @property
     def rows_per_frame(self) -> int:
-        """The most rows that a frame, or a group of frames with one grid, appends."""
+        """The most rows that a frame, or a group of merged frames, appends."""
         text = sum(len(self.encode(text)) for text in self.frame_text(FURTHEST, MOST_FRAMES) if text)
         return self.bundle.vision.tokens_per_frame + text
 
     def frame_text(self, seconds: float, frame: int) -> tuple[str, str]:
-        """Return the text before and after the frame of this number, from 0, seen at ``seconds`` of the stream."""
+        """Return the text before and after frame ``number`` (from 0), seen at ``seconds`` of the stream."""
         full = int(seconds)
         vision = self.bundle.vision
         time = {"seconds": seconds, "minutes": full // 60, "second": full % 60, "frame": frame + 1}
@@ -132,7 +133,7 @@ class Model:
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
-    """Return a bundle's tokenizer. Raises BundleError for a file that is invalid, or does not go with the model."""
+    """Return a bundle's tokenizer. Raises BundleError for a file that is invalid or does not match the model."""
     path, chat = bundle.file(bundle.chat.tokenizer), bundle.chat
     again = "export the model again"
     if bundle.files[path.name].bytes > LARGEST_TOKENIZER:
@@ -152,7 +153,7 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def find_bundle(name: str | Path, engine: str) -> Path:
-    """Return the bundle's folder that ``name`` stands for: a checkpoint is exported, a model of the hub downloaded first.
+    """Return the folder of the bundle called ``name``; export a checkpoint or download a hub model first.
 
     ``edgevlm.models``, an entry point above this layer, does both. Raises UserError as :meth:`Model.load` does.
     """
@@ -170,7 +171,7 @@ def bundle_folder(name: str | Path) -> Path:
 
 
 def is_demo(bundle: Bundle) -> bool:
-    """Return whether its weights are the embedded model's, as those of a copy and of a calibrated one are."""
+    """Return whether its weights are the embedded model's, as in a copy or a calibrated copy."""
     try:
         shipped = Bundle.load(demo_bundle(), verify="size").files
     except BundleError:

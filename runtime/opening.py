@@ -43,12 +43,11 @@ def check_time(timestamp: object) -> None:
 
 
 def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter | None) -> ChangedEncoder | None:
-    """Make what encodes only the changes; None where whole frames are encoded.
+    """Return the encoder of changed patches, or None if whole frames are encoded.
 
-    ``auto`` is what calibration found, else what changed of frames of more than FEW patches; if the engine, the frames' size
-    and a quarter of the free memory allow it. A stream resumes as it was kept: of whole frames, as earlier versions did, or of
-    changes, in what memory is free.
-    Raises UserError if ``changed`` was asked for and cannot be.
+    ``auto`` is calibration's choice, else changed patches for frames of more than FEW patches, if the engine, the frames' size
+    and a quarter of the free memory allow it. A resumed stream keeps its setting. Raises UserError if ``changed`` was asked for
+    and cannot be.
     """
     (name, changed), copies = parse_encode(settings.encode), 1 if writer is None else 2
     if name == CHANGED:
@@ -70,9 +69,9 @@ def open_encoder(settings: SessionSettings, model: Model, writer: SnapshotWriter
 def open_stream(
     settings: SessionSettings, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
 ) -> tuple[Stream, str]:
-    """Allocate the memory and append the prefix; also returns why, where ``auto`` chose the policy and what to append.
+    """Allocate the memory and append the prefix. Also returns the reasons of ``auto`` for the policy and for what to append.
 
-    writer: of snapshots; a store's file is in its directory. Raises UserError as ``Session.open`` does.
+    writer: writes snapshots; a store's file is in its directory. Raises UserError as ``Session.open`` does.
     """
     policy = as_policy(FALLBACK if settings.policy == AUTO else settings.policy)
     prefix, rows, budget, why = chat.prefix, text.rows(model), settings.budget, ""
@@ -101,9 +100,10 @@ def open_stream(
 
 
 def _append(settings: SessionSettings, model: Model, policy: Policy, writer: SnapshotWriter | None) -> AppendChanged | None:
-    """Return what enters the memory; ``auto`` is what changed, unless calibration found whole frames or the policy takes them.
+    """Return which tokens enter the memory.
 
-    A memory of whole frames, as earlier versions kept it, resumes as one.
+    ``auto`` is the changed ones, unless calibration chose whole frames or the policy needs them. A memory of whole frames, as
+    earlier versions kept, resumes as such.
     """
     choices, (name, tau, refresh, present) = model.bundle.choices(), parse_append(settings.append)
     if name == AUTO and writer is not None and writer.kept(model.bundle).get("append") == ALL:
@@ -143,10 +143,10 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
 
 
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
-    """Return the policy that ``auto`` is for this model at a budget of |M| tokens, and why; details follow the first ``; ``.
+    """Return the policy of ``auto`` for this model at a budget of |M| tokens, and why; details follow the first ``; ``.
 
-    The choice at the nearest measured budget; FALLBACK where there is none, where no policy is clearly better than it, or where
-    the chosen one is not installed. Raises BundleError for choices that cannot be used.
+    It is the choice at the nearest measured budget, or FALLBACK if there is none, if no policy is clearly better, or if the
+    chosen one is not installed. Raises BundleError for choices that cannot be used.
     """
     choices, again = bundle.choices(), f"edgevlm calibrate {bundle.path}"
     if not choices:
@@ -163,7 +163,7 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
 
 
 def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
-    """Name the policy that ``auto`` is at ``budget`` and the streams it was measured on; numbers and warnings follow ``; ``."""
+    """Describe the policy of ``auto`` at ``budget`` and the streams it was measured on; numbers and warnings follow ``; ``."""
     best, on = choice.best, f"on streams of {choices.frames} frames"
     on += "" if choice.budget == budget else f" at budget {choice.budget}"
     if best is None:

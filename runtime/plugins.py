@@ -78,9 +78,9 @@ def split_options(text: str) -> tuple[str, str]:
 
 @contextmanager
 def blamed(what: str, plugin: Any, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an error in the file of ``plugin``, a class, its instance or a function, into a ``kind`` with file, line and error.
+    """Convert an error in the file of ``plugin`` (a class, an instance or a function) to a ``kind`` with file, line and error.
 
-    Errors of edgevlm's own classes, and those raised elsewhere, pass.
+    Errors of edgevlm's own classes, and those raised elsewhere, pass through.
     """
     try:
         yield
@@ -101,7 +101,7 @@ def is_foreign(plugin: Any) -> bool:
 
 
 def place(function: Any) -> str:
-    """Return where a function or class is written: ``file, line N``; empty if that is unknown."""
+    """Return the source location of a function or class: ``file, line N``; empty if unknown."""
     try:
         return f"{inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):
@@ -110,7 +110,7 @@ def place(function: Any) -> str:
 
 @cache
 def _own(group: str) -> dict[str, EntryPoint]:
-    """edgevlm's entry points. A stale ``edgevlm.egg-info`` beside the sources is found first; what is installed wins."""
+    """Return edgevlm's entry points. Installed ones take precedence over a stale ``edgevlm.egg-info`` beside the sources."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
     found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has none
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
@@ -134,7 +134,7 @@ def _from_file(text: str) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """Run a file once per process, as a module that dataclasses and pickle find by its name."""
+    """Import a file once per process, as a module that dataclasses and pickle find by its name."""
     name = f"edgevlm_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,4 +1,4 @@
-"""The stream's position counter, which positions frames take, and when kept positions are made dense again."""
+"""The stream's position counter, the positions of frames, and re-indexing of kept positions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ROUNDING = 1e-6  # of a position, against 0.1 * 30 being less than 3
 
 
 def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8] | None = None) -> tuple[Float32, Float32]:
-    """cos and sin, each float32 ``[S, head_dim / 2]``, of positions ``[S]`` or ``[S, axes]``.
+    """Return cos and sin, each float32 ``[S, head_dim / 2]``, of positions ``[S]`` or ``[S, axes]``.
 
-    With several axes ``pair_axis [head_dim / 2]`` names the one that each rotary pair turns by. Angles are float32, as
-    transformers has them.
+    With several axes ``pair_axis [head_dim / 2]`` names the one that each rotary pair turns by. Angles are float32, as in
+    transformers.
     """
     flat = positions.reshape(len(positions), -1).astype(np.float32)
     angles = (flat[:, :1] if pair_axis is None or flat.shape[1] == 1 else flat[:, pair_axis]) * inv_freq
@@ -31,16 +31,16 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
 
 
 def position_rule(rule: str, wanted: str) -> str:
-    """How frames take positions where they did so by ``rule``; ``wanted``, of VIDEO_RULES, matters to a video in one block."""
+    """Return the position rule of frames: ``wanted``, of VIDEO_RULES, for a video in one block, else ``rule``."""
     return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
 @dataclass(slots=True)
 class Positions:
-    """Rotary positions of one stream: a row of text takes the next index on every axis, a frame what its rule says.
+    """Rotary positions of one stream: a text row takes the next index on every axis, a frame follows its rule.
 
-    limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), and
-    never less than the text budget, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
+    limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), but at
+    least the text budget, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
     rule, grid, tokens_per_second: ``positions`` and more of :class:`~edgevlm.runtime.bundle.VisionSpec`.
     next: 1 + the largest position taken, over all axes.
     """
@@ -98,7 +98,7 @@ class Positions:
     def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
         """Return the positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
 
-        tokens: bool ``[rows * columns]``, those that are appended, all unless given; text-like positions leave no gaps.
+        tokens: bool ``[rows * columns]``, those to append, by default all; text-like positions leave no gaps.
 
         ``video``: the frame advances by 1 or by the time that passed; rows and columns count from the video's start.
         ``frame``: all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.)

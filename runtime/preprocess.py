@@ -20,7 +20,7 @@ SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A frame as the vision tower takes it, float32 ``[3, height, width]``, normalised; ``size``: (height, width) it had."""
+    """A frame for the vision tower, float32 ``[3, height, width]``, normalised. ``size``: its original (height, width)."""
 
     values: NDArray[np.float32]
     size: tuple[int, int] = (0, 0)
@@ -44,7 +44,10 @@ class Preprocessor:
         self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Raises UserError unless it is uint8 ``[H, W, 3]`` with at most MOST_PIXELS pixels and MOST_EDGE an edge."""
+        """Convert a frame.
+
+        Raises UserError unless it is uint8 ``[H, W, 3]`` with at most MOST_PIXELS pixels and MOST_EDGE an edge.
+        """
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
@@ -61,13 +64,13 @@ class Preprocessor:
         return planes
 
     def _resize(self, height: int, width: int) -> list[Pass]:
-        """Return the passes for a source size; a camera rarely changes its size, so only the last one's are kept."""
+        """Return the resize passes for a source size; only the last size's are cached, because cameras rarely change theirs."""
         if (found := self._passes.get((height, width))) is None:
             self._passes = {(height, width): (found := self._bands(height, width))}
         return found
 
     def _bands(self, height: int, width: int) -> list[Pass]:
-        """Return the bands of each pass; no pass for a frame of the right size."""
+        """Return the bands of each pass; none for a frame of the right size."""
         spec, method = self.spec, self.spec.resample
         sizes = [(height, width), (spec.size[0], spec.size[1])]
         if spec.fit == "longest":
@@ -84,7 +87,7 @@ class Preprocessor:
 
 
 def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.float32]:
-    """``[3, H, W]`` to ``[3, H, width]``, in whole levels: Pillow goes through uint8 between rows and columns."""
+    """Resize ``[3, H, W]`` to ``[3, H, width]``, in whole levels, because Pillow rounds to uint8 between the passes."""
     lines, width = planes.reshape(-1, planes.shape[2]), columns[-1][0].stop
     out = np.empty((len(lines), width), np.float32)
     for to, of, weights in columns:
@@ -97,7 +100,7 @@ def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.floa
 
 
 def _down(planes: NDArray[np.float32], rows: list[Band]) -> NDArray[np.float32]:
-    """``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
+    """Resize ``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
     out = np.empty((3, rows[-1][0].stop, planes.shape[2]), np.float32)
     for to, of, weights in rows:
         many = max(1, SMALL // weights.size)
@@ -112,7 +115,7 @@ def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def longest(height: int, width: int, edge: int) -> tuple[int, int]:
-    """(height, width) with the longer edge ``edge`` and the other in proportion, made even; as SmolVLM's processor has it."""
+    """Return (height, width) with the longer edge ``edge``, the other in proportion and even, as SmolVLM's processor does."""
     aspect = width / height
     other = int(edge / aspect) if width >= height else int(edge * aspect)
     other = max(1, other + other % 2)

@@ -1,4 +1,4 @@
-"""Drawing an answer's tokens: greedy or by temperature, and answers that are one of several texts."""
+"""Draw an answer's tokens: greedy, by temperature, or as one of several texts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_CHOICES = 256
 class Sampler:
     """temperature 0 is greedy; top_p keeps the smallest set of tokens whose probability reaches it; seed fixes the draw.
 
-    top_k keeps the likeliest k tokens, 0 all; min_p those at least as likely as that part of the likeliest. Raises UserError
-    for a value out of range.
+    top_k keeps the likeliest k tokens, 0 all; min_p keeps tokens with at least that fraction of the highest probability. Raises
+    UserError for a value out of range.
     """
 
     temperature: float = 0.0
@@ -58,11 +58,11 @@ class Sampler:
 
 
 class Repetition:
-    """A logits processor against tokens of the prompt and the answer.
+    """A logits processor that penalises tokens of the prompt and the answer.
 
-    penalty: divides their logits above 0 and multiplies those below, as transformers' ``generate`` has it. ngram: the length of
-    runs of tokens that come once; 0 for any. presence, frequency: taken from the logits of tokens of the answer, once and
-    for each time they came, as OpenAI has it. prompt: token ids. Raises UserError for a penalty out of range.
+    penalty: divides their positive logits and multiplies negative ones, as transformers' ``generate`` does. ngram: runs of this
+    many tokens do not repeat; 0: no limit. presence, frequency: subtracted from the logits of the answer's tokens, once and per
+    occurrence, as OpenAI does. prompt: token ids. Raises UserError for a penalty out of range.
     """
 
     def __init__(self, penalty: float = 1.0, ngram: int = 0, presence: float = 0.0, frequency: float = 0.0) -> None:
@@ -101,7 +101,7 @@ class LogProb(NamedTuple):
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> LogProb:
-        """logits: float32 ``[vocabulary]``. count: how many of the likeliest tokens to return."""
+        """Return a token's log-probability. logits: float32 ``[vocabulary]``. count: number of likeliest tokens to return."""
         best = float(logits.max())
         total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
         order = np.argsort(-logits, kind="stable")[:count] if count else ()
@@ -109,7 +109,7 @@ class LogProb(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """The probability of each choice as the answer to a question, and where the question looked.
+    """The probability of each choice as the answer to a question, and the question's attention.
 
     time_s: the stream's time at the newest frame it saw.
     """
@@ -122,12 +122,12 @@ class Classified(NamedTuple):
 class OneOf:
     """A logits processor that allows only the tokens of ``texts``, each with and without a space before it.
 
-    probabilities: of the texts, which sum to 1. They differ along the answer's tokens: texts that start with the same
-    token share its probability evenly, unless the answer goes that way.
+    probabilities: of the texts, with the sum 1. Texts that start with the same token share its probability evenly until the
+    answer decides between them.
     """
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
-        """Raises UserError for other than 2 to MAX_CHOICES texts, and for those that the tokenizer cannot tell apart."""
+        """Encode the texts. Raises UserError unless they are 2 to MAX_CHOICES, and for texts with equal tokens."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError("choices are a list of texts")
         if not 2 <= len(texts) <= MAX_CHOICES:
@@ -180,11 +180,11 @@ class OneOf:
                 raise UserError(f"choices {other!r} and {text!r} start with the same token; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
-        """Return whether ``token_ids`` write a choice that no other begins with."""
+        """Return whether ``token_ids`` are a choice that is not the start of another."""
         return self._open(token_ids) == [tuple(token_ids)]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the choice that ``token_ids`` write; empty if they write none yet."""
+        """Return the choice that ``token_ids`` spell; empty if there is none yet."""
         return self._text.get(tuple(token_ids), "")
 
     def _open(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:

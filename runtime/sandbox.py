@@ -1,6 +1,6 @@
 """Read chat templates and tokenizers of models in helper processes, with limits on memory and time.
 
-The templates' helper starts with the first template that is not in KNOWN (.2 s, 22 MB); a rendering takes .1 ms more than here.
+The templates' helper starts with the first template that is not in KNOWN (.2 s, 22 MB); rendering there takes .1 ms longer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Read a tokenizer.json where it can do no harm, once. Raises UserError, without the path, where it cannot be read."""
+    """Check in a helper process, once, that a tokenizer.json can be read. Raises UserError, without the path, if it cannot."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest in KNOWN:
         return
@@ -57,7 +57,7 @@ def try_tokenizer(path: Path) -> None:
 
 
 def read_tokenizer(path: str) -> None:
-    """Read a tokenizer and use it once. Raises UserError for whatever that does."""
+    """Read a tokenizer and use it once. Raises UserError for any failure."""
     from tokenizers import Tokenizer
 
     try:
@@ -72,7 +72,7 @@ def read_tokenizer(path: str) -> None:
 
 
 def render_here(template: str, values: dict[str, Any]) -> str:
-    """Render ``template`` in this process. Raises UserError for whatever it does."""
+    """Render ``template`` in this process. Raises UserError for any failure."""
     try:
         text = _compiled(template).render({"tools": None, "documents": None} | values)
     except MemoryError:  # it ends the helper
@@ -86,13 +86,13 @@ def render_here(template: str, values: dict[str, Any]) -> str:
 
 @lru_cache(8)
 def _compiled(template: str) -> Any:
-    """Compile ``template`` in an environment like the one of transformers' ``apply_chat_template``."""
+    """Compile ``template`` in an environment like that of transformers' ``apply_chat_template``."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}``, which marks what training learns; its body is rendered."""
+        """The tag ``{% generation %}``, which marks text for training; its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 

@@ -20,9 +20,9 @@ WATCH_FRACTION = 0.15  # of the time, that watches may take
 
 
 class Task(NamedTuple):
-    """A call that waits for its turn, and where its result goes.
+    """A call that waits for its turn, with the future for its result.
 
-    session: its id. due, period: seconds of the scheduler's own clock.
+    session: its id. due, period: seconds of the scheduler's clock.
     """
 
     session: int
@@ -34,7 +34,7 @@ class Task(NamedTuple):
     watch: bool = False
 
     def run(self) -> None:
-        """Call it, unless it was cancelled; an error goes to the future too."""
+        """Run the call unless it was cancelled; an error goes to the future."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -48,14 +48,14 @@ class Task(NamedTuple):
 class Scheduler:
     """Runs one task at a time: urgent ones first, in the order submitted, then watches, then those of the sessions by deadline.
 
-    A session's task is due one period after the one before it, so that in overload all fall behind alike and each runs at the
-    same fraction of its rate (start-time fair queueing); an idle session saves nothing up. Between two urgent tasks one
-    of a session that waits for no urgent one has its turn: a camera that is asked without end does not stop the others.
+    A session's task is due one period after its previous one, so in overload every session runs at the same fraction of its
+    rate (start-time fair queueing); an idle session accumulates no credit.
 
-    Watches, in the order submitted, take WATCH_FRACTION of the time at most, whatever their number: after one that took t s the
-    next begins 5.7 t later.
+    Between two urgent tasks, one task of a session without urgent ones runs, so endless questions to one camera do not stop the
+    others. Watches, in the order submitted, take at most WATCH_FRACTION of the time: after one that took t s the next begins
+    5.7 t later.
 
-    Engine, caches and policies of a model are touched by this thread only, so nothing else needs a lock. The thread starts
+    Only this thread uses the engine, caches and policies of a model, so nothing else needs a lock. The thread starts
     with the first task.
     """
 
@@ -81,12 +81,12 @@ class Scheduler:
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
-        """Raise UserError in a forked process: it has no such thread, and a lock may be held there for ever."""
+        """Raise UserError in a forked process, which has no such thread and may hold a lock forever."""
         refuse_fork(self._pid, "the model")
 
     @property
     def waiting(self) -> int:
-        """Tasks that have not begun."""
+        """The number of tasks that have not begun."""
         self.check_process()
         with self._changed:
             tasks = [*self._urgent, *self._watches, *(task for queue in self._queues.values() for task in queue)]
@@ -94,7 +94,7 @@ class Scheduler:
 
     @property
     def urgent_waiting(self) -> bool:
-        """Return whether an urgent task has not begun: a watch that runs may then leave the rest of its questions for later."""
+        """Return whether an urgent task waits; a running watch may then postpone the rest of its questions."""
         with self._changed:
             return any(not task.future.cancelled() for task in self._urgent)
 
@@ -107,11 +107,11 @@ class Scheduler:
         watch: bool = False,
         period: float = PERIOD_S,
     ) -> Future[T]:
-        """Queue a call. Cancelling the future takes it out again, until it begins.
+        """Queue a call.
 
-        urgent: a question's. watch: of background questions. period: seconds from one task of the session to the
-        next, where there is time for all.
-        Raises UserError after :meth:`stop`, in a forked process, and when the system starts no thread.
+        Cancelling the future removes it until it begins. urgent: run it first, as for questions. watch: background questions.
+        period: seconds between tasks of the session, if there is time for all. Raises UserError after :meth:`stop`, in a forked
+        process, and if the system cannot start a thread.
         """
         self.check_process()
         with self._changed:
@@ -138,7 +138,7 @@ class Scheduler:
     ) -> T:
         """Queue a call and wait for its result; raises what it raises.
 
-        An interrupt of the waiting thread takes back a call that has not begun, and lets one that has come to its end.
+        An interrupt of the waiting thread cancels a call that has not begun; a call that has begun finishes first.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("the model's own thread cannot wait for the model: call this from another thread")
@@ -152,7 +152,7 @@ class Scheduler:
             raise
 
     def stop(self) -> None:
-        """Cancel what waits, and end the thread after the task it runs. Does nothing in a forked process."""
+        """Cancel waiting tasks, and end the thread after the running one. Does nothing in a forked process."""
         if self.is_forked:
             return
         with self._changed:
@@ -166,15 +166,15 @@ class Scheduler:
             task.future.cancel()
 
     def close(self) -> None:
-        """:meth:`stop`, and wait for the thread's end."""
+        """Call :meth:`stop`, and wait for the thread to end."""
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def give_way(self, session: object, takes: Callable[[Task], bool]) -> None:
-        """Called by a task, on the model's thread, between two of its parts: each session that waits has one turn.
+        """Give each waiting session one turn; a task calls this on the model's thread between two of its parts.
 
-        takes: whether a task of ``session``, whose part this is, may run now.
+        takes: whether a task of its own ``session`` may run now.
         """
         with self._changed:
             waiting = sorted(self._queues, key=lambda each: self._queues[each][0].due)
@@ -199,7 +199,7 @@ class Scheduler:
             pass
 
     def _step(self) -> bool:
-        """Run the next task; False after :meth:`stop`. Holds on to no task while it waits for one."""
+        """Run the next task; return False after :meth:`stop`. Holds no reference to a task while it waits."""
         with self._changed:
             while not (self._urgent or self._queues or self._stopped or self._watch_in_s == 0):
                 self._changed.wait(self._watch_in_s)
@@ -217,16 +217,16 @@ class Scheduler:
 
     @property
     def _watch_in_s(self) -> float | None:
-        """Seconds until a watch may begin; None if none waits."""
+        """Return the seconds until a watch may begin; None if none waits."""
         return max(0.0, self._watch_from - time.monotonic()) if self._watches else None
 
     def _next_due(self, session: int, period: float) -> float:
         return max(self._clock, self._due.get(session, 0.0)) + period
 
     def _returns(self) -> bool:
-        """Return whether the session that had its turn would have the next one too, were its next task here.
+        """Return whether the last session would also have the next turn if its next task were queued.
 
-        Its thread is on the way with it, if there is one: without this two sessions would take turns, whatever their rates.
+        Its thread may be about to queue it; without this check two sessions would alternate whatever their rates.
         """
         if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False

@@ -52,10 +52,10 @@ KNOWN_QUESTIONS = 256  # with choices, whose tokens are kept
 
 @dataclass(eq=False)
 class SessionMemory:
-    """All that a snapshot holds of a session, and why ``auto`` chose what it did; replaced as a whole.
+    """The part of a session that a snapshot holds, and the reasons of ``auto``; replaced as a whole.
 
-    frames: watched; chunks of them appended; time_s: the stream's at the newest; asked: questions. resumed: frames that a
-    snapshot brought; started: when this process watched its first.
+    frames: number watched. chunks: number appended. time_s: the stream's time at the newest frame. asked: number of questions.
+    resumed: frames from a snapshot. started: when this process watched its first frame.
     """
 
     stream: Stream
@@ -76,7 +76,7 @@ class SessionMemory:
         return (self.frames - self.resumed) / elapsed if elapsed else 0.0
 
     def capture(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """Return a header, and the arrays of the session: views, to be copied before anything changes."""
+        """Return a header and views of the session's arrays, to be copied before anything changes."""
         numbers, held = self.stream.state()
         counts, waiting = self.chunk.state()
         turns = {name: list(of) for name, of in self.conversations.turns.items()}
@@ -84,7 +84,7 @@ class SessionMemory:
         return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
     def restore(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-        """Restore what :meth:`capture` returned. Raises an error of any kind for what does not fit, and is unusable then."""
+        """Restore what :meth:`capture` returned. Raises any error if it does not fit; the object is then unusable."""
         self.stream.restore(about["stream"], arrays)
         self.chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         session = about["session"]
@@ -96,8 +96,8 @@ class SessionMemory:
 class HeldFrames(NamedTuple):
     """The frames that have tokens in the memory, oldest first, ``[k]`` of each.
 
-    number: of a frame, from 0, or of a group of frames that the tower merges. seconds: when it was seen. tokens: of it in the
-    layer and KV head that hold the most.
+    number: of a frame, from 0, or of a group of frames that the tower merges. seconds: when it was seen. tokens: its tokens in
+    the layer and KV head that hold the most.
     """
 
     number: NDArray[np.int64]
@@ -112,7 +112,7 @@ class CallerError(Exception):
 class Session:
     """One stream within a fixed memory budget: watch its frames, ask about them.
 
-    In the order of need::
+    For example::
 
         with Session.open("demo", budget="1k") as session:  # or a bundle, a checkpoint, ORG/NAME; closed at the end
             session.watch(frame, seconds)                   # uint8 RGB [H, W, 3]; prepare, skip, flush
@@ -123,19 +123,19 @@ class Session:
             session.stats                                   # also policy, basis, budget, chunk, time_s, waiting, is_torn
 
     Any thread of the process that opened it may call any method, and none of a process forked from that. The model's own thread
-    does the work (``model.scheduler``), questions first. A question is answered at the next chunk boundary at the latest: it
-    sees every frame watched before it was asked and none after, because ``watch`` waits while a question is open. The
-    memory afterwards is as if it had not been asked, in the middle of a chunk too.
+    does the work (``model.scheduler``), questions first. A question starts at the next chunk boundary or earlier. It sees every
+    frame watched before it and none after, because ``watch`` waits while a question is open. The memory afterwards is as if the
+    question had not been asked, in the middle of a chunk too.
 
     Attributes: ``model``; ``text_budget``; ``notify``, called with each notice, one line, by default the logger ``edgevlm``;
-    ``rate``, frames a second that it is to watch, in proportion to which sessions on one model share the time there is;
-    ``cache`` and ``store``, to look at while the session does nothing else.
+    ``rate``, intended frames a second, by which sessions on one model share its time; ``cache`` and ``store``, to read while
+    the session is idle.
     """
 
     def __init__(
         self, model: Model, settings: SessionSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None, bgr: bool
     ) -> None:
-        """Use :meth:`open`; this runs on the model's thread."""
+        """Build the session on the model's thread; use :meth:`open` instead."""
         self.model, self.text_budget, self.rate = model, text, 1 / PERIOD_S
         self.notify: Notify = logging.getLogger("edgevlm").warning
         self._settings, self._chat, self._writer = settings, chat, writer
@@ -176,7 +176,7 @@ class Session:
         return SessionMemory(stream, chunk, Conversations(self._chat, text.conversation, most), why)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue from ``snapshot``; raises SnapshotError for one that does not fit, and is empty again."""
+        """Continue from ``snapshot``. If it does not fit, raises SnapshotError and empties the session again."""
         try:
             restore(snapshot, self._memory.restore)
             self._memory.resumed = self._memory.frames
@@ -214,11 +214,10 @@ class Session:
             chunk        frames encoded and appended at once, 8
             reindexing   when kept positions are made dense, ``lazy`` or ``eager``
             append       ``all`` tokens of each frame, or only those that ``changed[:tau=T,refresh=N,present=N]`` since they
-                         were last appended at their patch; every question then sees the newest frame whole, or the
-                         newest N. ``auto``: ``changed``, unless
-                         calibration found whole frames better or the policy needs them
-            encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they were
-                         last encoded; every K frames the whole frame. ``auto``: as calibrated, else ``changed``
+                         were last appended at their patch; every question then sees the newest frame, or the newest N,
+                         whole. ``auto``: ``changed``, unless calibration chose whole frames or the policy needs them
+            encode       ``all`` patches of each frame, or only those that ``changed[:interval=K,threshold=T]`` since they
+                         were last encoded, with the whole frame every K frames. ``auto``: as calibrated, else ``changed``
             store_bytes, host_bytes  limits of the file and the host memory that a retrieval policy keeps, like "8G"
             max_question_tokens  maximum length of a question with its conversation, 8192. Memory for it is allocated when the
                          question comes, within the model's positions; ignored with a ``text_budget``
@@ -232,8 +231,8 @@ class Session:
         frames of another size are resized to it. By default the size of the export.
 
         Raises BundleError for a model that cannot be loaded; UserError for invalid settings or prompt, for a budget or chunk
-        that is less than a frame, passes the model's positions or does not fit in the free memory, for a state of another
-        session, in use, or not writable, and for store limits with a policy that retrieves nothing.
+        that is less than a frame, exceeds the model's positions or does not fit in the free memory, for a state that is another
+        session's, in use, or not writable, and for store limits with a policy without a store.
         """
         settings = SessionSettings.checked(settings, **fields)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
@@ -269,13 +268,12 @@ class Session:
         return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
-        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (by default its number,
-        from 0).
+        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (by default its number, from
+        0).
 
         It may come from :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is being
-        answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for anything that is not such
-        a frame, for one earlier than the newest, when the capacity of a policy that never compresses is used up, and after
-        :meth:`close`.
+        answered. After an interrupt the frame is either absent or complete. Raises UserError for anything that is not such a
+        frame, for one earlier than the newest, when a policy that never compresses is full, and after :meth:`close`.
         """
         pixels = self._pixels(frame)
         if timestamp is not None:
@@ -363,7 +361,7 @@ class Session:
             self._memory.chunks += 1
 
     def _append_pieces(self, *, complete: bool = True) -> None:
-        """Append all that the chunk holds, or only ``complete`` pieces, which go in as they would at the chunk's end."""
+        """Append the chunk's frames, or only ``complete`` pieces, as at the chunk's end."""
         chunk = self._chunk
         try:
             if chunk.taken:
@@ -376,7 +374,7 @@ class Session:
     def check(self, question: str | Dialogue, choices: Sequence[str] = ()) -> None:
         """Raise UserError if ``question`` is longer than its budget, holds the video's placeholder, or is not Unicode.
 
-        choices: also for those that :meth:`classify` cannot tell apart.
+        choices: also raise it for choices that :meth:`classify` cannot distinguish.
         """
         if choices:
             self._classifier(str(question), choices)
@@ -389,7 +387,7 @@ class Session:
         return tokens
 
     def most_pictures(self, question: str | Dialogue) -> int:
-        """Return how many pictures have room beside a question. Raises UserError as :meth:`check` does."""
+        """Return how many pictures fit beside a question. Raises UserError as :meth:`check` does."""
         tokens, text, frame = (
             self._check_length(question, self.max_question_tokens),
             self.text_budget,
@@ -424,22 +422,22 @@ class Session:
         The memory afterwards is what it was before; docs/guide/asking.md has the one exception, "What a question changes".
         question: a text, or a conversation of the caller's own, with tools and their results (:class:`Dialogue`).
         conversation: the turns to continue from and to add this one to. history: turns of the caller's own in its place,
-        (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
+        (question, answer), oldest first. max_tokens: length limit of the answer, by default its whole budget.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
-        likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
-        repetition_penalty: of tokens in prompt and answer, 1 for none; the model's own (generation_config.json) unless given.
+        likeliest k, min_p those with at least that fraction of the highest probability, and seed, 0 or more, fixes the draws.
+        repetition_penalty: for tokens in prompt and answer, 1 for none, by default the model's (generation_config.json).
         presence_penalty, frequency_penalty: OpenAI's, over the tokens of the answer. ``choices`` are drawn without any of them.
-        logprobs: note for each token how probable it was before penalties and temperature, and that many of the likeliest.
-        choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
+        logprobs: record each token's log-probability before penalties and temperature, and those of this many likeliest tokens.
+        choices: the answer is one of these texts, with the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
-        token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
+        token is drawn from the logits that it returns; minus infinity excludes a token. ``choices`` are applied first.
         pictures: frames for this question only, placed after the watched ones; at most :meth:`most_pictures`.
-        since, until: attend to what was seen then alone, seconds of the stream. Where nothing of it is held, reading the answer
-        raises NothingHeld.
+        since, until: attend only to frames of this time, seconds of the stream.
 
-        Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
-        out of range, for choices that cannot be distinguished or are longer than an answer, for too many pictures, for a window
-        of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
+        If none of them is held, reading the answer raises NothingHeld. Raises UserError for a question that is longer than its
+        budget or contains the video's placeholder, for sampling settings out of range, for choices that cannot be distinguished
+        or are longer than an answer, for too many pictures, for a time window that ends before it begins or that policy or
+        engine do not support, and after :meth:`close`.
         """
         self._check_open()
         window, budget = self.check_window(since, until), self.text_budget
@@ -490,7 +488,7 @@ class Session:
         return answer
 
     def check_window(self, since: float | None = None, until: float | None = None) -> TimeWindow | None:
-        """Return the window of a question; None for all that was watched. Raises UserError as :meth:`ask` does for it."""
+        """Return the time window of a question; None for the whole stream. Raises UserError as :meth:`ask` does."""
         if since is None and until is None:
             return None
         window = _checked_window(since, until)
@@ -509,7 +507,7 @@ class Session:
         pictures: Sequence[Pixels],
         window: TimeWindow | None,
     ) -> FinishReason:
-        """Answer, and remember the turn unless it was cancelled. The memory is then as it was."""
+        """Answer, and remember the turn unless it was cancelled. Leaves the memory unchanged."""
         model, memory = self.model, self._memory
         answer.found.queued_ms = 1e3 * (time.perf_counter() - answer._asked_at)
         answer.found.time_s, memory.asked = memory.time_s, memory.asked + 1
@@ -543,7 +541,7 @@ class Session:
         return reason
 
     def _give_way(self) -> None:
-        """Between two pieces of a long question: let frames of others be watched, and take in this session's up to a chunk."""
+        """Let other sessions watch frames between two pieces of a long question; take this session's frames up to a chunk."""
         self._reading = True
         try:
             self.model.scheduler.give_way(self, lambda task: task.arguments[0] == self._add_frame and self._chunk.has_place)
@@ -551,12 +549,11 @@ class Session:
             self._reading = False
 
     def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
-        """How probable each choice is as the answer to each question about everything watched so far: (question, choices).
+        """Return how probable each choice is as the answer to each (question, choices), about everything watched so far.
 
-        One step of the decoder for each question, and no answer is generated; they share the frames of a chunk that is not
-        full. The memory afterwards is what it was before.
-        watch: after questions that somebody waits for, and for WATCH_FRACTION of the model's time; answers only the first of
-        the questions, one at least, where ROUND_S is over or somebody asks meanwhile.
+        Each question takes one decoder step without generating an answer; all share the frames of a chunk that is not full.
+        Leaves the memory unchanged. watch: run after users' questions, for WATCH_FRACTION of the model's time; answer at least
+        the first question, and stop after ROUND_S or when a user asks.
 
         Raises UserError as :meth:`ask` does, and for choices that start with the same token.
         """
@@ -593,11 +590,11 @@ class Session:
         return found
 
     def on(self, question: str, callback: Callable[[Change], object], every: float = 1.0) -> StandingQuestion:
-        """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer, yes or no, becomes another.
+        """Call ``callback`` with a :class:`~edgevlm.runtime.standing.Change` when the answer, yes or no, changes.
 
-        Asks every ``every`` seconds by the clock, in a thread of its own, while frames come. The answer is no at first, becomes
-        yes from a probability of 0.6 on, and no below 0.4. ``cancel()`` of what is returned, and :meth:`close`, end it. Raises
-        UserError as :meth:`check` does.
+        Asks every ``every`` seconds by the clock, in its own thread, while frames come. The answer is no at first, becomes
+        yes from a probability of 0.6 on, and no below 0.4. ``cancel()`` of the returned object, and :meth:`close`, end it.
+        Raises UserError as :meth:`check` does.
         """
         self.check(question, ("yes", "no"))
         standing = StandingQuestion(self, question, callback, every)
@@ -608,7 +605,7 @@ class Session:
         return standing
 
     def memory(self) -> HeldFrames:
-        """Return which frames have tokens in the memory; from any thread, between two pieces of work."""
+        """Return which frames have tokens in the memory. Any thread may call it; it runs between two pieces of work."""
         self._check_open()
         return self.model.scheduler.run(self, self._step, self._held_frames, urgent=True)
 
@@ -622,9 +619,9 @@ class Session:
         return HeldFrames(number, seconds, np.array([tokens[frame] for frame in number.tolist()], np.int64))
 
     def save(self, folder: str | Path) -> None:
-        """Write all that the session remembers to a folder of snapshots, now; ``Session.open(state=folder)`` continues from it.
+        """Write a snapshot of the session to a folder; ``Session.open(state=folder)`` continues from it.
 
-        Snapshots that were there are replaced. Raises UserError if the folder cannot be written or is in use, and for a
+        Replaces older snapshots there. Raises UserError if the folder cannot be written or is in use, and for a
         policy that keeps rows in a store, whose session is opened with ``state`` instead.
         """
         if self.store is not None:
@@ -634,13 +631,14 @@ class Session:
         SnapshotWriter(folder, begin_again=True).write_once(self, about)
 
     def forget(self, since: float | None = None, until: float | None = None) -> int:
-        """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the rows that a layer lost at most.
+        """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the most rows that a layer lost.
 
         Rows of that time leave the memory, and all snapshots but a new one are removed. Rows of later frames keep what they
-        drew from those. Conversations end. A row that was confirmed in that time goes, though it was there before.
+        drew from those.
 
-        Raises UserError for a window that ends before it begins, under a policy that keeps rows in a store, and where the disk
-        does not take the new snapshot: the old ones are there still.
+        Conversations end. An older row that was confirmed in that time is deleted too. Raises UserError for a window that ends
+        before it begins, under a policy that keeps rows in a store, and if the new snapshot cannot be written; the old
+        snapshots then remain.
         """
         forgotten = self._run(self._forget, _checked_window(since, until))
         if self._writer is not None:
@@ -663,9 +661,9 @@ class Session:
         return forgotten
 
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
-        """Return a snapshot's header, copies of all that the session holds, and for how many ms they kept it waiting.
+        """Return a snapshot's header, copies of the session's arrays, and how long (ms) copying held the session up.
 
-        Takes its turn like a question: the next one. A closed session can still do it, until its memory is freed.
+        It runs next, like a question. It also works on a closed session until its memory is freed.
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
@@ -678,11 +676,11 @@ class Session:
 
     @property
     def _version(self) -> tuple[int, int, float]:
-        """Changes whenever a frame, one that was skipped too, or a question has changed the session."""
+        """A value that changes whenever a frame, also a skipped one, or a question has changed the session."""
         return self._memory.frames, self._memory.asked, self._memory.time_s
 
     def _measure(self) -> SessionStats:
-        """On the model's thread."""
+        """Return the statistics; runs on the model's thread."""
         memory, stream, encoder = self._memory, self._stream, self._chunk.encoder
         return SessionStats(
             frames=memory.frames,
@@ -719,12 +717,12 @@ class Session:
 
     @property
     def max_question_tokens(self) -> int:
-        """Tokens that a question may have, with the turns before it where it has ``text_budget.most``."""
+        """The most tokens of a question, including earlier turns if ``text_budget.most`` is set."""
         return longest_question(self.text_budget, self._stream.spare_positions)
 
     @property
     def chat(self) -> Chat:
-        """Renders its prompts."""
+        """The renderer of its prompts."""
         return self._chat
 
     @property
@@ -734,23 +732,23 @@ class Session:
 
     @property
     def store(self) -> Store | None:
-        """A retrieval policy's store."""
+        """The store of a retrieval policy, or None."""
         return self._memory.stream.store
 
     @property
     def waiting(self) -> int:
-        """Frames watched that are not in the memory yet: the rest of their chunk is to come."""
+        """The number of watched frames that are not in the memory yet, because their chunk is not full."""
         return self._chunk.waiting
 
     @property
     def basis(self) -> str:
-        """One line: why the policy is this one, under ``auto``, and whether it is calibrated or on presets; or nothing."""
+        """Why ``auto`` chose the policy, and whether it is calibrated or uses presets, in one line; may be empty."""
         basis = self._stream.policy.basis
         return "; ".join(filter(None, [self._memory.why, basis and f"{self.policy}: {basis}"]))
 
     @property
     def policy(self) -> str:
-        """The name of the policy in use, also where ``auto`` was asked for."""
+        """The name of the policy in use, also under ``auto``."""
         return self._stream.policy.name
 
     @property
@@ -765,7 +763,7 @@ class Session:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether an error has left the memory half changed: it can neither be watched nor asked, only opened again."""
+        """Return whether an error has left the memory half changed; the session must then be opened again."""
         return self._stream.torn
 
     @property
@@ -774,7 +772,7 @@ class Session:
         return self._memory.time_s
 
     def cancel(self) -> list[Answer]:
-        """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
+        """Cancel the running answer and all waiting questions, from any thread, without waiting for them."""
         self.model.scheduler.check_process()
         with self._asking:
             answers = [answer for answer in self._answers if not answer.finished]
@@ -815,7 +813,7 @@ class Session:
         return f"Session({name}, {self.policy}, {held})"
 
     def __enter__(self) -> Session:
-        """The session itself."""
+        """Return the session itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -840,6 +838,6 @@ def _checked_size(size: object) -> tuple[int, int]:
 
 
 def _close_opened(opening: Future[Session]) -> None:
-    """On the model's thread: free a session whose caller has gone."""
+    """Free a session whose caller has gone; runs on the model's thread."""
     if opening.exception() is None:
         opening.result()._stream.close()

@@ -21,16 +21,19 @@ LONGEST_QUESTION = 8192
 
 
 class Metavar(NamedTuple):
-    """The placeholder that help shows for a field's value; found in ``model_fields[name].metadata``."""
+    """The placeholder for a field's value in help; it is in ``model_fields[name].metadata``."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendChanged:
-    """tau: a token is appended if the cosine of its feature to its patch's reference is below it, and below what the camera's
-    noise does. refresh: a patch is appended again after this many frames whatever it shows; 0 never. present: every question
-    sees the newest ``present`` frames whole, held beside the memory."""
+    """Settings of ``--append changed``.
+
+    tau: a token is appended if its feature's cosine to its patch's reference is below tau, and below that of the camera's
+    noise. refresh: a patch is appended again after this many frames; 0: never. present: every question sees this many newest
+    frames whole, held beside the memory.
+    """
 
     tau: float = TAU
     refresh: int = 0
@@ -43,9 +46,12 @@ class AppendChanged:
 
 @dataclass(frozen=True, slots=True)
 class EncodeChanged:
-    """interval: the whole frame is encoded every ``interval`` frames; 0: as often as whole frames show that what was kept was
-    wrong, and every INTERVAL frames. threshold: levels of 255 by which the tenth of a patch's
-    pixels that differ most must differ on average; 0 encodes every frame whole."""
+    """Settings of ``--encode changed``.
+
+    interval: the whole frame is encoded every ``interval`` frames; 0: adapt it to the errors that whole frames find, up to
+    INTERVAL. threshold: mean difference, in levels of 255, of the tenth of a patch's pixels that differ most; 0 encodes every
+    frame whole.
+    """
 
     interval: int = 0
     threshold: float = THRESHOLD
@@ -55,7 +61,8 @@ class EncodeChanged:
 
 
 def parse_append(text: str) -> tuple[str, float | None, int, int]:
-    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``: the word, tau (None: the model's own) and the rest.
+    """Parse ``auto``, ``all`` or ``changed[:tau=T,refresh=N,present=N]``: the word, tau (None: the model's own) and the
+    settings.
 
     Raises UserError for anything else.
     """
@@ -131,7 +138,7 @@ def _integer(value: Any) -> Any:
 
 
 def _by(parse: Any, *, keep: bool = False) -> AfterValidator:
-    """Validate text with ``parse``; ``keep`` the text itself."""
+    """Validate text with ``parse``. keep: return the text itself."""
 
     def check(value: Any) -> Any:
         try:
@@ -153,7 +160,7 @@ AnyPolicy = Annotated[str | SkipJsonSchema[Any], _by(check_policy, keep=True)]
 
 
 class SessionSettings(BaseModel):
-    """The memory settings that ``Session.open`` takes, beside the model. Values are checked; ``budget="6k"`` is 6000.
+    """The memory settings of ``Session.open``. Values are checked; ``budget="6k"`` is 6000.
 
     ``model_fields[name]`` has a field's help (``description``), default, bounds, and a :class:`Metavar` in its metadata.
     """

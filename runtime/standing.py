@@ -1,4 +1,4 @@
-"""Questions that a session asks again and again, and calls back where the answer changes."""
+"""Questions that a session repeats, with a callback when the answer changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN_ABOVE, CLOSE_BELOW = 0.6, 0.4  # probabilities of yes between which an answ
 
 
 class Change(NamedTuple):
-    """The answer to a question has become yes, or no again. time_s: of the newest frame seen; probability: of yes."""
+    """The answer to a question has become yes, or no again. time_s: time of the newest frame. probability: of yes."""
 
     question: str
     is_yes: bool
@@ -35,9 +35,9 @@ class AskedSession(Protocol):
 
 
 class StandingQuestion(threading.Thread):
-    """Asks a question whose answer is yes or no every ``every`` seconds, where the session has seen another frame since.
+    """Asks a yes-or-no question every ``every`` seconds, if the session has seen a new frame.
 
-    ``callback`` is called in this thread. What it raises is a notice of the session, once, and the question continues.
+    ``callback`` runs in this thread. Its first error becomes a notice of the session, and the question continues.
     """
 
     def __init__(self, session: AskedSession, question: str, callback: Callable[[Change], object], every: float) -> None:
@@ -74,7 +74,7 @@ class StandingQuestion(threading.Thread):
             self._failed = True
 
     def cancel(self) -> None:
-        """Stop asking; from any thread, the callback's own too. Waits for a callback that runs in another one."""
+        """Stop asking; any thread may call it, the callback's too. Waits for a callback that runs in another thread."""
         self._ended.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join()

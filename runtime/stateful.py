@@ -25,7 +25,7 @@ class Stateful:
                 self.seen = 0
                 self._mass: dict[int, Float32] = {}
 
-    Names in a snapshot leave out leading underscores: ``seen``, ``_mass[3]`` is ``mass.3``.
+    Names in a snapshot omit leading underscores: ``seen``, ``_mass[3]`` is ``mass.3``.
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ()
@@ -69,12 +69,12 @@ def bytes_of(value: object) -> int:
 
 
 def add_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """``state`` under names that begin with ``part.``."""
+    """Return ``state`` with ``part.`` before each name."""
     return {f"{part}.{name}": array for name, array in state.items()}
 
 
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
-    """Return the entries of ``state`` that :func:`add_prefix` has put under ``part``."""
+    """Return the entries of ``state`` under ``part``, as :func:`add_prefix` named them."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
 
 

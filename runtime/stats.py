@@ -9,7 +9,7 @@ from edgevlm.runtime.store import StoreUse
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Counted since the stream opened; times in milliseconds. A value: what was read once does not change."""
+    """Counters since the stream opened; times in milliseconds. An immutable value."""
 
     compressions: int = 0
     compress_ms: float = 0.0  # the policy's own time and the eviction; guidance forwards are apart
@@ -27,7 +27,7 @@ class MemoryStats:
         return self.tokens_appended / self.tokens_seen if self.tokens_seen else 1.0
 
     def plus(self, **more: float) -> MemoryStats:
-        """These numbers with ``more`` added to the ones named."""
+        """Return a copy with ``more`` added to the named counters."""
         return replace(self, **{name: getattr(self, name) + number for name, number in more.items()})
 
 
@@ -36,11 +36,11 @@ class SessionStats:
     """A session's statistics after its last call: an immutable value.
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
-    start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the references that changes
-    are measured against; encoded, the fraction of the frames' patches that was encoded, and tower_bytes kept for that;
-    ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that
-    snapshots are taken in, snapshots written by this process, and held_ms, the longest that the stream waited for one; store:
-    rows offloaded by a retrieval policy.
+    start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the change references;
+    encoded, the fraction of the frames' patches that was encoded, and tower_bytes kept for that; ttft_ms (from ask to the first
+    token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots
+    written by this process, and held_ms, the longest that the stream waited for one; store: rows offloaded by a retrieval
+    policy.
     """
 
     frames: int

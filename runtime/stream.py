@@ -48,11 +48,11 @@ class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
     capacity of every layer = prefix + |M| + text budget; at no moment does a layer hold more than prefix + |M| rows of memory.
-    capture_bytes: of a second buffer for ``snapshots``, which must fit beside the cache; it is not made here.
+    capture_bytes: size of a second buffer for ``snapshots``, which must fit beside the cache but is made elsewhere.
 
-    append: only the tokens that changed enter the memory. The newest frames (``append.present``) are then the *present*: held
-    outside the memory, seen whole by every question, in rows set aside beside the question's. What changed in the oldest of
-    them is appended when the next frame comes.
+    append: if set, only the tokens that changed enter the memory. The newest frames (``append.present``) are then the
+    *present*: held outside the memory, seen whole by every question, in rows reserved beside the question's. What changed in
+    the oldest of them is appended when the next frame comes.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class Stream:
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
 
     def close(self) -> None:
-        """Let go of the policy, and close the store, if there is one."""
+        """Release the policy, and close the store, if there is one."""
         self.policy.stream = None
         if self.store is not None:
             self.store.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """For a snapshot: numbers, as JSON has them, and views of what memory and policy hold."""
+        """Return for a snapshot JSON numbers, and views of the arrays of memory and policy."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         numbers["text_ids"] = sorted(self.text_ids)
         references = {} if self.references is None else add_prefix("references", self.references.state())
@@ -189,7 +189,7 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the memory for good inside: an error tears it, except a UserError, which comes before any change.
+        """Change the memory permanently in the block; an error tears it, except a UserError, which comes before any change.
 
         Raises CacheError if another thread is using the stream.
         """
@@ -206,7 +206,7 @@ class Stream:
             self._changing.release()
 
     def clear_free_rows(self) -> None:
-        """Overwrite what rows that left the memory left in the host's memory."""
+        """Overwrite the rows in the host's memory that have left the cache."""
         if self.model.engine.kv_device == "host":
             for buffer, length in zip(self.cache.buffers(), self.cache.lengths.tolist(), strict=True):
                 for rows in arrays_of(buffer):
@@ -215,14 +215,13 @@ class Stream:
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
         """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames, or in chunks.
 
-        A frame here is what has a grid of tokens: a group of frames, where the tower merges some. seconds: ``[F, 2]``, when the
-        first and the last of each were seen; their number, if not given.
-        A piece is as many frames as fit, else as many as one compression makes room for, at least
-        one. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
-        were appended. Raises UserError when an unbounded policy's capacity is used up.
+        A frame here has one grid of tokens; towers that merge frames make it of a group. seconds: ``[F, 2]``, times of the
+        first and last frame of each, by default their number. A piece is as many frames as fit, else as many as one compression
+        makes room for, at least one. coming: frames of the chunk that will follow; a piece that they complete waits for them.
+        Returns how many were appended. Raises UserError when an unbounded policy's capacity is used up.
 
-        Where only what changed is appended, a piece is what changed in the frames that fit as it is, each by itself; the frames
-        after the last piece are held back as the present, and count.
+        Where only changes are appended, a piece is the changes of each frame that fits. The frames after the last piece are
+        held back as the present, and count as appended.
         """
         with self.changing():
             queue, done = self._queue(features, seconds), 0
@@ -241,7 +240,7 @@ class Stream:
             return done
 
     def _queue(self, features: Float32, seconds: Float64 | None) -> list[StreamFrame]:
-        """Return the frames that are not in the memory: the present, and these, whose times are noted for evidence."""
+        """Return the frames that are not in the memory: the present and these; record their times for evidence."""
         first = self.frames + len(self.present)
         seen = np.arange(first, first + len(features), dtype=np.float64)[:, None].repeat(2, 1) if seconds is None else seconds
         for frame, second in enumerate(seen[:, 0], first):
@@ -249,9 +248,9 @@ class Stream:
         return [*self.present, *map(StreamFrame, features, seen)]
 
     def _append_changed(self, references: References, queue: Sequence[StreamFrame], coming: int) -> int:
-        """Append what changed in all frames but the newest; returns how many, without the present, wait no longer.
+        """Append the changes of all frames but the newest; returns how many frames, without the present, no longer wait.
 
-        With more ``coming``, the frames of the last piece wait: others may join them.
+        If more are ``coming``, the frames of the last piece wait, because others may join them.
         """
         done, last, held = 0, len(queue) - max(self._most_present - coming, 0), len(self.present)
         while done < last:
@@ -286,11 +285,11 @@ class Stream:
     def _changed_piece(
         self, references: References, queue: Sequence[StreamFrame]
     ) -> tuple[list[Tokens], list[StreamFrame], list[NDArray[np.int64]], References]:
-        """Return what changed in the first frame, which there is room for, and in those after it that need no further room.
+        """Return the changes of the first frame and of those after it that fit without a compression, so that rows and
+        positions equal those of frames appended one by one.
 
-        So rows and positions are those of frames that are appended one by one. A frame without changes has no text either.
-        Returns the rows of the frames with changes, these frames, of every frame the token that shows each patch from then on,
-        ``[tokens_per_frame]``, and the references from then on.
+        A frame without changes has no text either. Returns the rows, the frames with changes, for every frame the token that
+        now shows each patch, ``[tokens_per_frame]``, and the updated references.
         """
         parts: list[Tokens] = []
         frames: list[StreamFrame] = []
@@ -314,9 +313,9 @@ class Stream:
         return parts, frames, shown, references
 
     def _piece(self, left: int) -> int:
-        """Return frames of the next piece, of ``left``: as many as fit, or as one compression makes room for.
+        """Return how many of ``left`` frames the next piece has: as many as fit, or as one compression makes room for.
 
-        Frame 0 goes in by itself, densely, if later ones see it for good.
+        Frame 0 is a dense piece of its own if later frames always see it.
         """
         kept = self.rows_per_frame if self.policy.keeps_first_frame else 0
         if kept and not self.frames:
@@ -326,7 +325,7 @@ class Stream:
 
     @property
     def _free(self) -> int:
-        """Rows of frames that can be appended without a compression."""
+        """Return the rows of frames that fit without a compression."""
         return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
     def make_room(self, rows: int) -> None:
@@ -343,7 +342,7 @@ class Stream:
         self._compress_for(rows)
 
     def _inform_policy(self, first: int, rows: Rows, result: StepResult, frames: Sequence[StreamFrame]) -> None:
-        """first: the first row's place in the stream. frames: those that the rows belong to."""
+        """Pass committed rows to the policy. first: the first row's place in the stream. frames: each row's frame."""
         vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
         queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         with self._timed("compress_ms"):
@@ -355,7 +354,7 @@ class Stream:
     def rows(self, frames: Sequence[StreamFrame], first: int, tokens: NDArray[np.bool_] | None = None) -> Tokens:
         """Make the rows of frames numbered from ``first`` on, and of the text around them; takes their positions.
 
-        tokens: bool ``[tokens_per_frame]``, those of each frame to append, all unless given.
+        tokens: bool ``[tokens_per_frame]``, those of each frame to append, by default all.
         """
         parts: list[Tokens] = []
         which = slice(None) if tokens is None else tokens
@@ -378,7 +377,7 @@ class Stream:
         return [(embeds, Rows.text(self.positions.take(len(ids)), frame=frame))]
 
     def _append_vision(self, frames: Sequence[StreamFrame], ahead: int = 0, sparsely: bool = True) -> tuple[Rows, StepResult]:
-        """ahead: how many frames these come after the next. sparsely: through the sparse graph, where the policy has one."""
+        """Append frames. ahead: number of frames before these. sparsely: use the sparse graph, if the policy has one."""
         sparsely = sparsely and self._sparse and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
@@ -397,7 +396,7 @@ class Stream:
 
     @contextmanager
     def _positions_kept(self) -> Iterator[Callable[[], None]]:
-        """Take positions back where the block raises, or calls the function that it is given."""
+        """Restore the positions if the block raises or calls the function that it gets."""
         mark = self.positions.mark()
         try:
             yield lambda: self.positions.restore(mark)
@@ -439,16 +438,16 @@ class Stream:
         window: TimeWindow | None = None,
         rows: int = 0,
     ) -> Iterator[None]:
-        """Take out whatever is appended inside, position counter included, on exit.
+        """Remove on exit whatever the block appends, and reset the position counter.
 
-        rows: of text that are appended inside, at most; where they and the pictures are more than was set aside, the memory is
-        copied to where there is room for them. Raises UserError if that does not fit in the free memory.
-        waiting: frames of a piece, to be seen inside and appended for good later. Room is made for the whole piece at once,
-        so that the memory is the same afterwards.
-        If ``present`` frames are kept, the newest ones and these are seen whole, the others only where they changed.
+        rows: the most text rows that the block appends; if they and the pictures exceed the reserved room, the memory is copied
+        to a larger one. Raises UserError if that does not fit in the free memory.
+        waiting: frames of a piece, to be seen in the block and appended permanently later. Room is made for the whole piece at
+        once, so that the memory is the same afterwards. If ``present`` frames are kept, the newest are seen whole, the others
+        only where they changed.
         pictures: ``[1, tokens_per_frame, width]`` each, seen after all frames, a second apart from a second after ``now`` on.
-        now: the stream's time. window: what is appended inside sees only rows of that time. Raises NothingHeld if there
-        are none, and UserError as :meth:`check_window` does.
+        now: the stream's time. window: appended rows see only rows of that time. Raises NothingHeld if there are none, and
+        UserError as :meth:`check_window` does.
         """
         features, seconds, coming = waiting or Encoded(np.zeros((0, 0, 0), np.float32), np.zeros((0, 2)))
         references = self.references
@@ -476,9 +475,9 @@ class Stream:
 
     @contextmanager
     def _room(self, rows: int, frame_rows: int) -> Iterator[None]:
-        """Work on a copy of the memory with room for ``rows`` of text, if that is more than was set aside.
+        """Work on a copy of the memory with room for ``rows`` of text, if that exceeds the reserved room.
 
-        frame_rows: of frames, which have their room already. Where positions do not suffice, they are made dense in the copy.
+        frame_rows: rows of frames, which have their room already. If positions do not suffice, they are made dense in the copy.
         """
         if rows <= self._set_aside:
             yield
@@ -517,7 +516,7 @@ class Stream:
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
-        """Take out what is appended inside on exit."""
+        """Remove on exit what the block appends."""
         mark, position, seq, text_ids = self.cache.mark(), self.positions.mark(), self._seq, self.text_ids
         try:
             yield
@@ -530,7 +529,7 @@ class Stream:
                 self._seq = seq
 
     def check_window(self) -> None:
-        """Raise UserError if questions cannot be about a window of time."""
+        """Raise UserError if questions about a time window are not supported."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
         if not self.model.engine.by_layer:
@@ -548,7 +547,7 @@ class Stream:
         return NarrowedMemory(cache, shown, frames)
 
     def append_question(self, embeds: Float32) -> Float32:
-        """Append a question's rows ``[S, hidden]``, note where the last one looks, and return its logits, ``[vocabulary]``."""
+        """Append a question's rows ``[S, hidden]``; record the last one's attention and return its logits, ``[vocabulary]``."""
         result = self._append_text(embeds, (len(embeds) - 1,))
         self.looked = self._look(result)
         return result.logits[0]
@@ -592,7 +591,7 @@ class Stream:
             return self.append(embeds, Rows.text(self.positions.take(len(embeds)), kind), logit_rows)
 
     def append(self, embeds: Float32, rows: Rows, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and commit rows that have room; those of a question about a window of time are not committed.
+        """Append and commit rows that have room; rows of a question about a time window are not committed.
 
         embeds: float32 ``[n, width]``. The rows' ``seq`` is the stream's.
         """
@@ -649,9 +648,9 @@ def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]
 
     A token sees the prefix, frame 0, its own frame up to itself, and the token at its own patch in the frame before. Holes are
     filled from the tail and prefix and frame 0 never leave, so these two stay where they were first written: slots
-    ``[0, prefix + tokens_per_frame)`` of every layer and head. A frame's token before it may be in another slot of each head.
+    ``[0, prefix + tokens_per_frame)`` of every layer and head. A frame's previous token may be in another slot in each head.
 
-    The pattern is of a call whose first frame is ``frame`` (1 or later) of ``grid`` (rows, columns) tokens. Raises CacheError
+    The pattern is for a call whose first frame is ``frame`` (1 or later) of ``grid`` (rows, columns) tokens. Raises CacheError
     if frame 0 has left its place.
     """
     rows, columns = grid

@@ -1,4 +1,4 @@
-"""The questions that the demo model was taught, in plain English, and how a typed one is recognised."""
+"""The questions that the demo model was taught, in plain English, and a parser for typed ones."""
 
 import difflib
 import re
@@ -29,7 +29,7 @@ count_color: how many <color> objects were there? | how many <color> objects did
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question: its kind, its text as the model was taught it, and what fills its slots."""
+    """One question: its kind, its text as taught to the model, and the words in its slots."""
 
     kind: str
     text: str
@@ -38,7 +38,7 @@ class Question:
 
 
 class QuestionKind(NamedTuple):
-    """A kind of question: how it may be phrased."""
+    """A kind of question with its phrasings."""
 
     phrasings: tuple[str, ...]
 
@@ -68,7 +68,7 @@ def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = 
 
 
 def parse(text: str) -> Question | None:
-    """Return the question a user typed, whatever its case, spacing, spelling and final mark; None if never taught."""
+    """Return the question that a user typed, ignoring case, spacing, spelling and final mark; None if it was never taught."""
     words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
     words = re.sub(r"\ban? ", "a ", words)
     for pattern, kind, phrasing in _PATTERNS:
@@ -81,7 +81,7 @@ def parse(text: str) -> Question | None:
 
 
 def _pattern(phrasing: str) -> re.Pattern[str]:
-    """A phrasing in the present tense is about now, even without the word."""
+    """Return a phrasing's pattern; in the present tense the word "now" is optional."""
     text = phrasing.rstrip("?")
     for slot, name, names in ((COLOR, "color", COLORS), (SHAPE, "shape", SHAPES)):
         text = text.replace(slot, f"(?P<{name}>{'|'.join(names)})")
@@ -92,7 +92,9 @@ _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text i
 
 
 def never_taught(text: str, listing: str = "edgevlm run --questions") -> str:
-    """Say that the demo model was never taught ``text``, with the nearest three that it was, and what lists them all."""
+    """Return the message that the demo model was never taught ``text``, with the three nearest questions and the command that
+    lists all.
+    """
     words = text.lower().split()
     slots = [
         (slot, next((name for name in names if name in words), names[0])) for slot, names in ((COLOR, COLORS), (SHAPE, SHAPES))

@@ -1,7 +1,7 @@
-"""Questions about a window of time: their rows attend to the memory's rows of that time only.
+"""Questions about a time window: their rows attend only to the memory's rows of that time.
 
-A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen; text is seen with its frames;
-summaries, which belong to no time, never.
+A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen, text with its frames, and
+summaries, which have no time, never.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class TimeWindow:
     until: float = math.inf
 
     def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
-        """Return the first and the last frame of the window; the first is after the last where there is none.
+        """Return the first and the last frame of the window; the first is after the last if there is none.
 
-        now: the stream's time. Until then the newest frame is shown.
+        now: the stream's time, until which the newest frame counts.
         """
         first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
         if last == times.newest:
@@ -40,7 +40,7 @@ class TimeWindow:
 
 
 class NothingHeld(UserError):
-    """The memory holds no row of a window. ``oldest_s``: the time of its oldest row, None if it has none."""
+    """The memory holds no row of a time window. oldest_s: the time of its oldest row, None if it has none."""
 
     def __init__(self, window: TimeWindow, oldest_s: float | None) -> None:
         since = "the beginning" if window.since == -math.inf else f"{window.since:.1f} s"
@@ -66,7 +66,10 @@ class NarrowedMemory:
     """Limits a question to some rows of the cache. Its own rows follow the cache's and are not committed."""
 
     def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
-        """shown: ``[kv_heads, n_l]`` of each layer. frames: the first and last of the window, for :meth:`seen`."""
+        """Narrow the memory. shown: rows to see, bool ``[kv_heads, n_l]`` for each layer.
+
+        frames: the first and last of the window, for :meth:`seen`.
+        """
         self._cache, self._frames = cache, frames
         self._shown = [[np.flatnonzero(head).astype(np.int32) for head in mask] for mask in shown]
         self._appended = 0

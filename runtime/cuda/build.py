@@ -1,4 +1,7 @@
-"""Compiles ``csrc/kernels.cu``, which includes every kernel, with nvcc. Needs nothing but Python: setup.py runs this file."""
+"""Compiles ``csrc/kernels.cu``, which includes every kernel, with nvcc.
+
+Needs only the standard library: setup.py runs this file.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,6 @@ def nvcc() -> str | None:
 
 
 def compile_kernels(compiler: str, source: Path, target: Path) -> None:
-    """One module for all of :data:`TARGETS`; raises subprocess.CalledProcessError with nvcc's words on stderr."""
+    """Compile one module for all of :data:`TARGETS`. Raises subprocess.CalledProcessError; nvcc writes the reason to stderr."""
     target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([compiler, *FLAGS, *TARGETS, "-o", str(target), str(source)], check=True)

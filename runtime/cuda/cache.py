@@ -1,8 +1,8 @@
 """The ring cache of one stream with its keys and values in device memory.
 
-What is known of rows stays in the host's memory, where policies read it as arrays: a ledger, which is the C++ cache itself over
-rows of one rotary pair. It checks every call before a byte is changed, keeps marks, and moves its rows just as the device then
-moves their keys and values, so that the rules are in one place.
+Rows' metadata stays in the host's memory, where policies read it as arrays: a ledger, which is the C++ cache over rows of one
+rotary pair. The ledger checks every call before a byte is changed, keeps marks, and moves its rows as the device then moves
+keys and values.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from edgevlm.runtime.kv import DTYPES, KVScales
 class CudaCache(KVCache):
     """A :class:`~edgevlm.runtime.cache.KVCache` on a device: the same arguments, methods and errors, fp32 or fp16.
 
-    The arena is one block of device memory, mapped from the host's where they share it, zero at the start. Per layer ``l``,
-    each array 256-byte aligned::
+    The arena is one block of device memory, mapped from the host's where they share it, and zeroed at the start. Per layer
+    ``l``, each array 256-byte aligned::
 
         key_l, value_l   [Hkv, C_l, D]   dtype, keys rotated
-        norm_l           [Hkv, C_l]      f32, the value's, from when a policy first asks for it
+        norm_l [Hkv, C_l] f32, of the values, once a policy asks for it
 
-    :meth:`key` and :meth:`value` give :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all else is as on the CPU. Methods
-    return when the device has done what they ask, so that an engine with its own stream may continue at once. driver: of the
-    device, the first one unless given. Raises UserError for int8, without a device, or if the arena does not fit.
+    :meth:`key` and :meth:`value` return :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; everything else is as on the CPU.
+    Methods return when the device is done, so an engine with its own stream may continue at once. driver: the device's driver,
+    by default the first device's. Raises UserError for int8, without a device, or if the arena does not fit.
     """
 
     __slots__ = ("_arena", "_reserved", "_row", "address", "kernels", "known")
@@ -69,7 +69,7 @@ class CudaCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        """Every byte of the arena and the ledger. The kernels' working memory, which grows with what is asked, is apart."""
+        """The bytes of the arena and the ledger, without the kernels' working memory, which grows with the calls."""
         return super().nbytes + self._arena.nbytes
 
     @property
@@ -96,7 +96,7 @@ class CudaCache(KVCache):
         return self.kernels.value_norms(self.value(layer))
 
     def table(self, layers: Sequence[int], lengths: Sequence[int]) -> NDArray:
-        """Return layers as kernels take them, of these lengths: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        """Return layers of these lengths as kernels take them: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
         table = np.zeros(len(layers), calls.LAYER)
         for row, layer in zip(table, layers, strict=True):
             row["key"], row["value"], row["norm"] = self.address[layer]
@@ -170,12 +170,12 @@ class CudaCache(KVCache):
         self.kernels.driver.main.synchronize()
 
     def held(self, layer: int) -> dict[str, NDArray]:
-        """Return all that a layer holds, by name: keys and values as copies in the host's memory, all else as views."""
+        """Return a layer's arrays by name: copies of keys and values in the host's memory, and views of the rest."""
         held = KVCache.held(self, layer)
         return {name: array.copy() if isinstance(array, DeviceRows) else array for name, array in held.items()}
 
     def _length(self, layer: int) -> int:
-        """Return rows of a layer; raises CacheError for one that is not there."""
+        """Return the number of rows in a layer. Raises CacheError for an unknown layer."""
         return self.seq(layer).shape[1]
 
     def _rows(self, layer: int, part: int) -> DeviceRows:
@@ -189,7 +189,7 @@ class CudaCache(KVCache):
                 raise CacheError(f"{name} must be dense in its last axis")
 
     def _write(self, layer: int, start: int, *numbers: NDArray) -> None:
-        """Keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""
+        """Write keys and values ``[kv_heads, n, head_dim]`` from row ``start`` on, rounded to the cache's dtype."""
         driver, pitch = self.kernels.driver, int(self.capacities[layer]) * self._row
         for address, array in zip(self.address[layer][:2], numbers, strict=True):
             with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, as on the CPU
@@ -215,7 +215,7 @@ CudaCache.__new__(CudaCache)  # as of KVCache: pybind11 notes the subclass now
 def _ledger(
     capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any
 ) -> tuple[Any, ...]:
-    """Return the arguments of a C++ cache of one rotary pair, which does not turn, beside a cache of these."""
+    """Return the arguments of the ledger, a C++ cache of one rotary pair that does not turn, for a device cache of these."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)
 
 

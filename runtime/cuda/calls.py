@@ -1,4 +1,4 @@
-"""Calls of our kernels: the structs that they take, and the arrays on the host and the device that these point to."""
+"""Calls of our kernels: their structs, and the arrays on the host and the device that these point to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TWO_PI = Fraction(Decimal("6.28318530717958647692528676655900576839433879875021
 
 
 def _struct(name: str, *fields: str | tuple[type, str]) -> type[ctypes.Structure]:
-    """Return a struct whose fields are addresses, or of the type that comes with their names."""
+    """Return a struct whose fields are addresses, or have the type given with their name."""
     typed = [(c_uint64, field) if isinstance(field, str) else field for field in fields]
     return type(name, (ctypes.Structure,), {"_fields_": [(each, kind) for kind, names in typed for each in names.split()]})
 
@@ -70,27 +70,27 @@ def named(kernel: str, dtype: np.dtype) -> str:
 
 
 def blocks(rows: int, lanes: int = 1) -> int:
-    """Return blocks over ``rows`` rows of ``lanes`` lanes each; at least one."""
+    """Return the number of blocks for ``rows`` rows of ``lanes`` lanes each; at least one."""
     return max(1, -(-rows * lanes // THREADS))
 
 
 def slots_for(rows: int) -> int:
-    """Return slots of a table that ``rows`` keys can be found in: a power of two, no more than half full."""
+    """Return the number of slots of a hash table of ``rows`` keys: a power of two, so that it is at most half full."""
     return 1 << max(5, (2 * rows).bit_length())
 
 
 @lru_cache(maxsize=16)
 def turns_of(*inv_freq: float) -> NDArray[np.uint64]:
-    """How far each rotary pair turns with one step, in 2^-64 of a full turn, uint64 ``[pairs]``: exact, whatever the step.
+    """Return how far each rotary pair turns in one step, in units of 2^-64 of a full turn, uint64 ``[pairs]``.
 
-    A product with the number of steps wraps around just where the circle does.
+    A product with the number of steps overflows exactly at full turns, so it is exact for any number.
     """
     full = 1 << 64
     return np.array([round(Fraction(f) / _TWO_PI * full) % full for f in inv_freq], np.uint64)
 
 
 def aligned(nbytes: int) -> int:
-    """Return ``nbytes`` up to the next multiple of the alignment."""
+    """Round ``nbytes`` up to the next multiple of the alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -98,8 +98,8 @@ def aligned(nbytes: int) -> int:
 class DeviceRows:
     """``[kv_heads, n, head_dim]`` of a layer in device memory, heads ``capacity`` rows apart; keeps the cache alive.
 
-    :mod:`edgevlm.runtime.kernels` takes it wherever it takes an array of keys or values. All else, indexing too, makes a
-    copy in the host's memory.
+    :mod:`edgevlm.runtime.kernels` takes it wherever it takes an array of keys or values. Any other use, indexing included,
+    makes a copy in the host's memory.
     """
 
     cache: DeviceCache = field(repr=False)
@@ -143,8 +143,8 @@ def require(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> N
 class KernelCall:
     """A call over layers of a cache, all heads at once: name its arrays, :meth:`send`, launch its kernels, :meth:`fetch`.
 
-    Its inputs lie side by side in device memory, so that one copy takes them there; what must be zero lies behind them, so that
-    one call clears it. Arrays of rows hold one layer after another. lengths: rows of each layer, the cache's own by default.
+    Its inputs are adjacent in device memory, so one copy sends them; arrays that start as zero follow, so one call clears them.
+    Arrays of rows hold one layer after another. lengths: rows of each layer, by default the cache's.
     """
 
     def __init__(self, cache: DeviceCache, layers: Sequence[int], lengths: Sequence[int] | None = None) -> None:
@@ -158,11 +158,11 @@ class KernelCall:
         self._address: dict[str, int] = {}
 
     def put(self, name: str, *arrays: NDArray) -> None:
-        """Inputs of one dtype, one behind the other."""
+        """Add inputs of one dtype, one after the other."""
         self._inputs[name] = arrays
 
     def know(self, *names: str) -> None:
-        """Send what the cache knows of its rows."""
+        """Send the cache's metadata of its rows."""
         for name in names:
             self.put(name, *(getattr(self.cache, name)(layer) for layer in self.layers))
 
@@ -173,19 +173,19 @@ class KernelCall:
         self.put(name, *masks)
 
     def turns(self) -> None:
-        """Send how keys turn, for a struct's field ``how``."""
+        """Send the rotation of keys, for a struct's field ``how``."""
         axis = np.zeros(len(self.cache.inv_freq), np.uint8) if self.cache.pair_axis is None else self.cache.pair_axis
         self.put("turns", turns_of(*self.cache.inv_freq.tolist()))
         self.put("axis", np.ascontiguousarray(axis))
 
     def make(self, dtype: type[np.generic], *names: str, size: int | None = None, zero: bool = False) -> None:
-        """Room for arrays of ``size`` numbers, one a row by default, to be written on the device; ``zero`` at the start."""
+        """Reserve arrays of ``size`` numbers, by default one per row, to be written on the device. zero: clear them first."""
         for name in names:
             self._made[name] = self.total if size is None else size, np.dtype(dtype)
             self._zeroed.update([name] if zero else [])
 
     def lay_out(self) -> None:
-        """Give every array its address; inputs may still change, in place."""
+        """Assign every array's address; inputs may still change in place."""
         sizes = {name: aligned(sum(array.nbytes for array in arrays)) for name, arrays in self._inputs.items()}
         self._sent = sum(sizes.values())
         made = sorted(self._made, key=lambda name: name not in self._zeroed)
@@ -209,11 +209,11 @@ class KernelCall:
         driver.clear(self._base + self._sent, self._cleared, self._cleared, 1)
 
     def __getitem__(self, name: str) -> int:
-        """The address of an array."""
+        """Return the address of an array."""
         return self._address[name]
 
     def at(self, kind: type[ctypes.Structure], *, turned: bool = True, **others: Any) -> Any:
-        """Return a kernel's struct: addresses of the arrays that its fields are called after, and ``others``.
+        """Return a kernel's struct: the addresses of the arrays named like its fields, and ``others``.
 
         turned: rotate the keys; otherwise take them as stored.
         """
@@ -227,16 +227,16 @@ class KernelCall:
         return kind(**{name: given[name] for name, *_ in kind._fields_})
 
     def launch(self, name: str, arguments: Any, *, of_rows: bool = False, over: int | None = None) -> None:
-        """A kernel over every layer and head: a group of lanes a row of keys, with ``of_rows``; else ``over`` blocks, or a
-        thread a row."""
+        """Launch a kernel over every layer and head, with a group of lanes per row of keys (``of_rows``), ``over`` blocks, or a
+        thread per row.
+        """
         longest = max(self.lengths, default=0)
         across = blocks(longest, arguments.rows.lanes) if of_rows else over or blocks(longest)
         kernel = named(name, self.cache.dtype) if of_rows else name
         self.kernels.launch(kernel, (across, self.cache.kv_heads, len(self.layers)), arguments)
 
     def fetch(self, name: str) -> list[NDArray]:
-        """Return what the device has made of an array of rows, once all that was launched before is done: ``[kv_heads, n_l]``
-        a layer, a copy."""
+        """Return a copy of an array of rows after all earlier launches: ``[kv_heads, n_l]`` per layer."""
         size, dtype = self._made[name]
         host, driver = self._host(size * dtype.itemsize), self.kernels.driver
         driver.copy_out(host, self[name])

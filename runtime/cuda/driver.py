@@ -1,7 +1,7 @@
 """A CUDA device through pycuda: memory, copies and streams.
 
-The device's primary context is used, which ONNX Runtime and TensorRT use too, so that addresses are valid in all of them, from
-any thread. Sizes and pitches are in bytes. Without a stream, work goes to the driver's own, :attr:`Driver.main`.
+It uses the device's primary context, as ONNX Runtime and TensorRT do, so addresses are valid in all of them, from any thread.
+Sizes and pitches are in bytes. Without a stream, work goes to the driver's own, :attr:`Driver.main`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A device as the driver describes it. integrated: it shares the host's memory, as a Jetson's does."""
+    """A device as the driver describes it. integrated: whether it shares the host's memory, as a Jetson's does."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 class CudaStream:
-    """Work that is done in order. handle: the ``CUstream``; own: pycuda's."""
+    """A queue of work that the device does in order. handle: the ``CUstream``; own: pycuda's."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -110,7 +110,7 @@ class Driver:
     def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
         """Allocate at least one byte, not cleared; ``mapped`` from the host's memory, by default if the device shares it.
 
-        Raises UserError if there is not that much.
+        Raises UserError if the device has less.
         """
         try:
             with self.entered() as cuda:
@@ -188,7 +188,7 @@ class WorkingMemory:
         weakref.finalize(self, _free_all, driver, self._held)
 
     def block(self, name: str, nbytes: int, mapped: bool | None = False) -> DeviceMemory:
-        """At least ``nbytes`` bytes, not cleared; another block when that is more than ever before."""
+        """Return at least ``nbytes`` bytes, not cleared; a new block if that is more than ever before."""
         held = self._held.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:
@@ -205,7 +205,7 @@ def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
 
 @cache
 def open_driver(ordinal: int = 0) -> Driver:
-    """Return the device of a number, one object for the process. Raises UserError, one line, if it cannot be used."""
+    """Return the device with a number; one object for the whole process. Raises UserError, one line, if it cannot be used."""
     try:
         return Driver(ordinal)
     except UserError:

@@ -1,6 +1,6 @@
-"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, for rows on a device, and what a cache there needs beside them.
+"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, for rows on a device, and the kernels that a cache there needs.
 
-What is known of rows comes from the host with each call, up to 31 bytes a row beside the 512 and more of a row's key and value.
+The host sends rows' metadata with each call: up to 31 bytes a row, beside the 512 or more of its key and value.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _function(driver: Driver, name: str) -> Any:
 
 
 class Kernels:
-    """The kernels of one cache, on its driver's main stream, in working memory of their own: one call at a time."""
+    """The kernels of one cache, on its driver's main stream, in their own working memory; one call at a time."""
 
     def __init__(self, driver: Driver) -> None:
         _module(driver)
@@ -58,7 +58,7 @@ class Kernels:
         self.memory = WorkingMemory(driver, driver.main)
 
     def launch(self, name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
-        """One kernel; nothing for a grid without blocks."""
+        """Launch one kernel; does nothing for a grid without blocks."""
         if min(grid):
             self.driver.launch(_function(self.driver, name), grid, calls.THREADS, bytes(call))
 
@@ -136,7 +136,7 @@ class Kernels:
         keep_recent: bool = True,
         rotated: bool = False,
     ) -> list[Bool]:
-        """See :func:`edgevlm.runtime.kernels.infinipot_select`: nothing but the masks comes back from the device."""
+        """See :func:`edgevlm.runtime.kernels.infinipot_select`; only the masks come back from the device."""
         if min(recent_frames, distinctive, target) < 0:
             raise CacheError("cannot choose a negative number of rows or frames")
         if len(thresholds) not in (0, 3):
@@ -176,7 +176,7 @@ class Kernels:
     def newer_similarity(
         self, cache: DeviceCache, layer: int, valid: Bool, since: int = 0, *, rotated: bool = False
     ) -> Float32:
-        """See :func:`edgevlm.runtime.kernels.newer_similarity`; the order of tokens is worked out on the host."""
+        """See :func:`edgevlm.runtime.kernels.newer_similarity`; the host computes the order of tokens."""
         if not 0 <= layer < cache.layers:
             raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
         check_turned(cache, rotated)
@@ -203,7 +203,9 @@ class Kernels:
 
 
 def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
-    """Fill the holes of layers from their tails; keep: bool ``[kv_heads, n_l]``, as many of each head, of ``lengths`` rows."""
+    """Fill the holes of layers from their tails; keep: bool ``[kv_heads, n_l]``, the same number in each head, of ``lengths``
+    rows.
+    """
     work = KernelCall(cache, list(keep), [int(lengths[layer]) for layer in keep])
     kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
     moves = max((min(int(m), n - int(m)) for m, n in zip(kept, work.lengths, strict=True)), default=0)
@@ -222,7 +224,7 @@ def evict(cache: DeviceCache, keep: dict[int, Bool], lengths: NDArray[np.int32])
 
 
 def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
-    """Turn the keys of layers by some steps, int32 ``[kv_heads, n_l, axes]``."""
+    """Turn the keys of layers by steps, int32 ``[kv_heads, n_l, axes]``."""
     work = KernelCall(cache, list(by))
     work.put("by", *by.values())
     work.turns()
@@ -232,7 +234,7 @@ def turn(cache: DeviceCache, by: dict[int, NDArray[np.int32]]) -> None:
 
 
 def complete_norms(work: KernelCall) -> None:
-    """Write the norms of values that are not known yet into the arena."""
+    """Write the missing norms of values into the arena."""
     known = work.cache.known
     if any(known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
         work.launch("value_norms", work.at(calls.NormsCall), of_rows=True)
@@ -256,7 +258,7 @@ def check_turned(cache: DeviceCache, rotated: bool) -> None:
 
 
 def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
-    """Name what temporal similarity needs; call what it returns once that is sent."""
+    """Declare the arrays of temporal similarity; call the returned function once they are sent."""
     cache = work.cache
     check_turned(cache, rotated)
     work.masks("recent", recent)
@@ -286,7 +288,7 @@ def _similarity(work: KernelCall, recent: Masks, valid: Masks, rotated: bool) ->
 
 
 def _cells(cache: DeviceCache, layer: int, mask: Bool) -> int:
-    """Return how many patches the rows of a mask can have at most, by the rectangle that they are in."""
+    """Return the most patches that the rows of a mask can have, by their bounding rectangle."""
     if not mask.any():
         return 0
     row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)

@@ -17,10 +17,10 @@ Int64 = NDArray[np.int64]
 
 
 class QueryWindow(Stateful):
-    """The last ``rows`` vision rows' queries in each probe layer: ``[heads, rows, head_dim]`` each, and no more than that.
+    """The queries of the last ``rows`` vision rows in each probe layer, ``[heads, rows, head_dim]`` each.
 
-    They are kept as they came, rotated, with ``seq`` and ``position``. Where a re-indexing has moved the keys of those rows,
-    :meth:`at` rotates them along, so that a query meets every key at the distance the cache now has.
+    They are kept rotated, with ``seq`` and ``position``. After re-indexing has moved those rows' keys, :meth:`at` rotates the
+    queries too, so that distances match the cache.
     """
 
     state_fields = ("_seq", "_position", "_queries")
@@ -43,7 +43,7 @@ class QueryWindow(Stateful):
             raise ValueError(f"queries {shapes} at {list(self._position.shape)} of {list(rows)} rows")
 
     def add(self, appended: Appended) -> None:
-        """Take the newest of the rows just appended; older ones leave."""
+        """Keep the newest of the rows just appended; older ones leave."""
         self._seq = np.concatenate([self._seq, appended.seq])[-self.rows :]
         position = self._position if len(self._position) else appended.position[:0]
         self._position = np.concatenate([position, appended.position])[-self.rows :]
@@ -52,9 +52,10 @@ class QueryWindow(Stateful):
             self._queries[layer] = np.concatenate([old, new], 1)[:, -self.rows :]
 
     def at(self, layer: Layer) -> tuple[Float32, Int64]:
-        """Return queries ``[heads, w, head_dim]`` rotated to where each KV head has their rows now, and their seq ``[w]``.
+        """Return queries ``[heads, w, head_dim]`` rotated to their rows' present positions in each KV head, and their seq
+        ``[w]``.
 
-        w: as many of the newest rows as every head of the layer still holds without a gap.
+        w is the number of newest rows that every head of the layer holds without a gap.
         """
         cache, mine = layer.cache, (layer.kind == Kind.VISION) | (layer.kind == Kind.SUMMARY)
         count = min(len(self._seq), int(mine[0].sum()))
@@ -74,9 +75,9 @@ class QueryWindow(Stateful):
 
 
 class SeqScores(Stateful):
-    """One float64 score a token and head, for up to ``capacity`` tokens a head, each found by its ``seq``.
+    """One float64 score per token and head, for up to ``capacity`` tokens a head, each found by its ``seq``.
 
-    ``seq``, ``score``: ``[heads, capacity]``, allocated when the first scores come; the first ``count`` of each head are valid.
+    ``seq``, ``score``: ``[heads, capacity]``, allocated with the first scores; the first ``count`` of each head are valid.
     """
 
     state_fields = ("_seq", "_score", "_count")
@@ -94,7 +95,7 @@ class SeqScores(Stateful):
             raise ValueError(f"scores {list(self._score.shape)} of {list(self._seq.shape)} tokens, {self._count} of them valid")
 
     def get(self, seq: Int64) -> Float64:
-        """Return the score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""
+        """Return the score of each token of ``seq`` ``[heads, n]``, in any order; 0 for a token without a score."""
         out = np.zeros(seq.shape)
         if self._count:
             place = kernels.index_of(seq, self._seq[:, : self._count])

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 class Needs:
     """A policy's requirements of the session, beyond the cache.
 
-    probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
-    for before a compression, and guidance_layers, which that forward reports on. variant: the decoder graph to prefill with;
-    ``per-layer``, to be asked in every layer what is attended to. features: whether it wants what the tower saw of each frame.
+    probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward pass that it
+    may request before a compression; guidance_layers: the layers that this pass reports. variant: the decoder graph to prefill
+    with; with ``per-layer`` the policy chooses in every layer which rows are attended to. features: whether it needs each
+    frame's features.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -46,8 +47,8 @@ class Needs:
 class StreamShape:
     """The model's facts that a policy may use: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
-    fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was. thinned:
-    whether frames enter with what changed only, one token or more of the p. text_per_frame: the most rows of text around one.
+    fading: the model family's own k and omega of HERMES. calibration: the model's measurements, if any. thinned: whether frames
+    enter with their changed tokens only, one or more of the p. text_per_frame: the most rows of text around a frame.
     """
 
     layers: int
@@ -63,8 +64,8 @@ class StreamShape:
 class Appended:
     """Vision rows just committed: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
 
-    queries: per probe layer the rotated queries of these rows, float32 ``[heads, n, head_dim]``. frame: the frame that each
-    belongs to, ``[n]``. features: the mean of each frame's features, ``[frames, row_width]``, for those that need them.
+    queries: rotated queries of these rows by probe layer, float32 ``[heads, n, head_dim]``. frame: each row's frame, ``[n]``.
+    features: the mean of each frame's features, ``[frames, row_width]``, for those that need them.
     """
 
     seq: NDArray[np.int64]
@@ -76,9 +77,9 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of a compression: per layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add.
+    """The result of a compression: for each layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add.
 
-    merged: the keys and values of layers whose rows took in others, as stored.
+    merged: keys and values, as stored, of layers with merged rows.
     """
 
     keep: list[Bool | None]
@@ -105,14 +106,14 @@ class Policy(Stateful):
             def score(self, layer):
                 return -np.linalg.norm(layer.keys, axis=-1)
 
-    The base keeps the prefix, text and, where later frames see it for good, frame 0, and of the other rows those of the highest
-    score. A policy that keeps rows by another rule, or merges them, overrides :meth:`compress` instead; one that looks at
-    several layers does so in :meth:`prepare`. One that ranks by attention names the layers whose queries it wants in
-    :attr:`needs` and takes them in :meth:`after_append`.
+    The base keeps the prefix, text, frame 0 (if later frames always see it), and the other rows with the highest scores. A
+    policy that keeps rows by another rule, or merges them, overrides :meth:`compress` instead; one that looks at several layers
+    does so in :meth:`prepare`. One that ranks by attention names the layers whose queries it wants in :attr:`needs` and takes
+    them in :meth:`after_append`.
 
-    What it keeps from one call to the next, beside the cache, is made in :meth:`attach` and declared in ``state_fields``.
-    Snapshots store those attributes, equal bytes are charged for their arrays, and ``policy_bytes`` of the stats counts them;
-    see :class:`~edgevlm.runtime.stateful.Stateful`.
+    State between calls, beside the cache, is made in :meth:`attach` and declared in ``state_fields``. Snapshots store those
+    attributes, the byte budget and ``policy_bytes`` of the stats count their arrays; see
+    :class:`~edgevlm.runtime.stateful.Stateful`.
     """
 
     name: ClassVar[str]  # as on the command line; the class's own name unless given
@@ -135,7 +136,7 @@ class Policy(Stateful):
 
     @classmethod
     def problem(cls) -> str:
-        """Return what is wrong with how the class is written, with its place; empty if nothing is."""
+        """Return what is wrong with the class and its source location; empty if nothing is."""
         written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
         if cls.bounded and not written:
             return f"{cls.__name__} defines neither score() nor compress()"
@@ -156,7 +157,7 @@ class Policy(Stateful):
             )
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a setting outside its range."""
+        """Check the settings. Raises ValueError for one outside its range."""
         for name, problem in ((each.name, out_of_range(each, getattr(self, each.name))) for each in setting_fields(type(self))):
             if problem:
                 raise ValueError(f"{name} {problem}")
@@ -172,7 +173,7 @@ class Policy(Stateful):
 
     @property
     def basis(self) -> str:
-        """Return whether what depends on the model was measured or is a preset; empty: nothing does. Known once attached."""
+        """Return whether model-dependent settings are measured or presets; empty if there are none. Known once attached."""
         return ""
 
     @property
@@ -182,7 +183,7 @@ class Policy(Stateful):
 
     @property
     def compress_to(self) -> int:
-        """|C|, vision tokens per layer after a compression with nothing pressing."""
+        """|C|, vision tokens per layer after a compression without rows that wait."""
         return self.budget
 
     @property
@@ -192,11 +193,14 @@ class Policy(Stateful):
 
     @property
     def working_rows(self) -> int:
-        """Rows of a layer, beside |M_l|, that are filled again in each call; known once attached."""
+        """Rows of a layer, beside |M_l|, that each call fills again; known once attached."""
         return 0
 
     def compacted(self) -> None:
-        """Called when positions have been made dense: those below the prefix and ``working_rows`` more are left free."""
+        """Handle dense positions; the session calls it after re-indexing.
+
+        Positions of the prefix and ``working_rows`` more stay free.
+        """
 
     @property
     def needs_whole_frames(self) -> bool:
@@ -205,14 +209,14 @@ class Policy(Stateful):
 
     @property
     def takes_single_frames(self) -> bool:
-        """Return whether what changed in a frame must be appended by itself, though what changed in several would fit."""
+        """Return whether each frame's changes must be appended separately, even if several would fit."""
         return False
 
     def prepare(self, layers: Sequence[Layer]) -> Any:
         """Look at all layers, once a compression; each layer has the result as ``layer.prepared``."""
 
     def score(self, layer: Layer) -> NDArray[Any]:
-        """Return how much each row of a layer matters, ``[kv_heads, n]``: the highest stay, of equal ones the newer."""
+        """Return a score for each row of a layer, ``[kv_heads, n]``: the highest stay; among equal ones the newer."""
         raise NotImplementedError
 
     def compress(self, layer: Layer) -> None:
@@ -228,9 +232,9 @@ class Policy(Stateful):
         layer.keep(layer.top(score, layer.target))
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide | None, times: FrameTimes | None = None) -> Plan | None:
-        """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due.
+        """Return the plan that makes ``rows`` more fit in |M_l| in every layer; None if nothing is due.
 
-        Raises UserError for a policy that keeps more or fewer rows than it was asked to.
+        Raises UserError for a policy that keeps too many or too few rows.
         """
         held, budgets = cache.lengths - self.shape.prefix, self.layer_budgets
         if not self.bounded or np.all(held + rows <= budgets):
@@ -255,7 +259,7 @@ class Policy(Stateful):
         return Plan(keep, add, {layer.index: layer.merged for layer in layers if layer.merged is not None})
 
     def _checked(self, layer: Layer) -> Bool:
-        """The rows of a layer that stay, prefix and text among them. Raises UserError for another number than ``target``."""
+        """Return the rows of a layer that stay, with prefix and text. Raises UserError if their number is not ``target``."""
         mask, shape = layer.kept, layer.seq.shape
         if mask is None or mask.shape != shape or mask.dtype != np.bool_:
             what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
@@ -268,12 +272,12 @@ class Policy(Stateful):
         return without_lone_text(layer, mask | layer.fixed)
 
     def blame(self, method: str, what: str) -> UserError:
-        """Return an error that names the policy, its method and where that is written."""
+        """Return an error that names the policy, its method and the source location."""
         where = place(getattr(type(self), method)) if is_foreign(getattr(type(self), method)) else ""
         return UserError(f"policy {self.name}: {method}() {what}{where and f' ({where})'}")
 
     def after_append(self, layers: Sequence[Layer], appended: Appended) -> None:
-        """Called when vision rows have been committed, with the queries of ``needs.probe_layers``."""
+        """Handle committed vision rows, with the queries of ``needs.probe_layers``; the session calls it."""
 
     @property
     def keeps_first_frame(self) -> bool:
@@ -302,7 +306,10 @@ class SteadyTarget(Policy):
 
 
 class EvictsOnDemand(Policy):
-    """A policy that evicts as much as is asked: pieces of a quarter of |M|, as a larger one would see little of the past."""
+    """A policy that evicts exactly the requested rows.
+
+    Frames come in pieces of a quarter of |M|; a larger piece would see little of the past.
+    """
 
     @property
     def max_append(self) -> int:
@@ -317,7 +324,7 @@ def without_lone_text(layer: Layer, keep: Bool) -> Bool:
 
 
 def tokens_of(fraction: float, count: int) -> int:
-    """Return ``floor(fraction * count)`` that does not fall below an exact product by rounding (0.75 * 4 is 3)."""
+    """Return ``floor(fraction * count)`` without rounding below an exact product (0.75 * 4 is 3)."""
     return math.floor(fraction * count + 1e-9)
 
 
@@ -325,7 +332,7 @@ def setting(
     default: Any, help: str, *, above: float | None = None, at_least: float | None = None, below: float | None = None,
     at_most: float | None = None,
 ) -> Any:  # fmt: skip
-    """Return a field that the command line sets: its default, what it means in one sentence, and the range of its numbers."""
+    """Return a field that the command line sets, with its default, a one-sentence description, and the range of its numbers."""
     edges = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     span = {word: edge for word, edge in edges.items() if edge is not None}
     return field(default=default, metadata={"help": help, "range": span})

@@ -47,10 +47,10 @@ class SlidingWindow(EvictsOnDemand):
 
 @dataclass
 class SimpleStream(Policy):
-    """Keep the last k frames only, whatever the budget, or as many whole frames as it holds.
+    """Keep only the last k frames, or fewer if the budget holds fewer whole frames.
 
-    Where only what changed enters, the newest of them is the one that questions see whole, beside the memory; a row stays
-    while one of the others showed what it shows.
+    Where only changes enter, questions see the newest of them whole, beside the memory; a row stays while one of the others
+    confirmed it.
 
     Ours: the paper computes the last frames again for each question; here a frame keeps the keys and values it came with, which
     saw the k - 1 frames before it.
@@ -68,15 +68,15 @@ class SimpleStream(Policy):
 
     @property
     def takes_single_frames(self) -> bool:
-        """A frame sees the k - 1 before it, and no more."""
+        """Return True: a frame sees only the k - 1 frames before it."""
         return True
 
     def score(self, layer: Layer) -> Float32:
-        """Score rows; if what changed in that many frames exceeds the budget, the newest stay."""
+        """Score rows by age; if the changes of k frames exceed the budget, the newest stay."""
         return (layer.confirmed - layer.confirmed.max()).astype(np.float32)
 
     def before_append(self, cache: KVCache, rows: int, *others: Any) -> Plan | None:
-        """Evict what is past even where there is room."""
+        """Evict older frames even if there is room."""
         coming = 1 if self.shape.thinned else rows // self._per_frame
         oldest = int(cache.confirmed(0).max(initial=-1)) + coming - self._frames + 1
         keep = [without_lone_text(layer, layer.fixed | (layer.confirmed >= oldest)) for layer in layers_of(cache)]
@@ -92,12 +92,12 @@ class Uniform(SteadyTarget):
 
     While too many tokens are held, frames are evicted one by one: first one that an earlier compression left incomplete, then
     the frame with the smallest gap t(next) - t(before), on ties the oldest. The first frame goes only before the newest. The
-    last frame to go loses exactly as many tokens as needed and keeps its newest by seq, so exactly the target stays and at
-    most one frame is incomplete.
+    last frame to go loses only the tokens needed and keeps its newest by seq, so exactly the target stays and at most one frame
+    is incomplete.
 
     Ours: the paper selects at regular intervals from a complete video; here frames are thinned as the stream grows. After a
     compression no gap between complete frames exceeds two neighbouring gaps together, except the one before the newest frame.
-    Where only what changed enters, no frame counts as incomplete.
+    Where only changes enter, no frame counts as incomplete.
     """
 
     target: float = setting(0.75, TARGET, above=0, at_most=1)
@@ -120,7 +120,7 @@ class Uniform(SteadyTarget):
 def thin(frames: Int64, held: Int64, per_frame: int, target: int) -> Int64:
     """Return how many tokens of each frame stay, summing to ``target``.
 
-    frames: rising frame numbers ``[m]``, which hold ``held`` ``[m]`` tokens each; ``per_frame`` is a complete frame's.
+    frames: ascending frame numbers ``[m]``. held: tokens of each, ``[m]``. per_frame: tokens of a complete frame.
     """
     kept, surplus = held.copy(), int(held.sum()) - target
     there = list(range(len(frames)))
@@ -143,7 +143,7 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 class RandomTokens(SteadyTarget):
     """Keep a random sample: after a compression every token so far is held with the same probability, |C| / seen.
 
-    All layers and heads hold the same tokens. A reservoir: a token's priority is a fixed hash of seed and ``seq``, so the
+    All layers and heads hold the same tokens. It is a reservoir: a token's priority is a fixed hash of seed and ``seq``, so the
     largest of all seen are the largest of held and new tokens. The hash is a bijection of 64 bits, so none tie. |C| does not
     depend on the new rows; tokens newer than the last compression are all held.
     """
@@ -164,7 +164,7 @@ class RandomTokens(SteadyTarget):
 
 
 def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
-    """Return the priority of each token; under one key no two are the same."""
+    """Return the priority of each token; priorities under one key are distinct."""
     return mix(mix(seq.astype(np.uint64)) ^ key)
 
 

@@ -1,4 +1,4 @@
-"""Coreset: few tokens near which all others are, in keys and values. After CoRDS, arXiv 2605.14310; ours in detail."""
+"""Coreset: a few tokens that are near all others in keys and values. It follows CoRDS, arXiv 2605.14310; details are ours."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edgevlm.runtime.policies.layer import Float32, Int64, Layer
 
 @dataclass
 class Coreset(OneChoice):
-    """Keep the newest token, then always the one that is least covered and most orthogonal, by the deepest layer.
+    """Keep the newest token, then repeatedly the least covered and most orthogonal one, by the deepest layer.
 
     x_t: the token's un-rotated key and its value in each KV head, each of length 1, joined and scaled to length 1. The next
-    token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken before, of equal ones it is
-    the newest. r_t: the squared length of x_t's part that is orthogonal to the first ``directions`` tokens taken. The terms
-    are the greedy steps of a k-centre and of a log-determinant. After ``steps`` tokens the rest are taken by their scores then.
-    All layers and heads keep the same tokens.
+    token has the highest 1 - max_s x_t . x_s + diversity log(.01 + r_t) over the tokens s taken before; ties go to the newest.
+    r_t: the squared length of x_t's part that is orthogonal to the first ``directions`` tokens taken. The terms are the greedy
+    steps of a k-centre and of a log-determinant. After ``steps`` tokens the rest are taken by their current scores. All layers
+    and heads keep the same tokens.
 
-    Ours: CoRDS published no code; the weights, the layer and the bound on directions are our own. Its recent tokens stay whole;
-    here rows are appended after the choice, so a question sees the newest frame whole anyway.
+    Ours: CoRDS published no code; the weights, the layer and the bound on directions are our own. CoRDS keeps recent tokens
+    whole; here rows are appended after the choice, so a question sees the newest frame whole.
     """
 
     diversity: float = setting(0.3, "weight of the log-determinant", at_least=0)

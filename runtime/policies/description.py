@@ -11,7 +11,7 @@ from edgevlm.runtime.policies.base import Policy, setting_fields
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``choices``: the words it takes, none for numbers and texts."""
+    """One setting of a policy. ``choices``: the words it takes, none for numbers and texts."""
 
     name: str
     default: object
@@ -21,7 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """``ours``: deviations from the paper and our own decisions; empty for baselines without a paper."""
+    """A policy in words. ``ours``: deviations from the paper and our own decisions; empty for baselines without a paper."""
 
     policy: str
     paper: str
@@ -31,7 +31,7 @@ class Description:
 
 
 def describe(policy: type[Policy]) -> Description:
-    """Return a policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
+    """Return a policy's settings, and the first and the ``Ours:`` paragraph of its docstring."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
     settings = []

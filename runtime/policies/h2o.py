@@ -15,7 +15,7 @@ from edgevlm.runtime.policies.layer import Layer
 class H2O(EvictsOnDemand):
     """Keep the newest tokens and those that have received the most attention from all later rows.
 
-    F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
+    F_t grows by the sum over rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
     head; each KV head keeps its own top of F.
 
     Ours: one choice per KV head; all frames of an append are scored before anything is evicted, where the paper evicts one

@@ -47,7 +47,7 @@ class Hermes(FixedTarget):
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot, of an earlier version too, which held the last turn."""
+        """Restore a snapshot. One of an earlier version also holds the last turn."""
         super().restore({name: array for name, array in state.items() if name != "last_turn"})
 
     @property
@@ -68,7 +68,7 @@ class Hermes(FixedTarget):
 
     @property
     def max_append(self) -> int:
-        """A quarter of |M| at least, so that one guidance forward serves several frames."""
+        """Return at least a quarter of |M|, so that one guidance pass serves several frames."""
         return max(self.budget // 4, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Float64]:
@@ -76,7 +76,7 @@ class Hermes(FixedTarget):
         return self.smooth(layers, [self.score_rows(layer) for layer in layers])
 
     def compress(self, layer: Layer) -> None:
-        """Keep the same rows in all heads; one fewer where a summary takes a place."""
+        """Keep the same rows in all heads; one fewer if a summary takes a place."""
         among, deep = self.competing(layer), self.summary and self.kind_of(layer.index) == 2
         placed = np.zeros((1, len(among)), np.float32)
         placed[0, among] = layer.prepared[layer.index]
@@ -100,7 +100,10 @@ class Hermes(FixedTarget):
         return np.asarray(layer.kind[0] == Kind.VISION)
 
     def smooth(self, layers: Sequence[Layer], scores: Sequence[Float64]) -> list[Float64]:
-        """Eq. 5 from the deepest layer up: a token takes a fraction of its score from the layer above, if that holds it."""
+        """Smooth scores from the deepest layer up (eq.
+
+        5): a token takes a fraction of its score from the layer above, if that holds it.
+        """
         done, seqs = list(scores), [layer.seq[:1, self.competing(layer)] for layer in layers]
         for layer in range(len(done) - 2, -1, -1):
             above, weight = done[layer + 1], LAMBDAS[self.kind_of(layer)]
@@ -110,7 +113,10 @@ class Hermes(FixedTarget):
         return done
 
     def score_rows(self, layer: Layer) -> Float64:
-        """Eqs. 1 to 4: raw importance of the competing rows of a layer. A row's attention (eq. 2) is summed, not averaged."""
+        """Return the raw importance of a layer's competing rows (eqs. 1 to 4). A row's attention (eq.
+
+        2) is summed, not averaged.
+        """
         depth, among = self.kind_of(layer.index), self.competing(layer)
         k, omega = self.fading(layer.index)
         if depth == 0:
@@ -127,24 +133,28 @@ class Hermes(FixedTarget):
 
 
 def normalised(score: Float64, added: float = 0.0) -> Float64:
-    """Return Min-max over one layer's tokens, ``added`` to the range; 0 where all are equal or one is not a number."""
+    """Scale one layer's scores to 0 .. 1 by minimum and range plus ``added``; 0 if all are equal or one is NaN."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
     return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
 
 def recency(order: Int64, k: float) -> Float64:
-    """Eq. 1: ``exp(-k dt)``, dt the rank from the newest as a fraction of the largest; ``order``: larger is newer."""
+    """Return ``exp(-k dt)`` (eq.
+
+    1), with dt the rank from the newest as a fraction of the largest; a larger ``order`` is newer.
+    """
     age = np.empty(len(order))
     age[np.argsort(order, kind="stable")] = np.arange(len(order))[::-1]  # quickest for what is nearly sorted
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
 def summary_of(layer: Layer, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
-    """One row that stands for the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight`` ``[n]``.
+    """Return one row that replaces the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight``
+    ``[n]``.
 
     It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position on every
     axis (or to ``position`` on all of them), value = weighted mean of their values (App. G; eqs. 10 and 13). Raises CacheError
-    for a cache that does not say which axis a rotary pair turns by.
+    for a cache without the axes of its rotary pairs.
     """
     cache = layer.cache
     if cache.axes > 1 and cache.pair_axis is None:

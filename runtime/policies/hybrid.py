@@ -1,4 +1,4 @@
-"""Hybrid: eviction on the device, and in a store the newest evicted tokens of everything that looks alike. Ours."""
+"""Hybrid: eviction on the device, and a store of the newest evicted tokens among similar ones. Ours."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ClusterIndex(Stateful):
     """Up to ``capacity`` clusters, allocated once, ``entry_bytes`` each.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with its own, if that is ``tau`` or
-    more, else it founds one. When there is no free place, the two most similar clusters merge first, and ``tau`` falls to their
-    cosine.
+    more; otherwise it starts a cluster. If the index is full, the two most similar clusters merge first, and ``tau`` falls to
+    their cosine.
 
-    A mean is kept as int8 codes ``[capacity, width]``, with a float16 ``scale`` for each CODES of them; changes below half a
-    code are lost, so it settles after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: of the cluster's newest token,
-    moved with its cluster. runs ``[capacity, 2]``: the first numbers of the two runs of blocks, one block a layer, with the
-    cluster's newest tokens, the newer last, -1 for none; rows: their tokens. near, nearest ``[capacity]``: the highest cosine
-    with another cluster, and that cluster.
+    A mean is kept as int8 codes ``[capacity, width]``, with a float16 ``scale`` for each CODES of them. Changes below half a
+    code are lost, so a mean settles after a few dozen tokens. sketch ``[capacity, sketch_bytes]``: of the cluster's newest
+    token, moved with its cluster. runs ``[capacity, 2]``: the first block numbers of the two runs (one block per layer) with
+    the cluster's newest tokens, the newer last, -1 for none. rows: the tokens of each run. near, nearest ``[capacity]``: the
+    highest cosine with any other cluster, and that cluster.
     """
 
     PARTS = ("count", "runs", "rows", "near", "nearest", "codes", "scale", "sketch")
@@ -163,12 +163,12 @@ def _unit(x: Float32) -> Float32:
 
 
 class KeySketches(Stateful):
-    """Two bits for each of the slow half of a key's channels, per layer and KV head: enough to rank tokens for a query.
+    """Two-bit codes of the slow half of a key's channels, per layer and KV head, to rank tokens for a query.
 
-    Slow channels belong to the rotary pairs of the lowest frequencies. The fast ones turn several times within a stream, so
-    they carry no content; un-rotated, as if at distance 0, they would dominate the product. One bit is the sign of
-    (k - middle) / spread, the other tells whether its magnitude exceeds STEP: the levels of least squared error for a normal
-    variable (Max, 1960). middle, spread float16 ``[layers, kv_heads, 1, head_dim]``: of the first tokens, fixed; zeros before.
+    Slow channels belong to the rotary pairs of the lowest frequencies. Fast channels turn several times within a stream, so
+    they carry no content; un-rotated, they would dominate the product. One bit is the sign of (k - middle) / spread, the other
+    whether its magnitude exceeds STEP: the levels of least squared error for a normal variable (Max, 1960). middle, spread
+    float16 ``[layers, kv_heads, 1, head_dim]``: fixed by the first tokens; zeros before that.
     """
 
     STEP, SMALL, LARGE = 0.9816, 0.4528, 1.5104
@@ -189,8 +189,8 @@ class KeySketches(Stateful):
     def normal(self, keys: Float32) -> Float32:
         """Return the deepest layer's keys ``[kv_heads, n, head_dim]``, centred and scaled by channel: ``[n, width + 1]``.
 
-        The last number is a constant, as large as the others' usual norm, so that keys near the middle are alike instead of
-        having any angle. Cosines of raw keys are all near 1 where keys share a large mean.
+        The last number is a constant, the usual norm of the others, so that keys near the middle are similar instead of having
+        random angles. Cosines of raw keys with a large common mean are all near 1.
         """
         z = ((keys - self.middle[-1]) / self.spread[-1]).swapaxes(0, 1).reshape(keys.shape[1], -1)
         return np.pad(z, ((0, 0), (0, 1)), constant_values=np.sqrt(z.shape[1]))
@@ -202,7 +202,7 @@ class KeySketches(Stateful):
         return np.moveaxis(bits, 2, 0).reshape(keys.shape[2], -1)
 
     def logits(self, sketches: NDArray[np.uint8], layer: int, head: int, query: Float32) -> Float32:
-        """q . k of un-rotated rows ``[S, head_dim]`` with sketches ``[n, bytes]``, but for a constant a row: ``[S, n]``."""
+        """Return q . k of un-rotated rows ``[S, head_dim]`` and sketches ``[n, bytes]``, up to a constant a row: ``[S, n]``."""
         layers, heads, slow = *self.middle.shape[:2], len(self._slow)
         bits = np.unpackbits(sketches.reshape(len(sketches), layers, heads, 2, -1)[:, layer, head], axis=-1, count=slow)
         sign, large = bits.swapaxes(0, 1).astype(np.float32)
@@ -213,11 +213,11 @@ class KeySketches(Stateful):
 
 @dataclass
 class Hybrid(QuestionRetrieval):
-    """Evict like ``last-seen``, store the newest evicted tokens that look alike, and fetch what a question needs.
+    """Evict like ``last-seen``, store the newest evicted tokens of each cluster, and fetch what a question needs.
 
-    A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most like its own
-    (:meth:`KeySketches.normal`), or founds one. The newest tokens of each cluster stay in the store, in all layers. For a
-    question, each layer and KV head fetches the clusters c of the largest sum over its query group of softmax_c(q . k_c /
+    A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most similar to its
+    own (:meth:`KeySketches.normal`), or starts a cluster. The newest tokens of each cluster stay in the store, in all layers.
+    For a question, each layer and KV head fetches the clusters c of the largest sum over its query group of softmax_c(q . k_c /
     sqrt(D)), q of the question's last row, k_c the sketch of the cluster's newest key.
 
     Ours: there is no paper.
@@ -272,13 +272,13 @@ class Hybrid(QuestionRetrieval):
         return range(0)
 
     def forget_lost(self) -> None:
-        """A run of blocks of which one is lost leaves all layers."""
+        """Remove every run with a lost block from all layers."""
         for number in self.store.lost():
             self.store.drop(self._clusters.drop_run(number))
             self.lost += 1
 
     def rank(self, layer: int, query: Float32) -> Chosen:
-        """Best cluster first by the last row, and its newest block before the other, until the working set is full."""
+        """Return blocks, best cluster first by the last row and newest block first, until the working set is full."""
         index, heads, width = self._clusters, self.cache.kv_heads, self.cache.head_dim
         ranked: list[list[int]] = []
         for head, asked in enumerate(query.reshape(heads, -1, query.shape[1], width)[:, :, -1]):

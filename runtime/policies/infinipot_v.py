@@ -19,12 +19,12 @@ WINDOWS = (7, 5, 3, 1)
 
 @dataclass
 class InfiniPotV(FixedTarget):
-    """Keep the r newest frames, the least redundant past tokens (TaR), and of the rest those with large value norms (VaN).
+    """Keep the r newest frames, the least redundant past tokens (TaR), and from the rest those with large value norms (VaN).
 
     Ours: keys are compared un-rotated, so position does not count as similarity. Tokens know their frame and patch after every
-    compression, where the authors' code reshapes the rest into pseudo-frames; a past token whose patch no recent frame holds
-    is maximally distinctive, and missing neighbours are left out of VaN's mean. Recent frames stay, as in Alg. 1; Alg. 2 does
-    not mention them.
+    compression, where the authors' code reshapes the rest into pseudo-frames; a past token whose patch is in no recent frame is
+    maximally distinctive, and VaN's mean skips missing neighbours. Recent frames stay, as in Alg. 1; Alg. 2 does not mention
+    them.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for TaR, including recent frames", at_least=0, at_most=1)
@@ -65,7 +65,9 @@ class InfiniPotV(FixedTarget):
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def prepare(self, layers: Sequence[Layer]) -> list[Bool] | list[tuple[Float32, Float32]] | None:
-        """Select in one call of the kernel where all layers are alike; return masks, else the scores TaR and VaN go by."""
+        """Select in one kernel call if all layers have the same shape, and return masks; otherwise return the scores for TaR
+        and VaN.
+        """
         due = [layer for layer in layers if int(layer.free[0].sum()) > layer.target]
         targets, recent_rows, cache = {layer.target for layer in due}, self._recent_rows, layers[0].cache
         if all(recent_rows > target for target in targets):
@@ -98,13 +100,13 @@ class InfiniPotV(FixedTarget):
         return self.recent_frames * self.shape.tokens_per_frame
 
     def _recent(self, layer: Layer) -> Bool:
-        """Return the rows of recent frames; where only what changed enters, as many rows as whole frames have."""
+        """Return the rows of recent frames; where only changes enter, the number of rows that whole frames have."""
         if self.shape.thinned:
             return layer.newest(self._recent_rows, vision_of(layer))
         return kernels.newest_frames(layer.frame, vision_of(layer), self.recent_frames)
 
     def _distinct(self, target: int) -> int:
-        """Past tokens by TaR."""
+        """Return past tokens by TaR."""
         return max(0, math.floor(self.alpha * target + 0.5) - self._recent_rows)
 
     def _preset(self, layer: int) -> int:

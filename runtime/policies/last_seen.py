@@ -1,4 +1,4 @@
-"""Last seen: of everything that looks alike, what was seen last stays. Ours."""
+"""Last seen: among similar tokens, the last one seen stays. Ours."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class OneChoice(SteadyTarget):
 class LastSeen(OneChoice):
     """Keep the tokens least similar to any later token, by the deepest layer's keys.
 
-    u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated, averaged over heads; the lowest u stay, in
-    all layers alike. The newest token has u = -1. Tokens that have left still count among the later ones.
+    u_t = max over tokens s after t of cos(k_t, k_s), with keys un-rotated, averaged over heads. The lowest u stay, the same
+    tokens in all layers. The newest token has u = -1. Evicted tokens still count as later ones.
 
     Ours: there is no paper.
     """
@@ -61,7 +61,7 @@ class LastSeen(OneChoice):
         self._since = 0  # the first token that no other has been compared with
 
     def worth(self, layer: Layer) -> Float32:
-        """Return -u: those held meet what came since the last compression."""
+        """Return -u; held tokens are compared with those since the last compression."""
         seq = layer.seq
         newer = kernels.newer_similarity(layer.cache, layer.index, layer.kind == Kind.VISION, self._since)
         known = np.maximum(self._known.get(seq), 1 + newer)

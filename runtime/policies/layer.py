@@ -1,4 +1,4 @@
-"""One layer of the memory as a policy sees it: what its rows are, and what becomes of them."""
+"""One layer of the memory as a policy sees it, with the methods that keep, merge and add rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NewRows:
 class Guidance:
     """The guidance rows in each guidance layer, all rotated.
 
-    queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: how many each of the texts has.
+    queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: the number of rows of each text.
     """
 
     queries: Mapping[int, Float32]
@@ -58,8 +58,8 @@ class Queries(Protocol):
 class Compression:
     """Data that the layers of one compression share.
 
-    coming: rows about to be appended. texts: of the policy's ``needs``, which guide runs over the memory. times: when frames
-    were seen. first_frame: whether frame 0 stays whatever its score. prepared: the result of the policy's ``prepare``.
+    coming: rows about to be appended. texts: the guidance texts of the policy's ``needs``. times: times of frames. first_frame:
+    whether frame 0 stays whatever its score. prepared: the result of the policy's ``prepare``.
     """
 
     coming: int = 0
@@ -73,8 +73,8 @@ class Compression:
 class Layer:
     """The n rows that one layer holds, and the ``target`` of them to keep in each KV head.
 
-    Rows are in no particular order; ``seq`` is the order of the stream. Heads hold equally many, not always the same tokens.
-    Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where they can be.
+    Rows are in no particular order; ``seq`` is the order of the stream. All heads hold the same number of tokens, not always
+    the same ones. Arrays are ``[kv_heads, n]`` unless stated, and read-only views of the memory where they can be.
 
     index: 0 is the first layer. target: rows of ``free`` to keep in each head. coming: rows about to be appended. prepared:
     the result of the policy's ``prepare``. cache: of all layers, for kernels.
@@ -106,7 +106,7 @@ class Layer:
 
     @property
     def confirmed(self) -> NDArray[np.int32]:
-        """The last frame that still showed what the row shows."""
+        """The last frame in which the row's patch was unchanged."""
         return self.cache.confirmed(self.index)
 
     @property
@@ -151,7 +151,7 @@ class Layer:
 
     @cached_property
     def free(self) -> Bool:
-        """Rows that the policy decides about: all that are not ``fixed``, as many in each head."""
+        """Rows that the policy decides about: all that are not ``fixed``, the same number in each head."""
         return ~self.fixed
 
     @property
@@ -165,12 +165,12 @@ class Layer:
         return self.shared.prepared
 
     def top(self, score: NDArray[Any], count: int, among: Bool | None = None) -> Bool:
-        """Return in each head the ``count`` rows of the highest score, of equal ones the newer; among ``free`` unless given."""
+        """Return in each head the ``count`` rows of the highest score ``among`` (default ``free``); ties go to the newer."""
         which = self.free if among is None else among
         return kernels.top_k(np.ascontiguousarray(score, np.float32), self.seq, which, count)
 
     def newest(self, count: int, among: Bool | None = None) -> Bool:
-        """Return in each head the ``count`` newest rows ``among`` (``free`` unless given)."""
+        """Return in each head the ``count`` newest rows ``among`` (default ``free``)."""
         seq = self.seq
         age = (seq - seq.max(initial=0)).astype(np.float32)  # where it is rounded to equal numbers, seq decides
         return self.top(age, count, among)
@@ -178,7 +178,7 @@ class Layer:
     def attention_of(self, *asked: str | Queries | Float32, seq: Int64 | None = None) -> Float32:
         """Return the attention that each row receives, float32: summed over query rows and the query heads of a KV head.
 
-        asked: texts of the policy's ``needs.guidance``, appended after the memory and taken out again; or a
+        asked: texts of the policy's ``needs.guidance``, which are appended after the memory and removed again; or a
         :class:`~edgevlm.runtime.policies.attention.QueryWindow`; or rotated queries ``[heads, m, head_dim]`` with the ``seq``
         ``[m]`` of their rows. A query sees rows up to its own. Raises UserError for a text that ``needs`` does not name, and in
         a layer that ``needs.guidance_layers`` does not name.
@@ -197,7 +197,7 @@ class Layer:
         return kernels.attention_mass(queries, seq, cache.key(self.index), self.seq, own[0], own[1], scale)
 
     def _guided(self, asked: list[str]) -> tuple[Float32, Int64, tuple[Float32, Int64]]:
-        """Queries and seq of the rows of ``asked``, and keys and seq of all rows of the texts up to them."""
+        """Return queries and seq of the rows of ``asked``, and keys and seq of all rows of the texts up to them."""
         texts, guide = self.shared.texts, self.shared.guide
         if unknown := [text for text in asked if text not in texts]:
             raise UserError(f"attention_of: needs.guidance has no text {unknown[0]!r}; add it there")
@@ -220,10 +220,10 @@ class Layer:
     def merge(self, gone: Bool, into: NDArray[np.integer], weight: NDArray[np.floating] | float = 1.0) -> None:
         """Merge rows into others that stay, and keep all but ``gone``.
 
-        gone: the rows that leave. into: ``[kv_heads, n]``, for each of them the row of its head that takes it in. weight:
-        ``[kv_heads, n]``, how many tokens each row represents. A row that takes others in has the weighted mean of their keys
-        (un-rotated, then rotated to its own position) and values, and stays what and where it is otherwise. Raises UserError
-        for a row that leaves itself, or is fixed, and for weights whose sum is not above 0.
+        gone: the rows that leave. into: ``[kv_heads, n]``, the row of the same head that each is merged into. weight:
+        ``[kv_heads, n]``, the number of tokens that each row represents. A merged row has the weighted mean of their keys
+        (un-rotated, then rotated to its own position) and values; its other data does not change. Raises UserError for a row
+        that leaves itself, or is fixed, and for weights whose sum is not above 0.
         """
         weights, keys, values = (
             np.broadcast_to(np.asarray(weight, np.float32), gone.shape),
@@ -249,7 +249,7 @@ class Layer:
         self.keep(~gone)
 
     def add(self, new: NewRows) -> None:
-        """Append rows that stand for those that leave; each counts in ``target``."""
+        """Append rows that represent evicted ones; each counts in ``target``."""
         self.added = new
 
     def _turned(self, keys: Float32, sign: int) -> Float32:

@@ -1,4 +1,4 @@
-"""Mosaic: clusters of keys inside clusters of frames, fetched by the query. Its paper's secs. V to VII and Alg. 1."""
+"""Mosaic: clusters of keys inside clusters of frames, fetched by the query. Follows its paper's secs. V to VII and Alg. 1."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class EarlyVariance(Stateful):
             self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
 
     def thresholds(self, small: float, large: float) -> Thresholds:
-        """Eq. 5: the largest variance of a small and a large cluster, multiples of the mean variance, and the least size.
+        """Return the largest variance of a small and a large cluster (eq.
 
-        NEVER until all rows are there.
+        5), multiples of the mean variance, and the least size. Returns NEVER until all rows are there.
         """
         if self.seen < self.rows:
             return NEVER
@@ -82,20 +82,20 @@ def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float
 
 
 def units(rows: NDArray[np.floating]) -> Float64:
-    """Return rows ``[n, width]`` of length 1 in float64, zero ones as they are."""
+    """Scale rows ``[n, width]`` to length 1 in float64; zero rows stay."""
     wide = rows.astype(np.float64)
     length = np.linalg.norm(wide, axis=-1, keepdims=True)
     return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
 
 
 def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
-    """Eqs. 1 and 2 of rows ``[n, width]``: their mean, and their mean distance 1 - cos from it."""
+    """Return the mean of rows ``[n, width]`` and their mean distance 1 - cos from it (eqs. 1 and 2)."""
     mean = rows.astype(np.float64).mean(0)
     return mean, float(np.mean(1 - units(rows) @ units(mean[None])[0]))
 
 
 def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
-    """Mean and variance of clusters ``[m, width]``, ``[m]`` of ``size`` ``[m]`` taken as one.
+    """Return the mean and variance of the union of clusters with means ``[m, width]``, variances ``[m]`` and ``size`` ``[m]``.
 
     The mean is exact; the variance adds each cluster's distance from the new mean to its own.
     """
@@ -107,8 +107,8 @@ def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple
 def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
     """K-means for two by cosine, of rows ``[n, width]``; returns the rows of the second cluster, bool ``[n]``.
 
-    It begins with the row least like the mean and the row least like that one. Nothing is in the second if all rows are
-    parallel.
+    It starts from the row least similar to the mean and the row least similar to that row. Nothing is in the second if all rows
+    are parallel.
     """
     unit = units(rows)
     first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
@@ -142,8 +142,8 @@ def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: 
 class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
-    A partition is not split, since that would fetch all rows of its frames: the frame that would exceed its threshold founds
-    another one. Without a free slot the two most similar merge. small, large: multiples of the early variance.
+    A partition is not split, since that would fetch all rows of its frames; a frame that would exceed its threshold starts a
+    new one. Without a free slot the two most similar merge. small, large: multiples of the early variance.
     """
 
     state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
@@ -161,7 +161,7 @@ class Partitions(Stateful):
         return 4 * width + 8 + 8 + 4
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the partition of each of ``frames``, of those last taken in."""
+        """Return the partition of each of ``frames``, which must be recent ones."""
         return self._of[frames % len(self._of)]
 
     def take(self, frames: NDArray[np.integer], features: Float32) -> list[tuple[int, int]]:
@@ -198,10 +198,12 @@ class Partitions(Stateful):
 class MosaicClusters(Stateful):
     """Clusters in ``slots`` slots of each layer and KV head: rows join the nearest, clusters split and merge (Alg. 1).
 
-    key, value: means of the members' keys, un-rotated, and values (eq. 1). variance: eq. 2. size: members, ever. partition: of
-    its frames, -1 for a free slot. parent: the slot of the cluster that this one waits to join. seq, frame, row, col,
+    key, value: means of the members' keys, un-rotated, and values (eq. 1). variance: eq. 2. size: all members ever. partition:
+    the partition of its frames, -1 for a free slot. parent: the slot of the cluster that this one waits to join. seq, frame,
+    row, col,
     position, confirmed: the newest member's, which place the representative. ``changed`` is set when clusters change; the
-    policy resets it. ``merged``: clusters that joined another for want of a slot. small, large: multiples of a layer's early
+    policy resets it. ``merged``: clusters that joined another because no slot was free. small, large: multiples of a layer's
+    early
     variance, for the threshold.
     """
 
@@ -235,7 +237,7 @@ class MosaicClusters(Stateful):
     # rows come
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
-        """Add rows of all heads, in the order of the stream; partition: of each, ``[n]``."""
+        """Add rows of all heads, in the order of the stream. partition: the partition of each row, ``[n]``."""
         keys = unrotated_keys(self._cache, layer, block)
         self.early[layer].add(keys)
         for head, key in enumerate(keys):
@@ -252,7 +254,7 @@ class MosaicClusters(Stateful):
         self.changed = True
 
     def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
-        """Without a free slot no cluster splits: the nearest takes the newcomer."""
+        """Assign a row to a cluster. Without a free slot no cluster splits: the row joins the nearest."""
         free = self._free(layer, head) != NONE
         small, large, least = self.early[layer].thresholds(*self._times) if free else NEVER
         at = layer, head
@@ -277,7 +279,7 @@ class MosaicClusters(Stateful):
         self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _over(self, at: At, row: Block, key: Float32) -> None:
-        """Split a cluster, or keep the newcomer apart until it is fetched (Alg. 1, lines 3 to 10)."""
+        """Split a cluster, or keep the new row separate until the cluster is fetched (Alg. 1, lines 3 to 10)."""
         layer, head, slot = at
         blocks = self.pages.block_ids(layer, head, [slot, *self.waiting(*at).tolist()])
         if all(map(self._store.resident, blocks)):
@@ -314,7 +316,7 @@ class MosaicClusters(Stateful):
         return np.flatnonzero(self.parent[layer, head] == slot)
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
-        """Fetch a cluster, merge those that wait for it and the newcomer, and make two of them (Alg. 1, lines 12 to 17)."""
+        """Fetch a cluster, add the clusters and the row that wait for it, and split it in two (Alg. 1, lines 12 to 17)."""
         family, partition = [slot, *self.waiting(layer, head, slot).tolist()], int(self.partition[layer, head, slot])
         found = self.pages.take_out(self._store, layer, head, family) + ([newcomer] if newcomer else [])
         for gone in family:
@@ -394,8 +396,9 @@ class MosaicClusters(Stateful):
     def choose(self, layer: int, head: int, query: Float32, partitions: int, rows: int) -> Int64:
         """Choose slots, best first, until they hold ``rows`` offloaded rows. query: un-rotated, ``[r, D]``, of a head's group.
 
-        partitions: the most that are searched, by the mean keys of their rows; of equal ones the lower number. Clusters of one
-        row are skipped: their representative is that row. Among equal ones the newer is better.
+        partitions: the most partitions that are searched, by the mean keys of their rows; ties go to the lower number. Clusters
+        of one
+        row are skipped: their representative is that row. Ties go to the newer cluster.
         """
         live = self.live(layer, head)
         if not len(live):
@@ -414,7 +417,7 @@ class MosaicClusters(Stateful):
 
 
 def attention_fraction(query: Float32, key: Float32) -> Float32:
-    """The mean attention of rows ``query`` ``[r, D]`` to representatives ``key`` ``[k, D]``, among these: float32 ``[k]``."""
+    """Return the mean attention of rows ``query`` ``[r, D]`` to representatives ``key`` ``[k, D]``, float32 ``[k]``."""
     score = query @ key.T / np.float32(np.sqrt(key.shape[1]))
     score = np.exp(score - score.max(1, keepdims=True))
     of_rows: Float32 = (score / score.sum(1, keepdims=True)).mean(0)
@@ -452,7 +455,7 @@ class Mosaic(Retrieval):
         return replace(super().needs, features=True)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Raises UserError for an index too small for two clusters in each layer and head."""
+        """Make the index. Raises UserError if it is too small for two clusters in each layer and head."""
         super().open(cache, store)
         self._visual_bytes = self.index_bytes // VISUAL
         left, of = self.index_bytes - self._visual_bytes, cache.layers * cache.kv_heads
@@ -525,7 +528,7 @@ class Mosaic(Retrieval):
 
     @property
     def merged(self) -> int:
-        """Clusters, and partitions of frames, that became one with another because there was no room."""
+        """Clusters, and partitions of frames, that were merged because there was no room."""
         return self.clusters.merged + (self.visual.merged if self.visual else 0)
 
     def forget_lost(self) -> None:

@@ -21,7 +21,7 @@ PRESET = 2  # the CLIE layer that does best in fig. 5
 class PureKV(EvictsOnDemand):
     """Keep the newest tokens and those that the newest queries attend to, weighted by value norms; score low layers only.
 
-    Ours: a token that the clie layer has evicted keeps its last score there; KV heads are joined by number.
+    Ours: a token that the CLIE layer has evicted keeps its last score there; KV heads are matched by number.
     """
 
     clie: str = setting("", "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)")
@@ -48,7 +48,7 @@ class PureKV(EvictsOnDemand):
         self._last_mass: dict[int, Float32] = {}  # and their S
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot, of an earlier version too."""
+        """Restore a snapshot of this or an earlier version."""
         super().restore({name.removeprefix("cross."): array for name, array in state.items()})
 
     @property
@@ -71,7 +71,7 @@ class PureKV(EvictsOnDemand):
         self._queries.add(appended)
 
     def prepare(self, layers: Sequence[Layer]) -> tuple[int, list[Float32]]:
-        """Return how many of the newest rows observe, and the importance of every row by them."""
+        """Return the number of newest rows that observe, and the importance of every row by their queries."""
         first_frame = self.shape.tokens_per_frame if self.keeps_first_frame else 0
         recent = min(self.window, max(0, self.budget - layers[0].coming - first_frame) // 2)
         return recent, self.importance(layers, recent)
@@ -83,10 +83,10 @@ class PureKV(EvictsOnDemand):
         layer.keep(newest | layer.top(importance[layer.index], rest, layer.free & ~newest))
 
     def importance(self, layers: Sequence[Layer], window: int) -> list[Float32]:
-        """``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
+        """Return ``S ||V||`` of each row of every layer, ``[kv_heads, n]``, by the ``window`` newest queries.
 
         Eqs. 1 and 2 give S of the low layers, eqs. 3 and 4 that of the others: a token has S of its own KV head in the CLIE
-        layer, joined by ``seq``; one that the CLIE layer has dropped has the last S it was given, one never scored has 0.
+        layer, matched by ``seq``. A token that the CLIE layer has dropped keeps its last S; a token never scored has 0.
         """
         found, clie = [], layers[self._clie]
         for layer in layers[: self._clie + 1]:

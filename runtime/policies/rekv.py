@@ -1,4 +1,4 @@
-"""ReKV: the complete history in a store, and of it the frames whose mean key the question asks for."""
+"""ReKV: the complete history in a store; a question fetches the frames with the best-matching mean keys."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class FrameIndex(Stateful):
-    """Per layer up to ``capacity`` entries in temporal order, allocated once, ``entry_bytes`` each.
+    """Up to ``capacity`` entries per layer in temporal order, allocated once, ``entry_bytes`` each.
 
     An entry is the frames ``[first, end)``, ``held`` of which are not lost, and the mean of their means ``[width]``. When a
-    layer is full, the neighbours with the lowest cost merge, of equal ones the oldest; ``merged`` counts them. cost: of merging
+    layer is full, the neighbours with the lowest cost merge (ties: the oldest); ``merged`` counts the merges. cost: of merging
     an entry with the next, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames (Ward).
     """
 
@@ -54,14 +54,14 @@ class FrameIndex(Stateful):
         self._update_cost(layer, at - 1)
 
     def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
-        """Add to the newest frame: ``mean`` of rows that are ``fraction`` of what it has now."""
+        """Add rows to the newest frame: ``mean`` of the rows, which are ``fraction`` of its rows now."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
             self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
             self._update_cost(layer, at - 1)
 
     def lose(self, layer: int, number: int) -> None:
-        """Remove a frame; an entry goes with its last."""
+        """Remove a frame; an entry without frames goes too."""
         at = int(np.searchsorted(self.first[layer, : self.entries[layer]], number, "right")) - 1
         if at >= 0 and number < self.end[layer, at]:
             self.held[layer, at] -= 1
@@ -71,9 +71,10 @@ class FrameIndex(Stateful):
                 self._update_cost(layer, at - 1)
 
     def best(self, layer: int, query: Float32, frames: int, each: int) -> Int64:
-        """Numbers of up to ``frames`` frames, best first: by the dot product of ``query`` ``[width]`` with their entry's mean.
+        """Return up to ``frames`` frame numbers, best first, by the dot product of ``query`` ``[width]`` with their entry's
+        mean.
 
-        Among equal entries the newer is first. An entry gives ``each`` frames at the most, evenly spread.
+        Among equal entries the newer is first. An entry contributes at most ``each`` frames, evenly spread.
         """
         count = int(self.entries[layer])
         score = self.mean[layer, :count] @ query
@@ -106,7 +107,7 @@ class FrameIndex(Stateful):
 
 
 def evenly_spaced(first: int, end: int, most: int) -> Int64:
-    """Return ``most`` numbers of ``[first, end)`` at even distances, or all of them: the middle of each of as many parts."""
+    """Return at most ``most`` numbers of ``[first, end)`` at even distances: the middles of ``most`` equal parts."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))
 
@@ -116,7 +117,7 @@ class ReKV(QuestionRetrieval):
     """Fetch the frames whose mean key has the largest dot product with the question's mean query, in each layer.
 
     s_t = sum over heads h of mean over rows i of q_{h,i} . mean over the frame's tokens j of k_{h,j}, both un-rotated; all
-    heads of a layer fetch the same frames. Frames are prefilled with the window alone.
+    heads of a layer fetch the same frames. Frames are prefilled with the window only.
 
     Ours: window, index and working set share one budget; the index has a fixed size, and neighbouring entries merge when it is
     full; the query is the entire prompt's, not only the question's words.

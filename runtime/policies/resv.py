@@ -29,7 +29,7 @@ SPREAD = 32  # their standard deviation: coarse numbers point as random a way as
 
 
 class HashClusters(Stateful):
-    """Clusters of the keys of every layer and KV head, in ``slots`` slots each, one of them free between calls.
+    """Clusters of the keys of every layer and KV head, in ``slots`` slots each; one slot is free between calls.
 
     A cluster is open while tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its tokens,
     ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set if the mean's dot with hyperplane p is above 0. count:
@@ -60,25 +60,26 @@ class HashClusters(Stateful):
         return 4 * head_dim + 4 + 4 + 1 + 4 * axes
 
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, Int32, int, int]:
-        """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or found one.
+        """Let tokens join the nearest open cluster within ``distance`` bits, one by one, or start one.
 
         keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Among equally near clusters the lowest
-        slot wins; a new one takes the lowest free slot. Returns tokens' slots ``[kv_heads, n]``; the moves and merges of sealed
-        clusters, as :meth:`seal`; and the tokens that joined beyond the distance, because half of the slots were open.
+        slot wins; a new one takes the lowest free slot. Returns tokens' slots ``[kv_heads, n]``, the moves and merges of sealed
+        clusters as :meth:`seal` does, and the tokens that joined beyond the distance because half of the slots were open.
         """
         return _native.hash_join(keys, positions, distance, *self._of(layer))
 
     def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> tuple[Int32, int]:
-        """Seal the leaving rows of each open cluster as a cluster of its own; the rest has a new mean.
+        """Seal the leaving rows of each open cluster as a separate cluster; the rest gets a new mean.
 
-        All arrays ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none. Returns where sealed clusters are now and how
-        many joined another for want of a slot. home: ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the new slot of the cluster
-        sealed in slot s before, ``home[h, slots + s]`` of the part sealed of the open cluster in slot s; -1 if there was none.
+        All arrays ``[kv_heads, n, ...]``; slot: each row's cluster, -1 for none. Returns ``home`` and how many clusters joined
+        another because no slot was free. In home ``[kv_heads, 2 * slots]``, ``home[h, s]`` is the new slot of the cluster
+        sealed before in slot s, and ``home[h, slots + s]`` that of the part just sealed from open cluster s; -1 if there was
+        none.
         """
         return _native.hash_seal(keys, positions, slot, leaving, *self._of(layer))
 
     def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
-        """Return WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
+        """Return the clusters that a call's rows choose by WiCSum (eqs. 1 to 3), for each KV head.
 
         query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: the highest score of a cluster in the
         rows that choose it, -1 for the others. Scores are the row's softmax of ``q k / sqrt(head_dim)`` over all clusters; a
@@ -92,7 +93,7 @@ class HashClusters(Stateful):
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
-        """Compute bits again, after keys have been turned."""
+        """Compute the bits again after a rotation of the keys."""
         for layer, keys in enumerate(self.key):
             self.bits[layer] = _native.hash_bits(keys, self.planes.astype(np.float32))
 
@@ -120,18 +121,18 @@ class RowClusters(Stateful):
         return self._seq[: self._held]
 
     def keep(self, seq: Int64) -> None:
-        """Forget all but these; rising, ``[n]``, each of them known."""
+        """Drop all rows but these: ascending, ``[n]``, each of them known."""
         at = np.searchsorted(self.seq, seq)
         self._held = len(at)
         self._seq[: self._held], self._slot[..., : self._held] = self._seq[at], self._slot[..., at]
 
     def add(self, seq: Int64, slot: Int32) -> None:
-        """Rows newer than all others: rising, ``[n]``, and ``[layers, kv_heads, n]``."""
+        """Add rows newer than all others: ascending ``seq`` ``[n]`` and slots ``[layers, kv_heads, n]``."""
         new = slice(self._held, self._held + len(seq))
         self._seq[new], self._slot[..., new], self._held = seq, slot, new.stop
 
     def of(self, layer: int, seq: Int64) -> Int32:
-        """Return the slots of rows ``[kv_heads, n]`` in any order, -1 of those that are not known."""
+        """Return the slots of rows ``[kv_heads, n]`` in any order, -1 for unknown rows."""
         if not self._held:
             return np.full(seq.shape, -1, np.int32)
         at = np.minimum(np.searchsorted(self.seq, seq), self._held - 1)
@@ -143,9 +144,9 @@ class RowClusters(Stateful):
 class ReSV(Retrieval):
     """Cluster keys by hash bits; fetch the fewest clusters that hold a given fraction of each row's attention.
 
-    bit p = (key . plane p > 0); a token joins the nearest open cluster within a Hamming distance, else founds one. WiCSum: per
-    query row clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes a fraction of
-    the row's sum.
+    Bit p of a key is 1 if key . plane p > 0. A token joins the nearest open cluster within a Hamming distance, else starts one.
+    WiCSum: each query row takes clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes
+    a fraction of the row's sum.
 
     Ours: a layer's own query decides. Scores are a row's softmax, because raw products may be negative. The window is always
     attended to; its clusters count in the sum and need no fetch. A KV head fetches the union over the rows of all its query
@@ -161,7 +162,7 @@ class ReSV(Retrieval):
     _scratch_fields = (*Retrieval._scratch_fields, "_middle")
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Raises UserError for an index that has no room for a few clusters."""
+        """Make the index. Raises UserError if it has no room for a few clusters."""
         super().open(cache, store)
         layers, heads, width, axes = cache.layers, cache.kv_heads, cache.head_dim, cache.axes
         fixed = heads * width * BITS + self.window_rows * RowClusters.row_bytes(layers, heads)
@@ -199,9 +200,9 @@ class ReSV(Retrieval):
         self._settle(layer, moved, merged, block, np.take_along_axis(home, order, 1))
 
     def compacted(self) -> None:
-        """Keys have been turned: the window is clustered again.
+        """Cluster the window again after a rotation of its keys.
 
-        Sealed keys are compared, from the first time on, as if they stood in the middle of the working set's positions.
+        From then on, sealed keys are compared as if they were in the middle of the working set's positions.
         """
         first, clusters = not self.working.contiguous, self.clusters
         super().compacted()
@@ -236,9 +237,9 @@ class ReSV(Retrieval):
         return rotate(keys, self._middle - positions, self.cache.inv_freq, self.cache.pair_axis)
 
     def _settle(self, layer: int, moved: Int32, merged: int, new: Block | None = None, home: Int32 | None = None) -> None:
-        """Bring the store to what a call has done to the clusters of a layer.
+        """Update the store after a call has changed the clusters of a layer.
 
-        new: rows that were sealed, those of one cluster side by side, and where each of them is now, ``[kv_heads, m]``.
+        new: the sealed rows, grouped by cluster, and each row's slot, ``[kv_heads, m]``.
         """
         self.merges += merged
         for head, of_old in enumerate(moved[:, : self.clusters.slots]):
@@ -276,9 +277,8 @@ class ReSV(Retrieval):
             self.store.prefetch([number for of_head in self.selection(layer, query)[0] for number in of_head])
 
     def selection(self, layer: int, query: Float32) -> tuple[list[list[int]], int]:
-        """Return the blocks that rows ``[heads, S, head_dim]`` choose of a layer by WiCSum, best first, for each KV head.
-
-        No more than fit in the working set; with the number of rows that this leaves out.
+        """Return for each KV head the blocks that rows ``[heads, S, head_dim]`` choose by WiCSum, best first, limited to the
+        working set, and the number of rows that did not fit.
         """
         best, opened = self.clusters.choose(layer, query, self.threshold), self.clusters.open[layer]
         blocks, truncated = [], 0

@@ -35,7 +35,7 @@ Chosen = Sequence[Sequence[int]]
 
 @dataclass
 class Retrieval(Policy, ABC):
-    """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query needs.
+    """A policy over a store. Subclasses define how rows that leave the window become blocks, and which blocks a query needs.
 
     Subclasses add their index to ``state_fields``; it is made in :meth:`open`. A session finds these policies by their type.
     """
@@ -64,7 +64,7 @@ class Retrieval(Policy, ABC):
         self.arena.attach(self.window_rows, shape)
 
     def open(self, cache: KVCache, store: Store) -> None:
-        """Fix the memory that rows leave and come back to, before the first of them."""
+        """Set the memory that rows leave and return to, before the first row."""
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
         self.merges = self.lost = 0  # clusters that joined another for want of a slot, and what the store lost
@@ -78,7 +78,7 @@ class Retrieval(Policy, ABC):
 
     @property
     def layer_budgets(self) -> Int64:
-        """The window's."""
+        """The layer budgets of the window."""
         return self.arena.layer_budgets
 
     @property
@@ -110,30 +110,35 @@ class Retrieval(Policy, ABC):
 
     @abstractmethod
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        """Put rows of a layer into the store: ``leaving`` ``[kv_heads, n_l]``, as many of each head."""
+        """Put rows of a layer into the store: ``leaving`` ``[kv_heads, n_l]``, the same number in each head."""
 
     def begin(self, cos: Float32, sin: Float32) -> None:
-        """A call begins: rotary tables ``[S, head_dim / 2]`` of its rows, which queries are rotated by."""
+        """Begin a call, with the rotary tables ``[S, head_dim / 2]`` of its rows' queries."""
         self._tables = np.stack([cos, sin])
 
     def unrotated(self, query: Float32) -> Float32:
-        """Queries ``[heads, S, head_dim]`` of the current call as they were before their rotary embedding."""
+        """Undo the rotary embedding of the current call's queries ``[heads, S, head_dim]``."""
         (cos, sin), (low, high) = self._tables, np.split(query, 2, -1)
         return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def always(self, layer: int) -> Sequence[Block]:
-        """Return rows of the working set that every call attends to, one block a KV head; read when the set is filled again."""
+        """Return rows of the working set that every call attends to, one block per KV head; called when the set is filled
+        again.
+        """
         return []
 
     @abstractmethod
     def choose(self, layer: int, query: Float32, phase: Phase) -> Chosen:
-        """The blocks that a call attends to beside the window; query: rotated, ``[heads, S, head_dim]``, of all its rows."""
+        """Return the blocks that a call attends to beside the window.
+
+        query: rotated, ``[heads, S, head_dim]``, of all its rows.
+        """
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
-        """Prefetch for ``layer`` by the query of the layer before it, while that computes."""
+        """Prefetch for ``layer`` by the query of the layer before it, while that layer computes."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
-        """Choose and fetch; returns how many rows of the working set each KV head attends to, ``[kv_heads]``."""
+        """Choose and fetch blocks; return how many rows of the working set each KV head attends to, ``[kv_heads]``."""
         counts = self.working.load(layer, self.choose(layer, query, phase), self.always)
         if layer + 1 < self.shape.layers:
             self.look_ahead(layer + 1, query, phase)
@@ -149,7 +154,7 @@ class Retrieval(Policy, ABC):
         """Remove blocks that the store has lost from the index."""
 
     def state(self) -> State:
-        """Return the fields, and what the store needs to continue."""
+        """Return the fields and the store's state."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
         if self.store.stats.lost != lost:  # what was waiting has been written over it; and now nothing waits
@@ -158,7 +163,7 @@ class Retrieval(Policy, ABC):
         return {**super().state(), **add_prefix("store", store)}
 
     def restore(self, state: State) -> None:
-        """Blocks that the store has lost since leave the index as they are found."""
+        """Restore the fields. Blocks that the store has lost since leave the index when they are found."""
         store = strip_prefix("store", state)
         self.store.restore(store)
         super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})
@@ -172,9 +177,9 @@ class Retrieval(Policy, ABC):
 
 @dataclass
 class QuestionRetrieval(Retrieval):
-    """Retrieves for questions only, and for the rows of an answer what its question chose; frames see the window.
+    """Retrieves for questions only; an answer's rows use its question's choice, and frames see the window.
 
-    Subclasses take in the rows of all layers once they have left the last one, and rank blocks for a question.
+    Subclasses store rows once they have left every layer, and rank blocks for a question.
     """
 
     state_fields: ClassVar[tuple[str, ...]] = (*Retrieval.state_fields, "lost")
@@ -207,17 +212,21 @@ class QuestionRetrieval(Retrieval):
 
 
 def row_bytes(cache: KVCache) -> int:
-    """Return the bytes of a layer's row in all KV heads, in fp32 with its metadata: an index is as large in any cache."""
+    """Return the bytes of a layer's row in all KV heads, in fp32 with its metadata, so that an index has the same size in any
+    cache.
+    """
     return cache.kv_heads * (2 * cache.head_dim * np.dtype(np.float32).itemsize + metadata_bytes(cache.axes))
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
-    """Return rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. Copies."""
+    """Copy rows ``[kv_heads, m]`` of a layer, chosen per head, to a block of all its heads."""
     parts = [np.asarray(getattr(cache, name)(layer)) for name in Block.__slots__]
     return Block(*[np.take_along_axis(part, rows if part.ndim == 2 else rows[..., None], 1) for part in parts])
 
 
 def by_seq(cache: KVCache, layer: int, among: Bool) -> Int64:
-    """Return the rows of a mask ``[kv_heads, n_l]``, as many of each head, in the order of the stream: ``[kv_heads, m]``."""
+    """Return the rows of a mask ``[kv_heads, n_l]``, the same number in each head, in the order of the stream: ``[kv_heads,
+    m]``.
+    """
     rows = np.nonzero(among)[1].reshape(cache.kv_heads, -1)
     return np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)

@@ -61,7 +61,7 @@ class SnapKV(FixedTarget):
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int) -> Float32:
     """Return the largest ``score`` of the ``kernel`` nearest rows by ``seq`` ``among`` each head's; all ``[kv_heads, n]``.
 
-    As many rows in each head. Neighbours beyond either end are left out; rows not ``among`` get 0.
+    Each head has the same number of rows. Neighbours beyond either end are skipped; rows not ``among`` get 0.
     """
     count = int(among[0].sum())
     at = np.nonzero(among)[1].reshape(-1, count)

@@ -23,7 +23,7 @@ class StreamingLLM(EvictsOnDemand):
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
 
     def compress(self, layer: Layer) -> None:
-        """The oldest rows held are the stream's first: no compression ever took them."""
+        """Keep the oldest rows, which are the stream's first, since no compression evicts them."""
         sinks = min(self.sinks, layer.target)
         younger = layer.newest(int(layer.free[0].sum()) - sinks)
         layer.keep((layer.free & ~younger) | layer.newest(layer.target - sinks))

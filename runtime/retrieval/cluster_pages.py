@@ -1,4 +1,4 @@
-"""Pages of clusters in the store: a few runs for each, so that clusters merge and grow without being read in full."""
+"""Pages of clusters in the store: a few runs per cluster, so that clusters merge and grow without a full read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE_ROWS = 64  # rows of a block at most
 class PageRun:
     """Some rows of a cluster, PAGE_ROWS to a block, with numbers ``first``, ``first + 1``, ...
 
-    missing: of ``rows``, those in lost blocks. block: the rows themselves, while none of them is in the store.
+    missing: the number of ``rows`` in lost blocks. block: the rows themselves, until they are in the store.
     """
 
     rows: int
@@ -43,8 +43,8 @@ class PageRun:
 class ClusterPages(Stateful):
     """Up to MAX_RUNS runs of each slot of each layer and KV head.
 
-    If there would be more, the two closest in size become one, so that a row is rewritten a few times at most: until its page
-    is full. A fetch with room for a part of a run reads only that many pages, evenly spread.
+    Beyond that, the two closest in size are joined, so that a row is rewritten only a few times, until its page is full. A
+    fetch with room for a part of a run reads only that many pages, evenly spread.
     """
 
     state_fields = ("first", "rows", "missing")
@@ -63,7 +63,9 @@ class ClusterPages(Stateful):
         return held
 
     def blocks_of(self, layer: int, head: int, slots: Int64, rows: int) -> tuple[list[int], int]:
-        """Blocks of these slots, in this order, smallest run first in each, to cover this many rows; and the rows left out."""
+        """Return blocks of these slots, in this order, smallest run first, that cover this many rows; also the rows not
+        covered.
+        """
         blocks, left = [], 0
         for slot in slots.tolist():
             for run in self._runs(layer, head, slot):
@@ -83,8 +85,7 @@ class ClusterPages(Stateful):
     def update(self, store: Store, layer: int, head: int, home: Int32, parts: Mapping[int, Block]) -> None:
         """Update ``store`` after the clusters of a KV head have changed.
 
-        home: the slot where the sealed cluster of each slot is now, ``[slots]``, -1 if there was none; parts: rows newly
-        sealed, by slot.
+        home: the new slot of each slot's sealed cluster, ``[slots]``, -1 if there was none. parts: newly sealed rows, by slot.
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
@@ -101,7 +102,7 @@ class ClusterPages(Stateful):
         return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
 
     def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
-        """Return all rows of these slots; the store no longer has them."""
+        """Remove all rows of these slots from the store and return them."""
         numbers = self.block_ids(layer, head, slots)
         found = store.get(numbers)
         store.drop(numbers)
@@ -109,7 +110,7 @@ class ClusterPages(Stateful):
         return [block for block in found if block is not None]
 
     def mark_lost(self, numbers: Sequence[int]) -> None:
-        """These blocks are lost."""
+        """Mark these blocks as lost."""
         runs = np.flatnonzero(self.rows)
         if not len(runs):
             return
@@ -151,9 +152,9 @@ def merge_runs(store: Store, runs: list[PageRun]) -> None:
 
 
 def _join(store: Store, small: PageRun, large: PageRun) -> None:
-    """``large`` gets the rows of ``small`` behind its own.
+    """Append the rows of ``small`` to ``large``.
 
-    Full pages stay as they are and get numbers that follow one another; what is read and put again is less than a page of each.
+    Full pages stay and get consecutive numbers; less than a page of each is read and written again.
     """
     tail = large.rows % PAGE_ROWS
     if large.block is None and 0 < tail <= PAGE_ROWS - small.rows:
@@ -180,7 +181,7 @@ def _rest(store: Store, run: PageRun) -> list[Block]:
 
 
 def _put(store: Store, blocks: Sequence[Block]) -> tuple[int, int]:
-    """Put rows page by page, under numbers that follow one another; the first of them, -1 for none, and how many rows."""
+    """Put rows page by page, under consecutive numbers. Return the first number, -1 for none, and the number of rows."""
     if not blocks:
         return -1, 0
     rows = joined(blocks)

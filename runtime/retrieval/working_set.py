@@ -1,4 +1,4 @@
-"""The working set: rows from the store, in the arena's free rows, where a decoder of per-layer graphs attends to them.
+"""The working set: rows from the store in the arena's free rows, where a decoder with per-layer graphs attends to them.
 
 The rows of a layer in the arena, in one KV head with r rows fetched, while S rows are being appended::
 
@@ -6,7 +6,7 @@ The rows of a layer in the arena, in one KV head with r rows fetched, while S ro
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-Then the new rows and as many of the working set swap, so that the cache commits the new ones at ``[n, n + S)``. Fetched rows
+Then the new rows swap with the same number of the working set's, so that the cache commits them at ``[n, n + S)``. Fetched rows
 keep the positions they were stored with until the stream is first re-indexed; after that they take contiguous positions, in
 temporal order, between the prefix and everything else.
 """
@@ -34,9 +34,9 @@ Float32 = NDArray[np.float32]
 
 
 class WorkingSet(Stateful):
-    """Up to ``rows`` rows of each layer and KV head, ``held`` of them ``[layers, kv_heads]``.
+    """Up to ``rows`` rows of each layer and KV head.
 
-    prefix: where contiguous positions begin.
+    held: rows in use, ``[layers, kv_heads]``. prefix: the first contiguous position.
     """
 
     state_fields = ("contiguous",)
@@ -53,16 +53,15 @@ class WorkingSet(Stateful):
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
-        """Fetch again at the next call: block numbers have changed their meaning."""
+        """Fetch again at the next call, after block numbers have changed."""
         self._start[:] = -1
 
     def load(
         self, layer: int, chosen: Sequence[Sequence[int]], always: Callable[[int], Sequence[Block]] | None = None
     ) -> Int32:
-        """Fetch blocks, ``chosen`` for each KV head, best first; returns the rows of each head, ``[kv_heads]``.
+        """Fetch the ``chosen`` blocks of each KV head, best first; returns the number of rows of each head, ``[kv_heads]``.
 
-        always: returns rows of a layer, one block a KV head, that come before all others. Rows without room are dropped from
-        the end.
+        always: returns the rows of a layer to put first, one block per KV head. Rows beyond the room are dropped from the end.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
@@ -78,7 +77,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """Swap ``appended`` rows after the working set of each head with it."""
+        """Swap the working set of each head with the ``appended`` rows after it."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
@@ -91,7 +90,7 @@ class WorkingSet(Stateful):
         self._start[layer] = start + appended
 
     def seen(self, layer: int, head: int) -> SeenRows:
-        """Return the rows held for a KV head, which a question saw besides the cache."""
+        """Return the rows held for a KV head, which a question saw beside the cache."""
         start, held = int(self._start[layer]), int(self.held[layer, head])
         key = self._memory[layer][0][head : head + 1, start : start + held]
         known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
@@ -140,7 +139,7 @@ def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pai
 
 
 def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
-    """Keys or values as the cache stores them, ``[H, n, head_dim]``, in float32; scale: ``[H, head_dim]``, of int8 codes."""
+    """Convert stored keys or values ``[H, n, head_dim]`` to float32. scale: ``[H, head_dim]``, of int8 codes."""
     numbers = rows.astype(np.float32)
     return numbers if scale is None else numbers * scale[:, None]
 
@@ -151,7 +150,7 @@ def head_of(scale: Float32 | None, head: int) -> Float32 | None:
 
 
 def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
-    """Return keys of a block of all KV heads of a layer, or of one, without their rotation: float32 ``[H, n, head_dim]``."""
+    """Return the un-rotated keys of a block, of all KV heads of a layer or of one: float32 ``[H, n, head_dim]``."""
     scale = cache.key_scale(layer)
     key = dequantize(block.key, scale if head is None else head_of(scale, head))
     return rotate(key, -block.position, cache.inv_freq, cache.pair_axis)

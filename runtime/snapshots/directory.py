@@ -1,6 +1,6 @@
 """The directory of ``--state``, or an address that fsspec knows: one process at a time, two generations of snapshots.
 
-Each is complete or absent. With a key they are files of age, https://age-encryption.org/v1, made and opened with pyrage.
+Each is complete or absent. A key encrypts them as age files (https://age-encryption.org/v1) with pyrage.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Folder:
         return open_file(path)
 
     def create(self, path: Path) -> AbstractContextManager[BinaryIO]:
-        """Open a file for writing; it appears once the block has ended well. Raises OSError."""
+        """Open a file for writing; it appears when the block succeeds. Raises OSError."""
         return atomic_write(path, private=True)
 
     def remove(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class Folder:
         return reason(error, self.root)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release it for other processes."""
         if self._lock >= 0:
             lock_file(self._lock, LOCK_UN)  # a process forked meanwhile holds the folder open too
             os.close(self._lock)
@@ -117,7 +117,7 @@ class ObjectStore:
         return self._name
 
     def take(self) -> None:
-        """Raises OSError if the store cannot be written."""
+        """Check that the store can be written. Raises OSError if not."""
         probe = str(self.root / f"probe{UNFINISHED}")
         with as_os_error():
             self.make_folder(self.root)
@@ -150,7 +150,7 @@ class ObjectStore:
 
     @contextmanager
     def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
-        """Open an object for writing; it appears once the block has ended well. Raises OSError."""
+        """Open an object for writing; it appears when the block succeeds. Raises OSError."""
         with as_os_error():
             stream = self.files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
             try:
@@ -176,7 +176,7 @@ class ObjectStore:
 
 @contextmanager
 def as_os_error() -> Iterator[None]:
-    """Raise OSError for whatever the client of a store raises."""
+    """Convert any error of a store's client to OSError."""
     try:
         yield
     except (OSError, MemoryError, UserError):
@@ -186,7 +186,10 @@ def as_os_error() -> Iterator[None]:
 
 
 class SnapshotKey:
-    """An age key, ``AGE-SECRET-KEY-1...``, as text. Lines with ``#`` are comments. Raises UserError without repeating it."""
+    """An age key, ``AGE-SECRET-KEY-1...``, as text. Lines with ``#`` are comments.
+
+    Raises UserError that does not repeat the key.
+    """
 
     def __init__(self, text: str) -> None:
         self._age = _pyrage()
@@ -220,7 +223,7 @@ class SnapshotKey:
 
 
 class _Reader:
-    """Parts, read one after the other."""
+    """A reader of parts, one after the other."""
 
     def __init__(self, content: Iterator[bytes | memoryview]) -> None:
         self._content, self._part = content, memoryview(b"")
@@ -241,7 +244,7 @@ def _pyrage() -> Any:
 class SnapshotDirectory:
     """A folder that only this process writes to, until :meth:`close`, or an address of an object store.
 
-    key: encrypts what is written. Raises UserError, one line, when it cannot be made or written, or another process has it.
+    key: encrypts what is written. Raises UserError, one line, if it cannot be made or written, or another process has it.
     """
 
     def __init__(self, path: str | Path, key: SnapshotKey | None = None) -> None:
@@ -261,7 +264,7 @@ class SnapshotDirectory:
 
     @property
     def folder(self) -> Path | None:
-        """The folder, where other files may be beside the snapshots; None at an address."""
+        """The folder of the snapshots, which may hold other files; None at an address."""
         return self.storage.root if isinstance(self.storage, Folder) else None
 
     def resume(
@@ -272,9 +275,9 @@ class SnapshotDirectory:
     ) -> tuple[Snapshot | None, list[str]]:
         """Return the newest good snapshot of a session with the identity ``wanted``, and why newer ones were refused.
 
-        take: restores it, or raises SnapshotError: then the one before is tried. Where none fits, those of another version are
-        renamed to OTHER; with ``begin_again`` those of another session too, which raise UserError otherwise. Those that need
-        another key always do.
+        take: restores a snapshot, or raises SnapshotError; then the previous one is tried. If none fits, snapshots of another
+        version are renamed to OTHER. Those of another session are renamed with ``begin_again``, and raise UserError otherwise.
+        Those that need another key always raise UserError.
         """
         refused: list[str] = []
         others: list[tuple[PurePath, OtherFormat]] = []
@@ -309,11 +312,10 @@ class SnapshotDirectory:
             storage.rename(path, path.with_suffix(OTHER))
 
     def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
-        """Write the next generation and remove all but the newest good one before it; with ``alone`` that one too,
-        and those set aside.
+        """Write the next generation, and keep only the newest good one before it.
 
-        Raises OSError (with ``alone`` also if one cannot be removed), and UserError if another process wrote a newer one;
-        nothing is lost then.
+        alone: remove that one and renamed ones too. Raises OSError (with ``alone`` also if one cannot be removed), and
+        UserError if another process wrote a newer one; no snapshot is lost then.
         """
         storage: Any = self.storage
         if any(_number(path) > self._number for path in storage.snapshots()[:1]):
@@ -352,7 +354,7 @@ class SnapshotDirectory:
         return len(found)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release it for other processes."""
         self.storage.close()
 
 
@@ -371,7 +373,7 @@ def verified(
 def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = None) -> Snapshot:
     """Read and verify a snapshot. An encrypted or remote one is held in memory, never on disk.
 
-    Raises SnapshotError, and UserError where another try may read it: it must not be replaced.
+    Raises SnapshotError, or UserError if a retry may succeed, so that it is not replaced.
     """
     try:
         with as_os_error(), storage.open(path) as stream:
@@ -396,7 +398,7 @@ def read_at(storage: Folder | ObjectStore, path: Any, key: SnapshotKey | None = 
 
 
 def is_older(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether the identity of a snapshot is of the same model in another version, of the bundle or of edgevlm."""
+    """Return whether a snapshot is of the same model, but of another version of the bundle or of edgevlm."""
     return bool(found["model"] != wanted["model"] and found["name"] == wanted["name"])
 
 

@@ -1,6 +1,6 @@
-"""Delete what was seen in a window of time from a captured session: rows, what policies and encoders keep, conversations.
+"""Delete a time window from a captured session: rows, state of policies and encoders, and conversations.
 
-Rows of later frames keep what they drew from those that are deleted.
+Rows of later frames keep what they drew from deleted ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Bool = NDArray[np.bool_]
 
 
 class AllOrNothing(UserError):
-    """A window cannot be forgotten, only everything."""
+    """Only the whole memory can be forgotten, not a window."""
 
 
 def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
-    """Delete a window from header and arrays of a capture, in place; returns the most rows that a layer lost.
+    """Delete a time window from a capture's header and arrays, in place; returns the most rows that a layer lost.
 
-    Deletes rows seen or confirmed in the window, and summaries, which belong to no time. All heads of a layer keep the same
-    number of rows, so some lose their oldest too. Policies keep their scores; references, the tower's cache and conversations
+    Deletes rows seen or confirmed in the window, and summaries, which have no time. All heads of a layer keep the same number
+    of rows, so some also lose their oldest rows. Policies keep their scores; references, the tower's cache and conversations
     are reset. Nothing changes if nothing was seen in the window.
 
     Raises AllOrNothing if the policy mixes times outside the memory, and for frame 0 under one that keeps it for all others.
@@ -69,7 +69,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
 def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
     """Return rows to keep, ``[kv_heads, n]``, the same number in each head; text goes with its frames.
 
-    oldest: the first frame that may lose rows from outside the window.
+    oldest: the first frame that may lose rows outside the window.
     """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone
@@ -93,7 +93,7 @@ def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
 
 
 def _begun_anew(name: str, array: NDArray) -> NDArray:
-    """Replace an array that shows parts of frames or texts: policies' queries ``[heads, rows, head_dim]`` and texts do."""
+    """Replace an array that may reveal frames or texts, such as policies' queries ``[heads, rows, head_dim]``."""
     if name in ("references.seq", "chunk.encoder.changes.since"):
         return np.full_like(array, -1)
     if name.startswith(("references.", "chunk.encoder.")):

@@ -45,20 +45,23 @@ Place = tuple[Index, Index | None, Index, Seconds]
 
 
 class OtherFormat(SnapshotError):
-    """A snapshot that another version of edgevlm or of the bundle can continue from: a new stream begins beside it."""
+    """A snapshot of another version of edgevlm or of the bundle; a new stream begins beside it."""
 
 
 class OtherSession(OtherFormat):
-    """A snapshot that other settings can continue from."""
+    """A snapshot that needs other settings."""
 
 
 class Encrypted(OtherFormat):
-    """A snapshot that another key can read."""
+    """A snapshot that needs another key."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """positions: see :class:`edgevlm.runtime.positions.Positions`; older snapshots have four. frames: int32 in the cache."""
+    """The header of a stream. positions: see :class:`edgevlm.runtime.positions.Positions`; older snapshots have four.
+
+    frames: int32 in the cache.
+    """
 
     positions: Place | tuple[Index, Index | None, Index, Seconds, Index | None]
     seq: Count
@@ -77,7 +80,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """conversations: turns by name."""
+    """The header of a session. conversations: turns by name."""
 
     frames: Count
     chunks: Count
@@ -100,7 +103,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """bytes: of all arrays. sections: name, type, shape, offset and checksum of each. boot: id and seconds of an Instant."""
+    """The header of a snapshot. bytes: size of all arrays. sections: name, type, shape, offset and checksum of each array.
+
+    boot: id and seconds of an Instant.
+    """
 
     edgevlm: str
     written: Annotated[float, Ge(0), Le(1e12)]

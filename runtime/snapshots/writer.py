@@ -1,6 +1,6 @@
-"""Writes snapshots of a session: a thread that takes one at intervals, and one more at the session's end.
+"""Writes snapshots of a session, at intervals in a thread and at the session's end.
 
-A session is captured as a header and arrays, copied while it is held and written while it continues.
+A session is captured as a header and arrays: copied while the session waits, written while it continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LATER = ("adds_special", "repetition_penalty", "no_repeat_ngram_size")  # fields
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
-    """Return the settings that must be the same in a session that resumes, as JSON; ``name`` is for people."""
+    """Return as JSON the settings that a resumed session must share; ``name`` is for people."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
     return {
@@ -108,7 +108,7 @@ class CaptureBuffer:
         return self._block.nbytes
 
     def copy(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Dense copies of ``arrays``, which stay until the next call."""
+        """Return dense copies of ``arrays``, valid until the next call."""
         needed = sum(array.nbytes + padding(array.nbytes) for array in arrays.values())
         if needed > self.nbytes:
             self._block = np.ones(needed, np.uint8)
@@ -121,7 +121,7 @@ class CaptureBuffer:
 
 
 class Captured(Protocol):
-    """A session, as the writer uses it. ``_version`` changes whenever the session does."""
+    """The part of a session that the writer uses. ``_version`` changes whenever the session does."""
 
     @property
     def _version(self) -> object: ...
@@ -133,10 +133,10 @@ class Captured(Protocol):
 class SnapshotWriter:
     """Writes snapshots of one session to a directory that only this process writes to.
 
-    every: seconds between two; unchanged sessions are skipped. notify: called from any thread with one line when a snapshot
-    is resumed, refused, cannot be written, or can be written again; by default the logger ``edgevlm``. source: for people;
-    without secrets. key: of a SnapshotDirectory. begin_again: beside snapshots of another session a new one begins; else they
-    raise UserError, as those of another source do, unless :attr:`continues` names it.
+    every: seconds between snapshots; unchanged sessions are skipped. notify: called from any thread with one line when a
+    snapshot is resumed, refused, cannot be written, or can be written again; by default the logger ``edgevlm``. source: a
+    description for people, without secrets. key: as for SnapshotDirectory. begin_again: start a new session beside snapshots of
+    another; otherwise they raise UserError, as those of another source do unless :attr:`continues` names it.
 
     Raises UserError for a directory that cannot be used, before anything is loaded.
     """
@@ -168,7 +168,7 @@ class SnapshotWriter:
         self._failing = self._unfit = False
 
     def kept(self, bundle: Bundle) -> Mapping[str, Any]:
-        """Return the identity in the newest good snapshot, empty if that is of another model or there is none."""
+        """Return the identity in the newest good snapshot, empty if there is none or it is of another model."""
         with suppress(OSError):  # :meth:`attach` raises it
             if self._newest.get("model") == model_hash(bundle):
                 return self._newest
@@ -176,13 +176,13 @@ class SnapshotWriter:
 
     @cached_property
     def _newest(self) -> Mapping[str, Any]:
-        """The identity in the newest good snapshot at the start, empty without one; reads it whole. Raises OSError."""
+        """Read the identity in the newest good snapshot at the start, empty if there is none. Raises OSError."""
         return next((kept.about["identity"] for _, kept in self._directory.verified() if isinstance(kept, Snapshot)), {})
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Resume ``session`` from the newest snapshot that fits; called once, by the session.
 
-        nbytes: of the second buffer. take: restores a snapshot, or raises SnapshotError and keeps nothing of it. Raises
+        nbytes: size of the second buffer. take: restores a snapshot, or raises SnapshotError and stays unchanged. Raises
         UserError for a directory that holds another session.
         """
         self._session, self._identity = session, identity
@@ -232,7 +232,7 @@ class SnapshotWriter:
                 raise UserError(f"{self._storage}: {why}; older snapshots are still there") from None
 
     def write_once(self, session: Captured, identity: dict[str, Any]) -> None:
-        """Replace the directory's snapshots by one of a session that this writer does not follow, and release it.
+        """Replace the directory's snapshots with one of a session that this writer does not follow, and release the directory.
 
         Raises UserError if that cannot be written.
         """
@@ -286,7 +286,7 @@ class SnapshotWriter:
                 self._failing = False
 
     def _write(self, alone: bool = False) -> PurePath:
-        """Raises OSError, MemoryError."""
+        """Write a snapshot. Raises OSError, MemoryError."""
         version = self._session._version
         self._sync()  # so that little is left for the second one, between capture and write
         about, arrays, held_ms = self._session._capture(self.buffer)
@@ -300,7 +300,7 @@ class SnapshotWriter:
         return path
 
     def _sync(self) -> None:
-        """Flush the store: it must survive a power cut like the snapshot that refers to it."""
+        """Flush the store, which must survive a power cut like the snapshot that refers to it."""
         if self._session.store is not None:
             self._session.store.sync()
 

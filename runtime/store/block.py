@@ -52,7 +52,7 @@ class Block:
         return sum(part.nbytes for part in self.parts)
 
     def head(self, head: int) -> Block:
-        """Return the rows of one KV head, as a block of one: views. A block of one head is the same for every head."""
+        """Return views of the rows of one KV head as a block. A block of one head returns itself for every head."""
         return self if len(self.seq) == 1 else Block(*[part[head : head + 1] for part in self.parts])
 
 
@@ -62,7 +62,7 @@ def joined(blocks: Sequence[Block]) -> Block:
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. stamp: unique. nbytes: of the record, header and padding included. checksum: CRC-32."""
+    """The header of a record. stamp: unique. nbytes: size of the record, header and padding included. checksum: CRC-32."""
 
     magic: bytes
     dtype: int
@@ -111,7 +111,7 @@ def record_bytes(block: Block) -> int:
 
 
 def header_of(data: bytes) -> RecordHeader | None:
-    """Return the header at the start of ``data``, its checksum not verified; None for anything else."""
+    """Return the header at the start of ``data``, or None if there is none; does not verify the checksum."""
     if len(data) < HEADER.size:
         return None
     header = RecordHeader(*HEADER.unpack_from(data))
@@ -119,7 +119,7 @@ def header_of(data: bytes) -> RecordHeader | None:
 
 
 def read_record(data: bytes, stamp: int) -> Block | None:
-    """Return the block in a record, read-only views of ``data``; None if it is damaged or another one."""
+    """Return the block in a record as read-only views of ``data``; None if it is damaged or another record."""
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None

@@ -24,7 +24,7 @@ STEP = 16 << 20  # bytes that the file grows by
 
 
 class Extent(NamedTuple):
-    """The place of a record, and the stamp that it has unless it was overwritten."""
+    """The place of a record, and its stamp unless it was overwritten."""
 
     offset: int
     nbytes: int
@@ -32,16 +32,16 @@ class Extent(NamedTuple):
 
 
 class OtherStore(UserError):
-    """A store of another stream, or of another version."""
+    """A store that belongs to another stream or another version."""
 
 
 class StoreFile:
     """A file that only this process uses, until :meth:`close`.
 
-    path: made if it is missing, for its owner only; ``temporary``: a file without a name, gone with this process. identity: of
-    the stream whose blocks these are. limit: in bytes. ``token``: the file's own number, which a snapshot has too.
+    path: made if it is missing, for its owner only. temporary: use a file without a name, which disappears with this process.
+    identity: of the stream that owns the blocks. limit: in bytes. token: the file's number, which a snapshot also records.
 
-    Raises UserError, one line, if it cannot be made or read, is not a store or another stream's, or is in use.
+    Raises UserError, one line, if it cannot be made or read, is not a store, belongs to another stream, or is in use.
     """
 
     def __init__(self, path: str | Path, identity: str, limit: int) -> None:
@@ -85,7 +85,7 @@ class StoreFile:
             self.nbytes = self.limit
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all of ``data``, after allocating what it needs. Raises OSError."""
+        """Allocate space and write all of ``data``. Raises OSError."""
         if (end := offset + len(data)) > self.nbytes:
             step = min(-(-end // STEP) * STEP, self.limit)
             try:
@@ -100,12 +100,12 @@ class StoreFile:
             rest, offset = rest[done:], offset + done
 
     def expect(self, extent: Extent) -> None:
-        """Let the kernel begin to read a record."""
+        """Ask the kernel to read a record ahead."""
         with suppress(OSError):
             os.posix_fadvise(self._handle, extent.offset, extent.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, extent: Extent) -> bytes:
-        """Return a record; less of it if the file ends or cannot be read."""
+        """Return a record, or less if the file ends or cannot be read."""
         data = b""
         with suppress(OSError):
             while (left := extent.nbytes - len(data)) and (part := os.pread(self._handle, left, extent.offset + len(data))):
@@ -130,7 +130,7 @@ def _header(token: int, owner: bytes) -> bytes:
 
 
 def _nameless() -> int:
-    """Make it in TMPDIR, else in /var/tmp, which is a disk, else where Python puts temporary files."""
+    """Make a nameless file in TMPDIR, else in /var/tmp (a disk), else in Python's temporary folder."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir())
     with suppress(OSError):  # not every file system has files without names
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""A store of blocks in host memory and one file: written behind, read ahead, both within their bytes."""
+"""A store of blocks in host memory and one file, with write-behind and read-ahead, each within its byte limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLACE = np.dtype([("offset", np.int64), ("nbytes", np.int64), ("stamp", np.uint
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Limits in bytes; file_bytes 0: host memory only. Raises UserError for less than a store can work with."""
+    """Limits in bytes; file_bytes 0: host memory only. Raises UserError if they are too small for a store."""
 
     file_bytes: int = 8_000_000_000
     host_bytes: int = 256_000_000
@@ -63,7 +63,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """Bytes in use now, and what was counted until now."""
+    """Bytes in use and the counters."""
 
     host_bytes: int
     file_bytes: int
@@ -72,9 +72,9 @@ class StoreUse:
 
 
 class BlockTable:
-    """The place in the file of each block, by number. Numbers come in rising order and leave in any.
+    """The place in the file of each block, by number.
 
-    live: bytes of the records that blocks have.
+    Numbers are added in ascending order and removed in any. live: bytes of the blocks' records.
     """
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ class BlockTable:
         self._place[self._find(number)]["offset"] = _REMOVED
 
     def between(self, begin: int, end: int) -> list[tuple[int, Extent]]:
-        """Return blocks whose records begin there, and their places, in the order of the file."""
+        """Return the blocks whose records begin in a range, and their places, in the order of the file."""
         place = self._place[: self._used]
         at = np.flatnonzero((place["offset"] >= begin) & (place["offset"] < end))
         at = at[np.argsort(place["offset"][at])]
         return [(number, Extent(*row)) for number, row in zip(self._number[at].tolist(), place[at].tolist(), strict=True)]
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray]:
-        """Return numbers and places of all blocks, copies."""
+        """Return copies of the numbers and places of all blocks."""
         held = self._place["offset"][: self._used] != _REMOVED
         return self._number[: self._used][held], self._place[: self._used][held]
 
@@ -139,8 +139,8 @@ class Store:
     the user; by default the logger ``edgevlm``. patience_s: the longest that one write may keep the caller waiting. retry_s:
     between tries while the disk fails.
 
-    Records follow each other in the file from START; one that does not fit before the limit goes to START again. ``_head`` is
-    the place of the next one. Up to ``_cleared`` no block has a record: blocks there were written again, or lost.
+    Records follow each other in the file from START; one that does not fit before the limit starts at START again. ``_head`` is
+    the place of the next record. Up to ``_cleared`` no block has a record: blocks there were rewritten or lost.
 
     Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
     """
@@ -189,7 +189,7 @@ class Store:
         return self._table.nbytes
 
     def put(self, block: Block) -> int:
-        """Keep a copy of a block; returns its number, counted from 0. Never raises for a disk that fails."""
+        """Keep a copy of a block; returns its number, counted from 0. A failing disk raises nothing."""
         record = BlockRecord.of(block)
         with self._changed:
             self._make_room(record.buffer.nbytes)
@@ -200,7 +200,7 @@ class Store:
         return number
 
     def append(self, number: int, block: Block) -> bool:
-        """Add rows to a block; False if it is lost, and nothing is kept."""
+        """Add rows to a block. Returns False, and keeps nothing, if the block is lost."""
         with self._editing:
             if (held := self._fetch([number])[number]) is None:
                 return False
@@ -215,7 +215,7 @@ class Store:
         return True
 
     def renumber(self, numbers: Sequence[int]) -> range:
-        """Number these blocks in order and return the numbers. Lost blocks get none."""
+        """Renumber these blocks in order and return the numbers. Lost blocks get none."""
         with self._editing, self._changed:
             first = self._next
             for number in map(int, numbers):
@@ -238,7 +238,7 @@ class Store:
             return int(number) in self._clean or int(number) in self._dirty
 
     def prefetch(self, numbers: Sequence[int]) -> None:
-        """Begin to read these from the file, up to half of the host memory."""
+        """Begin to read these blocks from the file, up to half of the host memory."""
         with self._changed:
             free = self.host_limit // 2 - sum(nbytes for _, nbytes in self._ahead.values())
             for number in map(int, numbers):
@@ -264,13 +264,13 @@ class Store:
                     self._forget(number)
 
     def lost(self) -> list[int]:
-        """Return the numbers of blocks found lost since the last call, without dropped ones."""
+        """Return the numbers of blocks found lost since the last call, except dropped ones."""
         with self._changed:
             lost, self._lost = self._lost, []
         return lost
 
     def sync(self) -> None:
-        """Flush everything put until now to the disk, so that a state survives a power cut. From any thread."""
+        """Flush all blocks put so far to the disk, so that a state survives a power cut. Any thread may call it."""
         with self._changed:
             for _ in range(4 * len(self._dirty)):  # later blocks are not waited for; some blocks are written again
                 if not self._wait():
@@ -283,7 +283,10 @@ class Store:
         self._send_messages()
 
     def state(self) -> Mapping[str, NDArray]:
-        """Return the arrays with which a snapshot finds the blocks again. Rows that the disk did not take are only named."""
+        """Return the arrays that let a snapshot find the blocks again.
+
+        Rows that could not be written are named without their data.
+        """
         with self._changed:
             while self._wait():
                 pass
@@ -301,10 +304,10 @@ class Store:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Restore :meth:`state`: numbers mean what they meant then; blocks that the store no longer has are lost.
+        """Restore :meth:`state` with its block numbers; blocks that the store no longer has are lost.
 
-        Blocks that were in host memory are read again: policies depend on it (:meth:`resident`). Raises KeyError or ValueError
-        for an invalid state.
+        Blocks that were in host memory are read again, because policies depend on :meth:`resident`. Raises KeyError or
+        ValueError for an invalid state.
         """
         with self._changed:
             same = self._file if self._file is not None and int(state["token"]) == self._file.token else None
@@ -334,7 +337,7 @@ class Store:
             self.get([number])
 
     def close(self) -> None:
-        """Write what is left and release the file. May be called again."""
+        """Write the remaining blocks and release the file. May be called again."""
         self._readers.shutdown(cancel_futures=True)
         if self._file is not None:
             with self._changed:
@@ -469,7 +472,7 @@ class Store:
         return not self._failing
 
     def _due(self) -> bool:
-        """Return whether to write: blocks that may still grow wait for others, unless somebody waits for them."""
+        """Return whether to write: blocks that may still grow are written late, unless a caller waits for them."""
         if self._failing and time.monotonic() < self._retry_at:
             return False
         hurry = self._waiting or self._closing or self._failing or self._unwritten > self.host_limit // 8
@@ -493,10 +496,10 @@ class Store:
             self._send_messages()
 
     def _write(self, file: StoreFile) -> None:
-        """Write the block used least lately. Raises OSError.
+        """Write the least recently used block.
 
-        Blocks in its way are written again after it while the file has slack, so that old blocks are lost only when it is
-        nearly full.
+        Raises OSError. Blocks that it overwrites are rewritten after it while the file has slack, so old blocks are lost only
+        when it is nearly full.
         """
         with self._changed:
             if not self._dirty:
@@ -561,10 +564,11 @@ class Store:
 
 
 def _whole_records(file: StoreFile, head: int, state: Mapping[str, NDArray]) -> dict[int, list[Extent]]:
-    """Blocks of a state whose records are still in the file, by number; several of one that versions up to 2026-11-23 wrote.
+    """Return the state's blocks whose records are still whole in the file, by number; versions up to 2026-11-23 wrote several
+    per number.
 
-    Records are overwritten from the head to the file's end, then from its start to the head: in either part the first that
-    still has its stamp ends the search.
+    Records are overwritten from the head to the file's end, then from its start to the head, so in either part the first record
+    that still has its stamp ends the search.
     """
     order = np.argsort(state["offset"], kind="stable")
     fields = [state[name][order].tolist() for name in ("number", "offset", "nbytes", "stamp")]
