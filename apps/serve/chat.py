@@ -112,7 +112,7 @@ class Part(Lenient):
 
     @property
     def is_stream(self) -> bool:
-        return not self.is_picture and self.url.lower().startswith("edgevlm:")
+        return not self.is_picture and self.url[:8].lower() == "edgevlm:"
 
 
 Content = Text | Annotated[list[Part], Field(max_length=1024, fail_fast=True)] | None

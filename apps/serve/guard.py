@@ -27,8 +27,8 @@ BURST_S = 10.0  # of requests at the highest rate that an address may send at on
 MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 LINGER_S = 2.0  # that the body of a refused request is read on
-MAX_VALUES = 25_000  # of a body's JSON, by its commas: pictures are one string each
-GAP_S = 0.02  # from one large body that is parsed to the next
+MAX_VALUES = 10_000  # of a body's JSON, by its commas: pictures are one string each
+GAP_S = 0.05  # from one large body that is parsed to the next
 TRIM_S = 5.0  # after a large body, memory that it took is given back to the system
 SMALL = 64 << 10  # bytes of a body that is read however many others are
 OPEN_PATHS = ("/static/", "/health")  # need no key: they show nothing of what is watched
@@ -91,7 +91,8 @@ class Guard:
                 raise ApiError(429, "too many large requests at once; try again in a moment", "rate_limit_exceeded")
             if deadline is None and taken > SMALL:
                 await self._parsing.acquire()
-                asyncio.get_running_loop().call_later(GAP_S, self._parsing.release)
+                loop = asyncio.get_running_loop()
+                loop.call_soon(loop.call_later, GAP_S, self._parsing.release)  # the gap begins once the body is parsed
             return message
 
         async def with_headers(message: Message) -> None:

@@ -32,7 +32,7 @@ _ONE_AT_A_TIME = threading.Lock()  # over decoding: a picture may take 50 MB bef
 
 def read_picture(url: str, settings: ServerSettings) -> Image:
     """The picture at a ``data:`` or ``http(s):`` address, RGB ``[H, W, 3]``. Raises UserError for what is not allowed."""
-    if url.lower().startswith(("http:", "https:")):
+    if url[:6].lower().startswith(("http:", "https:")):
         return decode_picture(_fetch(url, settings))
     return decode_picture(_inline(url, "give a picture as data:image/...;base64,... or at an http address"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -122,13 +123,17 @@ class ResponsesRequest(Lenient):
         }  # fmt: skip
         return ChatRequest(**given)
 
-    def place_of(self, field: str) -> str:
-        """Return the field here that one of :meth:`as_chat` was made of."""
+    @cached_property
+    def _places(self) -> list[str]:
+        """The field that each message of :meth:`as_chat` was made of."""
         items = ["input"] if isinstance(self.input, str) else [
             f"input.{place}" for place, item in enumerate(self.input) if item.message(place)
         ]  # fmt: skip
-        places = ["instructions", *items] if self.instructions else items
-        field = re.sub(r"^messages\.(\d+)", lambda found: places[int(found[1])], field)
+        return ["instructions", *items] if self.instructions else items
+
+    def place_of(self, field: str) -> str:
+        """Return the field here that one of :meth:`as_chat` was made of."""
+        field = re.sub(r"^messages\.(\d+)", lambda found: self._places[int(found[1])], field)
         return {"messages": "input", "max_completion_tokens": "max_output_tokens"}.get(field, field)
 
     def ignored(self) -> Iterator[str]:
