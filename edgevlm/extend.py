@@ -13,22 +13,25 @@ if TYPE_CHECKING:
     from edgevlm.apps.watches.events import WatchEvent
     from edgevlm.apps.watches.sinks import Sink
     from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
-    from edgevlm.export.backbones import Backbone
+    from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
     from edgevlm.export.checkpoint import Checkpoint
     from edgevlm.export.families import Family, FamilyParts
     from edgevlm.export.precisions import Layout, Layouts, Precision
     from edgevlm.export.precisions.layouts import Blocks
     from edgevlm.export.vision import Tower
     from edgevlm.export.vision.layers import VisionGraph
+    from edgevlm.export.vision.square import EncoderTower
     from edgevlm.runtime.engine import Decoder, Engine, KVBuffer, StepResult
     from edgevlm.runtime.policies import Appended, Layer, Needs, Policy, StreamShape, setting
     from edgevlm.runtime.policies.attention import QueryWindow
 
 _HOMES = {
     "Appended": "runtime.policies", "Backbone": "export.backbones", "Blocks": "export.precisions.layouts",
-    "Checkpoint": "export.checkpoint", "Decoder": "runtime.engine", "Engine": "runtime.engine", "Family": "export.families",
+    "Checkpoint": "export.checkpoint", "Decoder": "runtime.engine", "DecoderShape": "export.backbones",
+    "EncoderTower": "export.vision.square", "Engine": "runtime.engine", "Family": "export.families",
     "FamilyParts": "export.families", "Frame": "apps.sources", "KVBuffer": "runtime.engine", "Layer": "runtime.policies",
-    "Layout": "export.precisions", "Layouts": "export.precisions", "Needs": "runtime.policies",
+    "LayerWeights": "export.backbones", "Layout": "export.precisions", "Layouts": "export.precisions",
+    "Needs": "runtime.policies",
     "OnnxRuntimeCpu": "engines.onnxruntime_cpu", "Policy": "runtime.policies", "Precision": "export.precisions",
     "QueryWindow": "runtime.policies.attention", "Sink": "apps.watches.sinks", "Source": "apps.sources",
     "SourceOptions": "apps.sources", "StepResult": "runtime.engine", "StreamShape": "runtime.policies",
@@ -36,9 +39,10 @@ _HOMES = {
     "setting": "runtime.policies",
 }  # fmt: skip
 __all__ = [
-    "Appended", "Backbone", "Blocks", "Checkpoint", "Decoder", "Engine", "Family", "FamilyParts", "Frame", "KVBuffer", "Layer",
-    "Layout", "Layouts", "Needs", "OnnxRuntimeCpu", "Policy", "Precision", "QueryWindow", "Sink", "Source", "SourceOptions",
-    "StepResult", "StreamShape", "Tower", "VisionGraph", "WatchEvent", "setting",
+    "Appended", "Backbone", "Blocks", "Checkpoint", "Decoder", "DecoderShape", "EncoderTower", "Engine", "Family",
+    "FamilyParts", "Frame", "KVBuffer", "Layer", "LayerWeights", "Layout", "Layouts", "Needs", "OnnxRuntimeCpu", "Policy",
+    "Precision", "QueryWindow", "Sink", "Source", "SourceOptions", "StepResult", "StreamShape", "Tower", "VisionGraph",
+    "WatchEvent", "setting",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import allocate
-from edgevlm.runtime.cache import Rows
+from edgevlm.runtime.cache import Rows, sight_of
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import blamed, is_file, load_class, names, place
@@ -167,8 +167,9 @@ def _compared(engine: str, ours: Model, theirs: Model) -> Iterator[str]:
         tables = rope_tables(rows.position, bundle.inv_freq, caches[0].pair_axis)
         results = []
         for cache, decoder in zip(caches, decoders, strict=True):
+            sight = sight_of(bundle.decoder, cache, rows)
             cache.reserve(end - start)
-            results.append(decoder.step(embeds[start:end], *tables, cache.lengths))
+            results.append(decoder.step(embeds[start:end], *tables, cache.lengths, sight=sight))
             cache.commit(replace(rows, seq=rows.seq + start))
         call = f"of a call of {end - start} rows after {start}"
         for layer in layers:
@@ -226,10 +227,11 @@ def check_family(family: str, checkpoint: str | Path) -> list[str]:
             logits = hf.lm_head(hf.model.language_model(inputs_embeds=torch.from_numpy(embeds)[None])[0])[0].numpy()
         cache = allocate(model.bundle, [model.engine.capacity(len(embeds))] * model.bundle.decoder.layers, 0)
         decoder = model.engine.bind(cache.buffers())
-        cache.reserve(len(embeds))
         positions = np.repeat(np.arange(len(embeds), dtype=np.int32)[:, None], model.bundle.decoder.axes, 1)
         tables = rope_tables(positions, model.bundle.inv_freq, cache.pair_axis)
-        ours = decoder.step(embeds, *tables, cache.lengths, range(len(embeds))).logits
+        sight = sight_of(model.bundle.decoder, cache, Rows.text(positions))
+        cache.reserve(len(embeds))
+        ours = decoder.step(embeds, *tables, cache.lengths, range(len(embeds)), sight=sight).logits
         passed.append(_same(family, "logits", ours, logits))
         if (ours.argmax(1) != logits.argmax(1)).any():
             raise UserError(f"family {family}: the likeliest tokens are not transformers'")

@@ -25,7 +25,7 @@ def check_graphs(bundle: Bundle) -> None:
     size = (None, None) if vision.pixels else vision.size
     wanted: dict[str, Sizes] = {
         "inputs_embeds": (1, None, spec.row_width),
-        "cos": (1, None, spec.head_dim // 2),
+        "cos": (1, None, spec.rotary),
         "logits": (1, None, spec.vocab),
     }
     for layer in range(spec.layers):
@@ -154,8 +154,8 @@ def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, l
     s, rows = spec, len(embeds)
     if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
         raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
-    if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
-        raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
+    if cos.shape != (rows, s.rotary) or sin.shape != cos.shape:
+        raise CacheError(f"cos and sin must be [{rows}, {s.rotary}], not {list(cos.shape)}, {list(sin.shape)}")
     if any(not -rows <= row < rows for row in logit_rows):
         raise CacheError(f"logit_rows {list(logit_rows)} must index the {rows} rows of this call")
 

@@ -19,7 +19,18 @@ from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeTower, bind_array
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Decoder, Fetch, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult, TowerBuffer
+from edgevlm.runtime.engine import (
+    Decoder,
+    Fetch,
+    Float32,
+    FramePattern,
+    Int32,
+    KVBuffer,
+    KVDevice,
+    Sight,
+    StepResult,
+    TowerBuffer,
+)
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32
@@ -122,9 +133,10 @@ class OnnxRuntimeCudaDecoder:
         pattern: FramePattern | None = None,
         rows: Sequence[Sequence[Int32]] | None = None,
         fetch: Fetch | None = None,
+        sight: Sight | None = None,
     ) -> StepResult:
         """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
-        assert (rows, fetch) == (None, None), "a whole graph attends to all rows"
+        assert (rows, fetch, sight) == (None, None, None), "a whole graph attends to all rows"
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, self._sparse is not None)
         decoder = self if pattern is None or self._sparse is None else self._sparse

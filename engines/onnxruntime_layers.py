@@ -13,7 +13,7 @@ import onnxruntime as ort
 from edgevlm.engines.inputs import check_pattern, check_probes, check_step
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec
-from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, StepResult, TowerBuffer, arrays_of
+from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, Sight, StepResult, TowerBuffer, arrays_of
 from edgevlm.runtime.kv import DTYPES
 
 SAME_AS_REQUESTED = 1  # how an arena grows: by no more than is asked for
@@ -38,7 +38,7 @@ def attention_of(layer: int) -> str:
 
 def check_parts(parts: Sequence[Any], spec: DecoderSpec) -> None:
     """Raise ValueError if the parts of a decoder do not fit each other, or take or give other widths than ``spec``."""
-    query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.head_dim // 2
+    query, key, half = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.rotary
     known = {"inputs_embeds": spec.hidden, "cos": half, "sin": half} | {
         f"features{n}": spec.hidden for n in range(spec.deepstack)
     }
@@ -95,6 +95,7 @@ class OnnxRuntimeDecoder:
         pattern: FramePattern | None = None,
         rows: Sequence[Sequence[Int32]] | None = None,
         fetch: Fetch | None = None,
+        sight: Sight | None = None,
     ) -> StepResult:
         """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
         spec, size = self._spec, (len(embeds), len(logit_rows))
@@ -115,6 +116,9 @@ class OnnxRuntimeDecoder:
             how: dict[str, Any] = {"key_scale": buffer.key_scale, "value_scale": buffer.value_scale, "threads": self._threads}
             if rows is not None:
                 how["rows"] = rows[layer]
+            if sight is not None:
+                window = spec.windows[layer] if spec.windows else 0
+                how |= {"until": sight.until, "window": window, "place": sight.place, "position": sight.held[layer]}
             if pattern is not None and layer >= (self._sparse_from or 0):
                 how |= {"shared": pattern.shared, "previous": pattern.previous[layer]}
             call.attention[0] = kernels.attend(*call.given(layer), keys, values, past[layer], **how)
@@ -147,7 +151,7 @@ class BoundCall:
             return np.zeros((1, count, width), np.float32)
 
         self._embeds, self._features = array(s.hidden), [array(s.hidden) for _ in range(s.deepstack)]
-        self._cos, self._sin, self.logits = array(s.head_dim // 2), array(s.head_dim // 2), array(s.vocab, logit_rows)
+        self._cos, self._sin, self.logits = array(s.rotary), array(s.rotary), array(s.vocab, logit_rows)
         self._logit_rows, self.attention = np.zeros(logit_rows, np.int64), array(widths[0])
         self._passed = [[array(width) for width in widths] for _ in range(2)]  # query, key, value, residual
         self.is_plain_row = False  # a single row without DeepStack's features

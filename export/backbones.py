@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ class DecoderShape:
 
     sections: rotary pairs that turn by each of three position axes, None for 1-D positions; ``interleaved``: axes take turns.
     biases: the projections that have one, of ``q k v o gate up down``. deepstack: layers that image features are added after.
+    gate: ``silu``, or ``gelu_pytorch_tanh``. windows: positions that each layer sees back, 0 for all; none if all see all.
+    local_theta: the rotary base of layers with a window, where it is another. whole_frames: a frame's rows see one another.
     """
 
     layers: int
@@ -44,6 +46,10 @@ class DecoderShape:
     sections: tuple[int, ...] | None = None
     interleaved: bool = False
     deepstack: int = 0
+    gate: str = "silu"
+    windows: tuple[int, ...] = ()
+    local_theta: float | None = None
+    whole_frames: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -58,6 +64,10 @@ class DecoderShape:
     def kv_size(self) -> int:
         """Width of one layer's keys for one token."""
         return self.kv_heads * self.head_dim
+
+    def turns_apart(self, layer: int) -> bool:
+        """Return whether a layer has a rotary base of its own."""
+        return self.local_theta is not None and bool(self.windows[layer])
 
     def inv_freq(self) -> list[float]:
         """Return the rotary frequencies in float32, as transformers has them: ``[head_dim / 2]``."""
@@ -78,7 +88,8 @@ class LayerWeights:
     """One layer: ``qkv``, ``output``, ``gate_up`` and ``down`` ``[out, in]``, q, k, v stacked in one and gate, up in another.
 
     Matrices are float32 as the checkpoint has them, or stored as a precision, or the checkpoint itself, rounds them. biases:
-    ``[out]``, of matrices that have one. norms: ``input``, ``mlp`` ``[hidden]`` and, of heads, ``q``, ``k`` ``[head_dim]``.
+    ``[out]``, of matrices that have one. norms: ``input``, ``mlp`` ``[hidden]`` and, of heads, ``q``, ``k`` ``[head_dim]``; of
+    what attention and MLP give, before it joins the residual, ``attended``, ``passed`` ``[hidden]``.
     """
 
     matrices: Mapping[str, Float32 | Stored]
@@ -152,6 +163,14 @@ class Backbone:
         found |= {part: (f"{place}.self_attn.{part}_norm.weight", s.head_dim) for part in ("qk" if s.head_norms else "")}
         own = s.biases if self.biases is None else self.biases
         return found | {f"{part}.bias": (f"{matrices[part][0]}.bias", matrices[part][1][0]) for part in own}
+
+    def embedding(self, checkpoint: Checkpoint, s: DecoderShape) -> Iterator[Float32]:
+        """Yield the embedding ``[vocab, hidden]`` in slices of rows, which a tied head is too."""
+        return checkpoint.rows("text.embed_tokens.weight", (s.vocab, s.hidden))
+
+    def final_norm(self, checkpoint: Checkpoint, s: DecoderShape) -> Float32:
+        """Return the gain ``[hidden]`` of the norm before the head."""
+        return checkpoint.tensor("text.norm.weight", (s.hidden,))
 
     def check(self, checkpoint: Checkpoint, s: DecoderShape) -> None:
         """Raise UserError for the first tensor that is missing or not as the configuration means; none is read.

@@ -44,6 +44,7 @@ from edgevlm.progress import Notify
 from edgevlm.runtime.kv import KVType
 
 WEIGHTS = "decoder.weights"
+GELU = 2 * (2 / np.pi) ** 0.5
 ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
 
 
@@ -76,9 +77,9 @@ def write_decoder(
     """
     profile, precision = load_profile(options.profile), options.precision or DEFAULT_PRECISION
     chosen, journal, size = profile.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
-    rotations = DecoderRotations.of(shape) if chosen.rotated else None
+    rotations = DecoderRotations.of(shape) if chosen.rotated and "attended" not in backbone.vectors(shape, 0) else None
     progress("embedding")
-    table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)
+    table = write_table(folder, chosen.table, size, lambda: backbone.embedding(checkpoint, shape), journal)
     with (folder / WEIGHTS).open("a+b") as stream:
         weights = WeightsFile(stream, WEIGHTS, journal)
 
@@ -108,7 +109,7 @@ def write_decoder(
         head = table
         if not shape.tied:
             head = head_table(weights, chosen.table, size, lambda: checkpoint.rows("text.lm_head.weight", size))
-        final_norm, files = checkpoint.tensor("text.norm.weight", (shape.hidden,)), dict[str, str]()
+        final_norm, files = backbone.final_norm(checkpoint, shape), dict[str, str]()
         for writer in writers.values():
             writer.logits(final_norm, head)
         weights.finish("head")
@@ -248,22 +249,33 @@ class DecoderGraph:
         packed = self.linear(f"{name}.qkv", normed, w, "qkv")
         q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
         q, k = self.head_norm(f"{name}.q_norm", q, w.norms.get("q")), self.head_norm(f"{name}.k_norm", k, w.norms.get("k"))
-        query = self.operators.rotate(f"query{layer}", q, s.heads)
+        table = "local." if s.turns_apart(layer) else ""
+        query = self.operators.rotate(f"query{layer}", q, s.heads, table)
         self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
-        return query, self.operators.rotate(f"{name}.key", k, s.kv_heads), v, residual
+        return query, self.operators.rotate(f"{name}.key", k, s.kv_heads, table), v, residual
 
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
-        """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
+        """Output projection, norm and gated MLP: returns the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
-        projected = self.linear(f"{name}.output", attention, w, "output")
+        projected = self.post_norm(f"{name}.attended", self.linear(f"{name}.output", attention, w, "output"), w)
         normed, residual = self.operators.norm(f"{name}.mlp_norm", w.norms["mlp"], residual, projected)
         packed = self.linear(f"{name}.mlp", normed, w, "gate_up")
         gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
-        sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
+        inner = gate
+        if self.shape.gate != "silu":  # the sigmoid of twice the tanh's argument, sqrt(2 / pi) (x + .044715 x^3)
+            squares = g.node("Mul", [gate, gate], [f"{name}.squares"])
+            scaled = g.node("Mul", [squares, g.number(0.044715 * GELU)], [f"{name}.squares.scaled"])
+            inner = g.node("Mul", [gate, g.node("Add", [scaled, g.number(GELU)], [f"{name}.slope"])], [f"{name}.argument"])
+        sigmoid = g.node("Sigmoid", [inner], [f"{name}.sigmoid"])
         gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
         if self.rotations is not None:
             gated = self.rotations.gated.nodes(g, f"{name}.gated.rotated", gated)
-        return residual, self.linear(f"{name}.down", gated, w, "down")
+        return residual, self.post_norm(f"{name}.passed", self.linear(f"{name}.down", gated, w, "down"), w)
+
+    def post_norm(self, name: str, rows: str, w: LayerWeights) -> str:
+        """Return the norm of what attention or MLP gives; as it is without a gain."""
+        gain = w.norms.get(name.rpartition(".")[2])
+        return rows if gain is None else self.operators.norm(f"{name}.norm", gain, rows, None)[0]
 
     def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""

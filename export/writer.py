@@ -11,7 +11,7 @@ from typing import Any
 from edgevlm import __version__
 from edgevlm.errors import UserError
 from edgevlm.export import decoder, vision
-from edgevlm.export.backbones import Backbone, DecoderShape, text_backbone
+from edgevlm.export.backbones import Backbone, DecoderShape, inverse_frequencies, text_backbone
 from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.families import Family, FamilyParts, load_family
@@ -143,6 +143,11 @@ class ModelSource:
             "fading": list(self.family.fading),
             "rope_sections": None if shape.sections is None else list(shape.sections),
             "rope_interleaved": shape.interleaved,
+            "windows": list(shape.windows),
+            "local_inv_freq": []
+            if shape.local_theta is None
+            else inverse_frequencies(shape.local_theta, shape.head_dim).tolist(),
+            "whole_frames": shape.whole_frames,
             "deepstack": shape.deepstack,
         }
 
@@ -150,7 +155,9 @@ class ModelSource:
 def _read(checkpoint: Checkpoint, options: ExportOptions, profile: Profile, progress: Notify) -> ModelSource:
     model_type, config = str(checkpoint.config.get("model_type")), checkpoint.folder / "config.json"
     family = load_family(options.family or model_type, config)
-    backbone, shape = decoder_shape(checkpoint)
+    backbone, shape = decoder_shape(checkpoint, family.backbone)
+    if profile.is_tensorrt and (shape.windows or shape.whole_frames):
+        raise UserError(f"{config}: its layers see windows or whole frames, which {profile.name} has not; leave --device out")
     decoder.first_sparse_layer(shape, options.st_spattn_from)
     progress("reading the vision tower")
     try:
@@ -191,9 +198,9 @@ def _precision(checkpoint: Checkpoint, options: ExportOptions, profile: Profile)
     return chosen
 
 
-def decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
+def decoder_shape(checkpoint: Checkpoint, own: Backbone | None = None) -> tuple[Backbone, DecoderShape]:
     text = with_defaults(checkpoint.section("text_config"))
-    backbone = text_backbone(str(text.get("model_type")))
+    backbone = own or text_backbone(str(text.get("model_type")))
     try:
         return backbone, backbone.shape(text, checkpoint.is_tied(text))
     except (KeyError, TypeError, ValueError) as error:

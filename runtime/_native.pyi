@@ -16,9 +16,9 @@ class Cache:
     Keys, values and metadata of one stream; see edgevlm.runtime.cache.KVCache.
     """
     @staticmethod
-    def _bytes_for(capacities: collections.abc.Sequence[int], kv_heads: int, head_dim: int, inv_freq: numpy.typing.NDArray[numpy.float64], axes: int, dtype: str, pair_axis: numpy.typing.NDArray[numpy.uint8] | None = None) -> int:
+    def _bytes_for(capacities: collections.abc.Sequence[int], kv_heads: int, head_dim: int, inv_freq: numpy.typing.NDArray[numpy.float64], axes: int, dtype: str, pair_axis: numpy.typing.NDArray[numpy.uint8] | None = None, local: numpy.typing.NDArray[numpy.uint8] | None = None) -> int:
         ...
-    def __init__(self, capacities: collections.abc.Sequence[int], kv_heads: int, head_dim: int, inv_freq: numpy.typing.NDArray[numpy.float64], axes: int, dtype: str, pair_axis: numpy.typing.NDArray[numpy.uint8] | None = None, key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+    def __init__(self, capacities: collections.abc.Sequence[int], kv_heads: int, head_dim: int, inv_freq: numpy.typing.NDArray[numpy.float64], axes: int, dtype: str, pair_axis: numpy.typing.NDArray[numpy.uint8] | None = None, local: numpy.typing.NDArray[numpy.uint8] | None = None, key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
         ...
     def _append(self, layer: int, key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], kind: numpy.typing.NDArray[numpy.uint8], seq: numpy.typing.NDArray[numpy.int64], frame: numpy.typing.NDArray[numpy.int32], row: numpy.typing.NDArray[numpy.int16], col: numpy.typing.NDArray[numpy.int16], position: numpy.typing.NDArray[numpy.int32]) -> None:
         ...
@@ -177,16 +177,18 @@ class RowPart:
         """
         Write query, key, value and the new residual of a row, of the attention [Hq D] and residual [E] before.
         """
-def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+def attend(query: numpy.typing.NDArray[numpy.float32], key: numpy.typing.NDArray[numpy.float32], value: numpy.typing.NDArray[numpy.float32], keys: numpy.typing.NDArray[numpy.number], values: numpy.typing.NDArray[numpy.number], held: numpy.typing.NDArray[numpy.int32], key_scale: numpy.typing.NDArray[numpy.float32] | None = None, value_scale: numpy.typing.NDArray[numpy.float32] | None = None, *, rows: typing.Any = None, shared: int = 0, previous: numpy.typing.NDArray[numpy.int64] | None = None, until: numpy.typing.NDArray[numpy.int32] | None = None, window: int = 0, place: numpy.typing.NDArray[numpy.int32] | None = None, position: numpy.typing.NDArray[numpy.int32] | None = None, threads: int = 0) -> numpy.typing.NDArray[numpy.float32]:
     """
     Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
     
     query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
-    each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
+    each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D)) V over the held
     rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
-    int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
+    int32; None for all. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
     whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
-    for the first frame previous (-1: none). threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.
+    for the first frame previous (-1: none). until int32 [S]: how many rows of the call each one sees, at least up to itself. window
+    above 0: of rows before its frame a row sees those at positions above place - window; place int32 [S], position int32 [Hkv, n] of
+    the held rows. threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.
     """
 def attention_mass(query: numpy.typing.NDArray[numpy.float32], query_seq: numpy.typing.NDArray[numpy.int64], key: numpy.typing.NDArray[numpy.number], seq: numpy.typing.NDArray[numpy.int64], own_key: numpy.typing.NDArray[numpy.float32] | None = None, own_seq: numpy.typing.NDArray[numpy.int64] | None = None, scale: numpy.typing.NDArray[numpy.float32] | None = None) -> numpy.typing.NDArray[numpy.float32]:
     """

@@ -107,6 +107,7 @@ def allocate(
         "sections": decoder.rope_sections,
         "interleaved": decoder.rope_interleaved,
         "dtype": decoder.kv,
+        "local": list(map(bool, decoder.windows)) if decoder.local_inv_freq else None,
     }
     wanted, pixels = KVCache.bytes_for(*shape, **rotary) if device == "host" else 0, chunk_bytes(chunk, bundle.vision)
     free = available().free

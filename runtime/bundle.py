@@ -96,12 +96,27 @@ class DecoderSpec:
     precision: str = "fp32"  # of the weights; see docs/internals/models.md
     rounding: str = "nearest"  # of the weights; "gptq" where it was done for the activations they meet
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
+    windows: tuple[
+        Annotated[int, Ge(0), Le(1 << 24)], ...
+    ] = ()  # positions that a layer sees back, 0: all; none: all layers all
+    local_inv_freq: tuple[Finite, ...] = ()  # (head_dim / 2,), of layers with a window, where they turn by others
+    whole_frames: bool = False  # a frame's rows see one another, also later ones
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
     @property
     def axes(self) -> int:
         """The number of axes of a position."""
         return 1 if self.rope_sections is None else len(self.rope_sections)
+
+    @property
+    def rotary(self) -> int:
+        """Width of the tables of cosines and sines: of all layers, then of those with a window."""
+        return len(self.inv_freq) + len(self.local_inv_freq)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a row sees all rows up to itself, and no others, in every layer."""
+        return not (any(self.windows) or self.whole_frames)
 
     @property
     def row_width(self) -> int:
@@ -289,8 +304,8 @@ class Bundle:
 
     @property
     def inv_freq(self) -> NDArray[np.float32]:
-        """Rotary frequencies, float32 ``[head_dim / 2]``, bit for bit those of the checkpoint's own implementation."""
-        return np.asarray(self.decoder.inv_freq, np.float32)
+        """Rotary frequencies, float32 ``[decoder.rotary]``, bit for bit those of the checkpoint's own implementation."""
+        return np.asarray(self.decoder.inv_freq + self.decoder.local_inv_freq, np.float32)
 
     @property
     def limit(self) -> int:
@@ -478,6 +493,9 @@ def _contradiction(bundle: Bundle) -> str:
         "decoder.kv_heads does not divide decoder.heads": decoder.heads % decoder.kv_heads,
         "decoder.head_dim is odd": decoder.head_dim % 2,
         "decoder.inv_freq is not head_dim / 2 numbers": len(decoder.inv_freq) != half,
+        "decoder.windows is not a number for each layer": len(decoder.windows) not in (0, decoder.layers),
+        "decoder.local_inv_freq is not head_dim / 2 numbers of 1-D positions": bool(decoder.local_inv_freq)
+        and (len(decoder.local_inv_freq) != half or decoder.axes > 1 or not decoder.windows),
         "decoder.rope_sections are not three that make up head_dim / 2": decoder.rope_sections is not None
         and (len(decoder.rope_sections) != 3 or sum(decoder.rope_sections) != half or min(decoder.rope_sections) < 0),
         "vision.positions and decoder.rope_sections disagree": (decoder.rope_sections is None) != (vision.positions == "rows"),

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark as Mark
-from edgevlm.runtime.engine import KVBuffer
+from edgevlm.runtime.bundle import DecoderSpec
+from edgevlm.runtime.engine import KVBuffer, Sight
 from edgevlm.runtime.kv import DTYPES, KVScales
 
 ROW_DTYPES = {
@@ -26,7 +27,8 @@ ROW_DTYPES = {
 }  # fmt: skip
 """Metadata of a row, in the order of a layer's memory."""
 
-NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, NDArray[np.uint8] | None]
+Bytes = NDArray[np.uint8]
+NativeShape = tuple[list[int], int, int, NDArray[np.float64], int, str, Bytes | None, Bytes | None]
 PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
 
 
@@ -85,11 +87,11 @@ class KVCache(_native.Cache):
     """Keys, values and metadata of one stream, allocated once. Methods without docs here are in ``csrc/bindings.cpp``.
 
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
-    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: the number of axes of a position, 1, or 3 for
-    M-RoPE (frame, row, column). sections: with 3 axes, the rotary pairs that turn by each, one after the other (Qwen2-VL: 16,
-    24, 24) or ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values,
-    ``fp32``, ``fp16`` or ``int8``, which needs ``scales`` (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every
-    dtype.
+    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with; behind them those of layers whose ``local`` is 1.
+    axes: the number of axes of a position, 1, or 3 for M-RoPE (frame, row, column). sections: with 3 axes, the rotary pairs that
+    turn by each, one after the other (Qwen2-VL: 16, 24, 24) or ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be
+    stored but not turned. dtype: of keys and values, ``fp32``, ``fp16`` or ``int8``, which needs ``scales``
+    (:mod:`edgevlm.runtime.kv`); keys are turned in float32 with every dtype.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
     made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free and never read;
@@ -99,7 +101,7 @@ class KVCache(_native.Cache):
     another thread's change raises CacheError, as does a call given views of the memory that it changes.
     """
 
-    __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "pair_axis")
+    __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "local", "pair_axis")
 
     def __init__(self, *shape: Any, scales: KVScales | None = None, **rotary: Any) -> None:
         native = native_shape(*shape, **rotary)
@@ -109,7 +111,7 @@ class KVCache(_native.Cache):
         self._describe(native)
 
     def _describe(self, native: NativeShape) -> None:
-        capacities, self.kv_heads, self.head_dim, inv_freq, self.axes, dtype, self.pair_axis = native
+        capacities, self.kv_heads, self.head_dim, inv_freq, self.axes, dtype, self.pair_axis, self.local = native
         self.layers, self.dtype, self.inv_freq = len(capacities), DTYPES[dtype], inv_freq.copy()
         self.inv_freq.flags.writeable = False
 
@@ -117,6 +119,11 @@ class KVCache(_native.Cache):
     def bytes_for(cls, *shape: Any, **rotary: Any) -> int:
         """Return ``nbytes`` of the cache that the same arguments, without ``scales``, would make. Allocates nothing."""
         return _native.Cache._bytes_for(*native_shape(*shape, **rotary))
+
+    def frequencies(self, layer: int) -> NDArray[np.float64]:
+        """Return the rotary frequencies of a layer, float64 ``[head_dim / 2]``."""
+        pairs = self.head_dim // 2
+        return self.inv_freq[:pairs] if self.local is None or not self.local[layer] else self.inv_freq[pairs:]
 
     def buffers(self) -> list[KVBuffer]:
         """Return one buffer per layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
@@ -167,6 +174,17 @@ class KVCache(_native.Cache):
 KVCache.__new__(KVCache)  # pybind11 notes a subclass with its first instance: now, while there is memory for it
 
 
+def sight_of(decoder: DecoderSpec, cache: KVCache, rows: Rows) -> Sight | None:
+    """Return what rows that are about to be appended see; None for a causal decoder."""
+    if decoder.is_causal:
+        return None
+    vision, until = rows.kind == Kind.VISION, np.arange(1, len(rows) + 1, dtype=np.int32)
+    for frame in np.unique(rows.frame[vision]) if decoder.whole_frames else ():
+        own = np.flatnonzero(vision & (rows.frame == frame))
+        until[own] = own[-1] + 1
+    return Sight(until, rows.position[:, 0], [cache.position(layer)[..., 0] for layer in range(cache.layers)])
+
+
 def native_shape(
     layers: int,
     kv_heads: int,
@@ -178,6 +196,7 @@ def native_shape(
     dtype: str = "fp32",
     sections: Sequence[int] | None = None,
     interleaved: bool = False,
+    local: Sequence[int] | None = None,
 ) -> NativeShape:
     """Return the C++ cache's arguments, without scales. Raises CacheError if they contradict each other."""
     rows = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
@@ -186,7 +205,8 @@ def native_shape(
     if any(isinstance(each, bool) or not isinstance(each, int | np.integer) for each in rows):
         raise CacheError(f"capacity must be integers (rows), not {rows}")
     pair_axis = None if sections is None else pair_axes(sections, interleaved, axes, head_dim // 2)
-    return list(map(int, rows)), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis
+    second = None if local is None else np.array(local, np.uint8)
+    return list(map(int, rows)), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis, second
 
 
 def pair_axes(sections: Sequence[int], interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8]:

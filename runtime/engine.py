@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.plugins import blamed, load_class
 
@@ -66,6 +67,19 @@ class FramePattern:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What new rows see of each other and by position, in a decoder that is not causal in every layer.
+
+    until: int32 ``[S]``, how many of the call's rows each sees. place: int32 ``[S]``, their positions. held: in each layer the
+    positions of the rows before, int32 ``[kv_heads, n]``; in one with a window, a row sees those less than it below its own.
+    """
+
+    until: Int32
+    place: Int32
+    held: Sequence[Int32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a step.
 
@@ -95,17 +109,18 @@ class Decoder(Protocol):
         pattern: FramePattern | None = None,
         rows: Sequence[Sequence[Int32]] | None = None,
         fetch: Fetch | None = None,
+        sight: Sight | None = None,
     ) -> StepResult:
         """Append S rows in place and return the requested logits.
 
-        embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, head_dim / 2]`` of the new rows;
+        embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, rotary]`` of the new rows;
         past_len: ``[layers]``, the valid rows of each layer before the step. Afterwards rows ``[past_len[l], past_len[l] + S)``
         of layer ``l`` hold the new keys (rotated) and values; the caller commits them. ``logit_rows`` index the S rows
         (negative from the end), ``()`` for none. ``pattern``: for decoders bound with ``sparse``.
 
         For an engine that works ``by_layer``, ``rows[l][h]`` are the valid rows that the new ones see of a layer and KV head,
-        int32, without duplicates; with ``fetch`` the new rows follow the fetched ones. Raises CacheFull or CacheError before a
-        byte is changed.
+        int32, without duplicates; with ``fetch`` the new rows follow the fetched ones. ``sight`` comes where the decoder is not
+        causal. Raises CacheFull or CacheError before a byte is changed.
         """
         ...
 
@@ -148,7 +163,7 @@ class ChangedTower(Protocol):
 class Engine(Protocol):
     """One loaded bundle on one backend.
 
-    kv_device: the device of its cache buffers. by_layer: whether its decoders take ``rows`` and ``fetch``.
+    kv_device: the device of its cache buffers. by_layer: whether its decoders take ``rows``, ``fetch`` and ``sight``.
     """
 
     kv_device: KVDevice
@@ -204,4 +219,7 @@ def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
     made = load_class("engines", name)
     with blamed(f"engine {name}", made):
         engine: Engine = made(bundle, **options)
+    if not (bundle.decoder.is_causal or engine.by_layer):
+        engine.close()
+        raise UserError(f"{bundle.path}: its layers see windows or whole frames; run it on --engine onnxruntime-cpu")
     return engine

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, present_rows
-from edgevlm.runtime.cache import Kind, KVCache, Rows
+from edgevlm.runtime.cache import Kind, KVCache, Rows, sight_of
 from edgevlm.runtime.changes import References
 from edgevlm.runtime.chunk import Encoded
 from edgevlm.runtime.engine import Decoder, Fetch, FramePattern, Int32, StepResult, arrays_of
@@ -111,6 +111,10 @@ class Stream:
         if self._retrieval is not None:
             if not engine.by_layer:
                 raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu only")
+            if not decoder.is_causal:
+                raise UserError(
+                    f"{policy.name} fetches rows, and {model.bundle.family} sees windows or whole frames; choose another policy"
+                )
             self.store = store or Store()
             self._retrieval.open(self.cache, self.store)
         self._sparse = needs.variant == "st-spattn"
@@ -532,6 +536,8 @@ class Stream:
         """Raise UserError if questions about a time window are not supported."""
         if isinstance(self.policy, Retrieval):
             raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
+        if not self.model.bundle.decoder.is_causal:
+            raise UserError(f"{self.model.bundle.family} cannot be asked about a window of time; ask without since and until")
         if not self.model.engine.by_layer:
             raise UserError("windows of time run on --engine onnxruntime-cpu only; ask without since and until, or run on it")
 
@@ -600,12 +606,13 @@ class Stream:
             result = self._narrowed.step(self.decoder, embeds, *tables, logit_rows)
             self._seq += len(rows)
             return result
+        sight = sight_of(self.model.bundle.decoder, self.cache, rows)
         self.cache.reserve(len(rows))
         text: Phase = "answer" if len(rows) == 1 else "question"
         phase: Phase = "prefill" if (rows.kind == Kind.VISION).any() else text
         try:
             with _fetching(self._retrieval, *tables, phase) as fetch:
-                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows, pattern, fetch=fetch)
+                result = self.decoder.step(embeds, *tables, self.cache.lengths, logit_rows, pattern, fetch=fetch, sight=sight)
             rows = replace(rows, seq=np.arange(self._seq, self._seq + len(rows), dtype=np.int64))
         except BaseException:
             self.cache.abort()

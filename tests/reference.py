@@ -210,7 +210,22 @@ def attention_mass(
     return mass
 
 
-def attend(query, key, value, keys, values, held, *, rows=None, bias=None, shared=0, previous=None):
+def attend(
+    query,
+    key,
+    value,
+    keys,
+    values,
+    held,
+    *,
+    rows=None,
+    shared=0,
+    previous=None,
+    until=None,
+    window=0,
+    place=None,
+    position=None,
+):
     """What S rows attend to, ``[S, Hq D]``; ``keys``, ``values`` hold the new rows already; see the kernel's documentation."""
     heads, _, width = keys.shape
     queries = query.reshape(len(key), heads, query.shape[1] // (heads * width), width).astype(np.float64)
@@ -221,10 +236,14 @@ def attend(query, key, value, keys, values, held, *, rows=None, bias=None, share
             own, place = row // previous.shape[1] * previous.shape[1], row % previous.shape[1]
             before = previous[head, place] if own == 0 else first + row - previous.shape[1]
             seen = [*range(shared), *([before] if before >= 0 else [])]
-        at = np.array([*seen, *range(first + own, first + row + 1)], np.int64)
+        end = row + 1 if until is None else until[row]
+        if window:
+            seen = [each for each in seen if position[head, each] > place[row] - window]
+            near = [each for each in range(end) if until[each] == end or place[each] > place[row] - window]
+        else:
+            near = range(own, end)
+        at = np.array([*seen, *(first + each for each in near)], np.int64)
         scores = queries[row, head] @ keys[head, at].T / np.sqrt(width)
-        if bias is not None:
-            scores += np.where(at < first, bias[head, at], 0)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[row, head] = weights / weights.sum(-1, keepdims=True) @ values[head, at]
     return out.reshape(query.shape)

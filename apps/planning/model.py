@@ -135,7 +135,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
         model = replace(planned(checkpoint.name, config, sized), tied=checkpoint.is_tied(text))
         if packing is None:
             return model
-        backbone = text_backbone(str(text["model_type"]))
+        backbone = family.backbone or text_backbone(str(text["model_type"]))
         floats = backbone.left_in_float(checkpoint, backbone.shape(text, model.tied)) if checkpoint.tensors else 0
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where}: cannot be understood ({error!r})") from None
@@ -147,7 +147,7 @@ def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedMo
     text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
     family = load_family(name_of, name)
     tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
-    shape = text_backbone(str(text["model_type"])).shape(text, tied)
+    shape = (family.backbone or text_backbone(str(text["model_type"]))).shape(text, tied)
     limit = int(config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit)))
     sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate)
     widths = {

@@ -15,7 +15,7 @@ from edgevlm.engines.inputs import check_pattern, check_step
 from edgevlm.engines.tensorrt.api import EngineCalls, Loaded, Workspace
 from edgevlm.engines.tensorrt.jobs import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, StepResult
+from edgevlm.runtime.engine import Fetch, Float32, FramePattern, Int32, KVBuffer, Sight, StepResult
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
 UNUSED = "unused queries"  # the block for probes that were not asked for
@@ -51,6 +51,7 @@ class TensorRTDecoder:
         pattern: FramePattern | None = None,
         rows: Sequence[Sequence[Int32]] | None = None,
         fetch: Fetch | None = None,
+        sight: Sight | None = None,
     ) -> StepResult:
         """Append S rows; see the protocol. Raises CacheFull or CacheError before a byte is changed.
 
@@ -58,7 +59,7 @@ class TensorRTDecoder:
         """
         check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         check_pattern(self._spec, len(embeds), past_len, pattern, sparse=False)
-        assert (rows, fetch) == (None, None), "a whole graph attends to all rows"
+        assert (rows, fetch, sight) == (None, None, None), "a whole graph attends to all rows"
         count = len(embeds)
         wanted = [row % count for row in logit_rows]
         kind = self._kind(count, len(set(wanted)))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from edgevlm.export.backbones import Backbone
     from edgevlm.export.checkpoint import Checkpoint
     from edgevlm.export.vision import Tower
     from edgevlm.runtime.bundle import PixelBudget, VisionSpec
@@ -104,6 +105,7 @@ class Family:
     merge: ClassVar[int] = 1  # patches along the edge of what becomes a token
     fading: ClassVar[tuple[str, str]] = FADING  # HERMES's k and omega: see DecoderSpec
     tokenizer_class: ClassVar[str | None] = ""  # of transformers where no file names one; None: tokenizer.json as it is
+    backbone: ClassVar[Backbone | None] = None  # its decoder; None: what ``text_config.model_type`` names
     template: ClassVar[str] = ""  # the chat template, where transformers' processor takes its own for a video
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:

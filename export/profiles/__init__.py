@@ -70,10 +70,17 @@ class Fused:
     shape: DecoderShape
 
     def tables(self) -> None:
-        """The inputs ``cos`` and ``sin`` ``[1, S, D/2]``, as the two-dimensional tables that RotaryEmbedding reads."""
+        """The inputs ``cos`` and ``sin`` ``[1, S, D/2]``, as the two-dimensional tables that RotaryEmbedding reads.
+
+        With a base of its own for layers with a window they are ``[1, S, D]``: its tables follow.
+        """
         g, half = self.graph, self.shape.head_dim // 2
         for name in ("cos", "sin"):
-            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), g.integers(-1, half)], [f"{name}.table"])
+            tables = [f"{name}.table"] if self.shape.local_theta is None else [f"{name}.table", f"local.{name}.table"]
+            rows = g.input(name, TensorProto.FLOAT, [1, "S", half * len(tables)])
+            wide = g.node("Reshape", [rows, g.integers(-1, half * len(tables))], [f"{name}.rows" if tables[1:] else tables[0]])
+            if tables[1:]:
+                g.node("Split", [wide, g.integers(half, half)], tables, axis=-1)
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
         """Take the RMS norm of ``residual + delta`` on the last axis; return the normed rows and the sum."""
@@ -85,11 +92,13 @@ class Fused:
         g.fused("SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, epsilon=self.shape.norm_eps)
         return name, f"{name}.sum"
 
-    def rotate(self, name: str, rows: str, heads: int) -> str:
+    def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
         """Rotate-half of ``[1, S, heads D]`` by this call's cos and sin (row ``s`` of the call uses row ``s`` of them)."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
-        return self.graph.fused("RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], **attributes)
+        return self.graph.fused(
+            "RotaryEmbedding", [rows, start, f"{table}cos.table", f"{table}sin.table"], [name], **attributes
+        )
 
 
 def load_profile(name: str) -> Profile:

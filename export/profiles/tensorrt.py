@@ -44,7 +44,7 @@ class Primitive:
         normed = g.node("Div", [x, g.node("Sqrt", [raised], [f"{name}.root"])], [f"{name}.normed"])
         return g.node("Mul", [normed, g.weight(f"{name}.weight", gamma)], [name]), x
 
-    def rotate(self, name: str, rows: str, heads: int) -> str:
+    def rotate(self, name: str, rows: str, heads: int, table: str = "") -> str:
         """``(a, b)`` to ``(a cos - b sin, b cos + a sin)``, a and b the halves of a head."""
         g, dim = self.graph, self.shape.head_dim
         first, second = f"{name}.first", f"{name}.second"

@@ -93,6 +93,7 @@ using Longs = const Array<std::int64_t>&;
 using Words = const Array<std::uint32_t>&;
 using Bools = const Array<bool>&;
 using MaybeFloats = const MaybeArray<float>&;
+using MaybeInts = const MaybeArray<std::int32_t>&;
 using MaybeLongs = const MaybeArray<std::int64_t>&;
 using MaybeBytes = const MaybeArray<std::uint8_t>&;
 

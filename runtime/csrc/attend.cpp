@@ -107,6 +107,7 @@ private:
         return call_.listed ? call_.listed[head].rows : call_.held[head];
     }
     std::int64_t token(const Part& part, std::int64_t r) const { return (part.first + r) / call_.group; }
+    std::int64_t end_of(std::int64_t token) const { return call_.until ? call_.until[token] : token + 1; }
     std::int64_t frame_of(std::int64_t token) const { return call_.frame ? token / call_.frame * call_.frame : 0; }
     // Where a part's row begins, whose numbers are lanes_ apart: rows lie one by one, or as [columns, lanes] of lanes_ rows.
     std::int64_t at(std::int64_t r) const { return r / lanes_ * lanes_ * columns_ + r % lanes_; }
@@ -147,7 +148,7 @@ private:
             if (row < 0) continue;
             simd().rows<T>().load(call_.key.row(part.head, row), width_, part.slot.key);
             simd().rows<T>().load(call_.value.row(part.head, row), width_, part.slot.value);
-            float score = call_.bias.data && row < held ? call_.bias.at(part.head, row) * kLog2E : 0;
+            float score = 0;
             for (std::int64_t d = 0; d < width_; ++d) {
                 score += part.slot.query[at(r) + d * lanes_] * part.slot.key[d];
                 part.state.out[at(r) + d * lanes_] = part.slot.value[d];
@@ -163,27 +164,39 @@ private:
         for (; first < last; first += keys_) {
             const std::int64_t count = std::min(keys_, last - first);
             const auto row = [=](std::int64_t i) { return listed ? listed[first + i] : first + i; };
-            see(part, row, count, 0, [&](std::int64_t, std::int64_t rows, float* scores, std::int64_t across, std::int64_t along) {
-                for (std::int64_t i = 0; call_.bias.data && i < count; ++i) {
-                    const float bias = call_.bias.at(part.head, row(i)) * kLog2E;
-                    for (std::int64_t r = 0; r < rows; ++r) scores[r * across + i * along] += bias;
+            const auto old = [&](std::int64_t i, std::int64_t r) {
+                return call_.position.at(part.head, row(i)) <= call_.place[token(part, std::min(r, part.count - 1))] - call_.window;
+            };
+            std::int64_t unseen = 0;
+            while (call_.window && unseen < count && old(unseen, 0)) ++unseen;
+            if (unseen == count) continue;
+            see(part, row, count, 0, [&](std::int64_t at, std::int64_t rows, float* scores, std::int64_t across, std::int64_t along) {
+                for (std::int64_t i = 0; call_.window && i < count; ++i) {
+                    for (std::int64_t r = 0; r < rows; ++r) {
+                        if (old(i, at + r)) scores[r * across + i * along] = kUnseen;
+                    }
                 }
             });
         }
     }
 
-    // The rows of the call, each up to itself.
+    // The rows of the call, each up to itself or the end of its frame.
     void see_own(const Part& part) const {
-        const std::int64_t last = token(part, part.count - 1) + 1, held = call_.held[part.head];
+        const std::int64_t last = end_of(token(part, part.count - 1)), held = call_.held[part.head];
         for (std::int64_t first = frame_of(token(part, 0)) / keys_ * keys_; first < last; first += keys_) {
             const std::int64_t count = std::min(keys_, last - first);
-            const std::int64_t from = std::max<std::int64_t>(0, first * call_.group - part.first);  // rows before see none of these
+            std::int64_t from = std::max<std::int64_t>(0, first * call_.group - part.first);  // rows before see none of these
+            while (from > 0 && end_of(token(part, from - 1)) > first) --from;
             const auto row = [=](std::int64_t i) { return held + first + i; };
             see(part, row, count, from, [&](std::int64_t at, std::int64_t rows, float* scores, std::int64_t across, std::int64_t along) {
                 for (std::int64_t r = 0; r < rows; ++r) {
-                    const std::int64_t own = token(part, at + r), start = frame_of(own) - first;
+                    const std::int64_t own = token(part, std::min(at + r, part.count - 1)), start = frame_of(own) - first;
                     for (std::int64_t i = 0; i < std::min(start, count); ++i) scores[r * across + i * along] = kUnseen;
-                    for (std::int64_t i = std::max<std::int64_t>(0, own + 1 - first); i < count; ++i) scores[r * across + i * along] = kUnseen;
+                    for (std::int64_t i = 0; call_.window && i < std::min(own - first, count); ++i) {
+                        if (end_of(first + i) != end_of(own) && call_.place[first + i] <= call_.place[own] - call_.window)
+                            scores[r * across + i * along] = kUnseen;
+                    }
+                    for (std::int64_t i = std::max<std::int64_t>(0, end_of(own) - first); i < count; ++i) scores[r * across + i * along] = kUnseen;
                 }
             });
         }

@@ -45,14 +45,20 @@ std::vector<float> scale_of(Call& call, py::handle scale, const char* name, cons
 }
 
 // pair_axis [head_dim / 2]: the position axis that each pair turns by; None with one axis, or where keys are never turned.
+// local [layers]: those that turn by the second half of inv_freq.
 Shape make_shape(Call& call, std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, py::handle inv_freq,
-                 std::int64_t axes, const std::string& dtype, py::handle pair_axis) {
+                 std::int64_t axes, const std::string& dtype, py::handle pair_axis, py::handle local) {
     const DType stored = dtype_named(dtype);
     const auto frequencies = call.dense<double>(inv_freq, "inv_freq", {-1});
     const double* first = frequencies.data();
     std::vector<double> values(first, first + frequencies.size());
-    auto runs = runs_of(call, pair_axis, axes, frequencies.size());
-    return {kv_heads, head_dim, axes, std::move(capacities), std::move(values), std::move(runs), stored, threads(), {}, {}};
+    auto runs = runs_of(call, pair_axis, axes, head_dim / 2);
+    std::vector<std::uint8_t> second;
+    if (!local.is_none()) {
+        const auto layers = call.dense<std::uint8_t>(local, "local", {static_cast<std::int64_t>(capacities.size())});
+        second.assign(layers.data(), layers.data() + layers.size());
+    }
+    return {kv_heads, head_dim, axes, std::move(capacities), std::move(values), std::move(runs), stored, threads(), {}, {}, std::move(second)};
 }
 
 // Part of a cache's memory, read-only; it keeps the cache alive.
@@ -200,24 +206,25 @@ void bind_cache(py::module_& module) {
 
     py::class_<Cache> cache(module, "Cache", "Keys, values and metadata of one stream; see edgevlm.runtime.cache.KVCache.");
     cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, Doubles inv_freq,
-                          std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis, MaybeFloats key_scale,
+                          std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis, MaybeBytes local, MaybeFloats key_scale,
                           MaybeFloats value_scale) {
                   Call call;
-                  Shape shape = make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
+                  Shape shape = make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis, local);
                   if (!key_scale.is_none()) shape.key_scale = scale_of(call, key_scale, "key scale", shape);
                   if (!value_scale.is_none()) shape.value_scale = scale_of(call, value_scale, "value scale", shape);
                   const Unlocked unlocked;  // zeroing gigabytes takes seconds
                   return new Cache(shape);  // pybind11 frees a unique_ptr's twice where it has no memory to note the instance
               }),
               "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none(),
-              "key_scale"_a = py::none(), "value_scale"_a = py::none());
+              "local"_a = py::none(), "key_scale"_a = py::none(), "value_scale"_a = py::none());
     cache.def_static("_bytes_for",
                      [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, Doubles inv_freq,
-                        std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis) {
+                        std::int64_t axes, const std::string& dtype, MaybeBytes pair_axis, MaybeBytes local) {
                          Call call;
-                         return Cache::bytes_for(make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
+                         return Cache::bytes_for(make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis, local));
                      },
-                     "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none());
+                     "capacities"_a, "kv_heads"_a, "head_dim"_a, "inv_freq"_a, "axes"_a, "dtype"_a, "pair_axis"_a = py::none(),
+                     "local"_a = py::none());
     cache.def_property_readonly("nbytes", &Cache::nbytes,
                                 "Every byte of the cache: rows, metadata, and the working memory of its kernels.");
     cache.def_property_readonly("allocations", &Cache::allocations, "Blocks of memory the cache has ever allocated: one.");

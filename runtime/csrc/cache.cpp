@@ -17,6 +17,9 @@ namespace {
 
 constexpr std::size_t kLarge = std::size_t{16} << 20;
 
+// Of rotary frequencies.
+std::int64_t bases(const Shape& shape) { return shape.local.empty() ? 1 : 2; }
+
 void check(const Shape& shape) {
     constexpr std::int64_t kWidest = 1 << 16, kLongest = std::numeric_limits<std::int32_t>::max();
     if (shape.capacities.empty()) refuse("layers must be at least 1");
@@ -28,8 +31,9 @@ void check(const Shape& shape) {
         if (shape.capacities[l] < 1 || shape.capacities[l] > kLongest)
             refuse("the capacity of layer ", l, " must lie in 1..2147483647, not ", shape.capacities[l]);
     }
-    if (static_cast<std::int64_t>(shape.inv_freq.size()) != shape.head_dim / 2)
-        refuse("inv_freq must hold head_dim / 2 = ", shape.head_dim / 2, " numbers, not ", shape.inv_freq.size());
+    const std::int64_t wanted = shape.head_dim / 2 * bases(shape);
+    if (static_cast<std::int64_t>(shape.inv_freq.size()) != wanted)
+        refuse("inv_freq must hold ", wanted, " numbers, head_dim / 2 for each rotary base, not ", shape.inv_freq.size());
     for (double frequency : shape.inv_freq) {
         if (!std::isfinite(frequency)) refuse("inv_freq must be finite");
     }
@@ -37,7 +41,7 @@ void check(const Shape& shape) {
 
 // The block, in this order, every array 64-byte aligned, and zero at the start:
 //
-//   the table of layers, inv_freq f64 [D / 2], runs [runs], commit serials i64 [smallest capacity]
+//   the table of layers, inv_freq f64 [bases, D / 2], runs [runs], commit serials i64 [smallest capacity]
 //   for each layer l:
 //     key scale, value scale f32  [H, D]  of int8 alone
 //     key, value            [H, C_l, D]  of dtype, keys rotated
@@ -45,7 +49,7 @@ void check(const Shape& shape) {
 //     position i32          [H, C_l, axes]
 //     confirmed i32         [H, C_l]
 //     norm f32              [H, C_l]
-//   the table of angles [3, 64, 2, D / 2], in f64 and in f32
+//   the table of angles [bases, 3, 64, 2, D / 2], in f64 and in f32
 //   scratch for one kernel at a time, a slot for each thread that may take part
 //
 // Without a block behind the carver this only measures.
@@ -79,8 +83,8 @@ Parts carve(const Shape& shape, BumpAllocator& carver) {
         layer.norm = carver.take<float>(slots);
         if (parts.layer) parts.layer[l] = layer;
     }
-    parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
-    parts.rounded = carver.take<float>(Rotary::table_size(shape.head_dim / 2));
+    parts.rotary = carver.take<double>(bases(shape) * Rotary::table_size(shape.head_dim / 2));
+    parts.rounded = carver.take<float>(bases(shape) * Rotary::table_size(shape.head_dim / 2));
     parts.scratch_bytes = std::max({infinipot_scratch(shape.kv_heads, *largest, shape.head_dim),  // and its parts
                                     attention_scratch(*largest, shape.head_dim), newer_similarity_scratch(*largest, shape.head_dim),
                                     index_of_scratch(*largest), reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
@@ -118,12 +122,15 @@ Cache::Cache(const Shape& shape)
     id_ = ++caches;
     row_bytes_ = head_dim_ * element_size(shape.dtype);
     block_ = heap_.allocate(nbytes_);
+    local_ = shape.local;
     BumpAllocator carver(block_.get());
     parts_ = carve(shape, carver);
     std::copy(shape.inv_freq.begin(), shape.inv_freq.end(), parts_.inv_freq);
     std::copy(shape.runs.begin(), shape.runs.end(), parts_.runs);
-    if (const auto runs = static_cast<std::int64_t>(shape.runs.size()))
-        rotary_.emplace(parts_.inv_freq, head_dim_ / 2, parts_.runs, runs, parts_.rotary, parts_.rounded);
+    const std::size_t pairs = head_dim_ / 2, size = Rotary::table_size(pairs);
+    for (std::int64_t b = 0; b < bases(shape) && !shape.runs.empty(); ++b)
+        rotary_[b].emplace(parts_.inv_freq + b * pairs, pairs, parts_.runs, shape.runs.size(), parts_.rotary + b * size,
+                           parts_.rounded + b * size);
     if (dtype_ == DType::int8) take_scales(shape);
     scratch_.memory = parts_.scratch;
     scratch_.bytes = parts_.scratch_bytes;

@@ -21,11 +21,12 @@ struct Shape {
     std::int64_t head_dim;
     std::int64_t axes;                     // of a position: 1, or 3 for M-RoPE
     std::vector<std::int64_t> capacities;  // rows, one a layer
-    std::vector<double> inv_freq;          // [head_dim / 2]
+    std::vector<double> inv_freq;          // [head_dim / 2], and with local as many more, theirs
     std::vector<Run> runs;                 // which axis turns which pairs; none: not known, keys cannot be turned
     DType dtype;
     int threads;  // that kernels may use at most
     std::vector<float> key_scale, value_scale;  // [L, H, D] of int8, one for both halves of a key's rotary pair; else none
+    std::vector<std::uint8_t> local;  // [L], layers that turn by the second; none: all by the first
 };
 
 // What is known of n new rows, the same for every layer and head; dense.
@@ -128,7 +129,10 @@ public:
     std::size_t nbytes() const { return nbytes_; }
     const std::byte* data() const { return block_.get(); }
     DType dtype() const { return dtype_; }
-    const Rotary* rotary() const { return rotary_ ? &*rotary_ : nullptr; }  // null when it is not known what turns which pair
+    const Rotary* rotary(std::int64_t layer) const {  // null when it is not known what turns which pair
+        const auto& found = rotary_[!local_.empty() && local_[layer]];
+        return found ? &*found : nullptr;
+    }
     std::int64_t allocations() const { return heap_.allocations(); }
     std::int64_t rows_moved() const { return rows_moved_; }
     // Of all numbers added to an int8 cache: values saturated at the range of codes, and rotary pairs of keys that were
@@ -144,9 +148,9 @@ private:
     void move_row(Layer& layer, std::int64_t from, std::int64_t to);  // indices over [H * capacity]
     void clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std::int64_t last);
     std::int64_t fill_holes(Layer& layer, std::int64_t head, const Mask& keep, std::int64_t kept);  // returns rows moved
-    const Rotary& turning(const char* action) const;
+    const Rotary& turning(const char* action, std::int64_t layer = 0) const;
     class Turning;
-    bool make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, BumpAllocator memory);
+    bool make_dense(std::int64_t index, std::int64_t head, std::int64_t prefix, BumpAllocator memory);
     void take_scales(const Shape& shape);
     std::int64_t saturated_in(const Layer& layer, std::int64_t first, std::int64_t last) const;
     void restructured();  // marks taken before are stale
@@ -159,7 +163,8 @@ private:
     Block block_;
     std::size_t nbytes_ = 0;
     Parts parts_;
-    std::optional<Rotary> rotary_;
+    std::optional<Rotary> rotary_[2];
+    std::vector<std::uint8_t> local_;
     Scratch scratch_;
 
     std::int64_t id_;

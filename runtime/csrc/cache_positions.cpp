@@ -22,11 +22,11 @@ std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs, std::int64_t 
     return sizes.bytes();
 }
 
-const Rotary& Cache::turning(const char* action) const {
+const Rotary& Cache::turning(const char* action, std::int64_t layer) const {
     require_settled(action);
-    if (!rotary_)
+    if (!rotary(layer))
         refuse("cannot ", action, " keys with ", axes_, " position axes: open the cache with the sections that each axis turns");
-    return *rotary_;
+    return *rotary(layer);
 }
 
 // Turns one key after another; neighbours are often turned by the same angles.
@@ -66,8 +66,8 @@ private:
 };
 
 void Cache::shift(std::int64_t index, const Volume<std::int32_t>& position) {
-    const Rotary& rotary = turning("shift");
     const Layer& layer = this->layer(index);
+    const Rotary& rotary = turning("shift", index);
     if (position.heads != heads_ || position.rows != layer.length || position.width != axes_)
         refuse("the positions of layer ", index, " must be [", heads_, ", ", layer.length, ", ", axes_, "], not [",
                position.heads, ", ", position.rows, ", ", position.width, "]");
@@ -140,11 +140,12 @@ void dense_ranks(const std::int32_t* position, std::int64_t n, std::int64_t axes
 
 }  // namespace
 
-bool Cache::make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, BumpAllocator memory) {
+bool Cache::make_dense(std::int64_t index, std::int64_t head, std::int64_t prefix, BumpAllocator memory) {
+    Layer& layer = parts_.layer[index];
     std::uint64_t* const order = memory.take<std::uint64_t>(layer.length);
     std::int32_t* const count = memory.take<std::int32_t>(layer.length);
     std::int32_t* const dense = memory.take<std::int32_t>(layer.length * axes_);
-    Turning turning(*rotary_, memory);
+    Turning turning(*rotary(index), memory);
     const std::int64_t base = head * layer.capacity;
     const auto first = static_cast<std::int32_t>(std::min<std::int64_t>(prefix, std::numeric_limits<std::int32_t>::max()));
     for (std::int64_t axis = 0; axis < axes_; ++axis)
@@ -165,7 +166,7 @@ std::int64_t Cache::reindex(std::int64_t prefix) {
     const Lease memory(&scratch_, reindex_scratch(longest, rotary.pairs(), axes_), layers_ * heads_);
     std::atomic<bool> moved{false};
     parallel_for(layers_ * heads_, memory.workers(), [&](std::int64_t task, int worker) {
-        if (make_dense(parts_.layer[task / heads_], task % heads_, prefix, memory.of(worker))) moved = true;
+        if (make_dense(task / heads_, task % heads_, prefix, memory.of(worker))) moved = true;
     });
     if (moved) restructured();
     std::int64_t next = 0;

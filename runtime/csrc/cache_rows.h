@@ -55,11 +55,11 @@ inline std::int64_t longest_of(const Cache& cache) {
     return longest;
 }
 
-inline const Rotary* rotary_of(const Cache& cache, bool rotated) {
+inline const Rotary* rotary_of(const Cache& cache, bool rotated, std::int64_t layer) {
     if (rotated) return nullptr;
-    if (!cache.rotary())
+    if (!cache.rotary(layer))
         refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
-    return cache.rotary();
+    return cache.rotary(layer);
 }
 
 }  // namespace edgevlm

@@ -30,7 +30,7 @@ namespace {
 using Unlocked = py::gil_scoped_release;
 
 template <typename T>
-py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, const Rotary* rotary) {
+py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, bool rotated) {
     struct Scores {
         PatchedKeys<T> keys;
         Volume<T> value;
@@ -38,6 +38,7 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
         float *similarity, *norm;
     };
     const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
+    rotary_of(cache, rotated, 0);  // refuses before any work
     Call call;
     call.reads(cache);
     std::vector<Scores> work(layers);
@@ -56,7 +57,7 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
     parallel_for(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
         const Scores& scores = work[task / heads];
         const std::int64_t head = task % heads, at = head * scores.keys.key.rows;
-        temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
+        temporal_similarity(scores.keys, head, rotary_of(cache, rotated, task / heads), scores.similarity + at, memory.of(worker));
         complete_norms(scores.value, head, scores.known.of(head));
         std::copy_n(scores.known.of(head), scores.value.rows, scores.norm + at);
     });
@@ -70,9 +71,8 @@ Scores call_infinipot_scores(Cache& cache, const Masks& recent, const Masks& val
     const auto layers = static_cast<std::size_t>(cache.layers());
     if (recent.size() != layers || valid.size() != layers)
         refuse("recent and valid need one mask for each of the ", layers, " layers, not ", recent.size(), " and ", valid.size());
-    const Rotary* const rotary = rotary_of(cache, rotated);
     return by_dtype(cache.dtype(), [&](auto* type) {
-        return infinipot_scores<std::remove_pointer_t<decltype(type)>>(cache, recent, valid, rotary);
+        return infinipot_scores<std::remove_pointer_t<decltype(type)>>(cache, recent, valid, rotated);
     });
 }
 
@@ -93,6 +93,7 @@ py::list infinipot_select(Cache& cache, const Selection& how, const std::vector<
     parallel_for(layers, memory.workers(), [&](std::int64_t l, int worker) {
         Selection of_layer = how;
         if (!how.thresholds) of_layer.window = windows[l];
+        if (how.rotary) of_layer.rotary = cache.rotary(l);
         infinipot_select(rows_of<T>(cache, cache.layer(l)), of_layer, keep[l], memory.of(worker));
     });
     return out;
@@ -107,7 +108,7 @@ py::typing::List<Array<bool>> call_infinipot_select(Cache& cache, std::int64_t r
         refuse("windows need one number for each of the ", cache.layers(), " layers, not ", windows.size());
     for (const int window : windows) check_window(window);
     const Selection how{recent_frames, distinctive, target, keep_recent, 1, thresholds.empty() ? nullptr : thresholds.data(),
-                        rotary_of(cache, rotated)};
+                        rotary_of(cache, rotated, 0)};
     return by_dtype(cache.dtype(), [&](auto* type) {
         return infinipot_select<std::remove_pointer_t<decltype(type)>>(cache, how, windows);
     });

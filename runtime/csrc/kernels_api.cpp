@@ -78,7 +78,7 @@ auto by_dtype(py::handle array, const char* name, F&& f) {
 class Turned {
 public:
     Turned(Cache* cache, const double* inv_freq, std::int64_t pairs, const std::vector<Run>& runs) {
-        const Rotary* const known = cache ? cache->rotary() : nullptr;
+        const Rotary* const known = cache ? cache->rotary(0) : nullptr;
         if (known && known->pairs() == pairs && std::equal(inv_freq, inv_freq + pairs, known->inv_freq()) &&
             std::equal(runs.begin(), runs.end(), known->runs(), known->runs() + known->run_count(), same)) {
             rotary_ = known;
@@ -279,8 +279,8 @@ py::array_t<float> call_attention_mass(Floats query, Longs query_seq, Numbers ke
 }
 
 py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers keys, Numbers values, Ints held, MaybeFloats key_scale,
-                               MaybeFloats value_scale, const py::object& rows, MaybeFloats bias, std::int64_t shared, MaybeLongs previous,
-                               int workers) {
+                               MaybeFloats value_scale, const py::object& rows, std::int64_t shared, MaybeLongs previous, MaybeInts until,
+                               std::int64_t window, MaybeInts place, MaybeInts position, int workers) {
     Call call;
     if (workers < 0 || workers > kMaxThreads) refuse("threads must be 0 to ", kMaxThreads, ", not ", workers);
     return by_dtype(keys, "keys", [&](auto* type) {
@@ -330,7 +330,6 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
             if (listed.size() != static_cast<std::size_t>(heads)) refuse("rows must be a list for each of ", heads, " KV heads");
             at.listed = listed.data();
         }
-        if (!bias.is_none()) at.bias = call.plane<float>(bias, "bias", heads, capacity);
         py::array_t<std::int64_t, py::array::c_style> places;
         if (!previous.is_none()) {
             places = call.dense<std::int64_t>(previous, "previous", {heads, any});
@@ -341,6 +340,25 @@ py::array_t<float> call_attend(Floats query, Floats key, Floats value, Numbers k
             for (std::int64_t i = 0; i < places.size(); ++i) {
                 if (places.data()[i] < -1 || places.data()[i] >= at.held[i / at.frame]) refuse("previous must be rows held, or -1");
             }
+        }
+        const auto row_numbers = [&](py::handle object, const char* name) {
+            const auto dense = call.dense<std::int32_t>(object, name, {at.rows});
+            call.keep(dense);
+            for (std::int64_t s = 1; s < at.rows; ++s) {
+                if (dense.data()[s] < dense.data()[s - 1]) refuse(name, " must not fall");
+            }
+            return dense.data();
+        };
+        if (!until.is_none()) {
+            at.until = row_numbers(until, "until");
+            for (std::int64_t s = 0; s < at.rows; ++s) {
+                if (at.until[s] <= s || at.until[s] > at.rows || at.frame) refuse("until must be above its row, within the call, and without a pattern");
+            }
+        }
+        if ((at.window = window) > 0) {
+            at.place = row_numbers(place, "place");
+            at.position = call.plane<std::int32_t>(position, "position", heads, any);
+            if (at.position.rows < *std::max_element(at.held, at.held + heads)) refuse("position must be of all rows held");
         }
         py::array_t<float> out({at.rows, queries.shape(1)});
         at.out = out.mutable_data();
@@ -428,16 +446,18 @@ where a row at stream place query_seq sees the tokens whose seq is not above its
 heads of each KV head's group. A row that sees nothing adds nothing. own_key [H, m, D], own_seq [m]: keys outside the cache that
 the rows see as well; the attention they get is not returned. Scores take 32 numbers a key at a time.)");
     module.def("attend", &call_attend, "query"_a, "key"_a, "value"_a, "keys"_a, "values"_a, "held"_a, "key_scale"_a = py::none(),
-               "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "bias"_a = py::none(), "shared"_a = 0,
-               "previous"_a = py::none(), "threads"_a = 0,
+               "value_scale"_a = py::none(), py::kw_only(), "rows"_a = py::none(), "shared"_a = 0, "previous"_a = py::none(),
+               "until"_a = py::none(), "window"_a = 0, "place"_a = py::none(), "position"_a = py::none(), "threads"_a = 0,
                R"(Append S rows to a layer's memory and attend from them: float32 [S, Hq D].
 
 query [S, Hq D] and key [S, Hkv D] rotated, value [S, Hkv D]; keys, values [Hkv, C, D], the memory, whose rows [held, held + S) of
-each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D) + bias) V over the held
+each head are written (held int32 [Hkv]); key_scale, value_scale [Hkv, D], of int8. softmax(q K^T / sqrt(D)) V over the held
 rows and, causally, the new ones, as the memory holds them after rounding. rows: for each KV head the held rows that are seen,
-int32; None for all. bias [Hkv, C] is added to the scores of held rows. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
+int32; None for all. previous int64 [Hkv, p]: PureKV's ST-SpAttn (sec. 3.2) for
 whole frames of p rows; a row sees held rows [0, shared), its own frame up to itself and the row at its place in the frame before,
-for the first frame previous (-1: none). threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.)");
+for the first frame previous (-1: none). until int32 [S]: how many rows of the call each one sees, at least up to itself. window
+above 0: of rows before its frame a row sees those at positions above place - window; place int32 [S], position int32 [Hkv, n] of
+the held rows. threads: those of this call, 0 for as many as set_threads allows. Raises CacheError before a byte is changed.)");
     module.def("dequantize", &call_dequantize, "stored"_a, "scale"_a, "Keys or values [H, n, D] as float32, a copy.");
     module.def("read", &call_read, "cache"_a, "Read every byte of keys and values once: what the kernels' speed is compared with.");
     module.def("simd", [] { return simd().name; }, "The instruction set in use: avx512, avx2, neon or scalar.");

@@ -64,7 +64,7 @@ class CudaCache(KVCache):
         """Return ``nbytes`` of the cache that the same arguments, without ``scales``, would make. Allocates nothing."""
         native = native_shape(*shape, **rotary)
         _native.Cache._bytes_for(*native)
-        capacities, kv_heads, head_dim, _, _, dtype, _ = native
+        capacities, kv_heads, head_dim, _, _, dtype, *_ = native
         return _native.Cache._bytes_for(*_ledger(*native)) + _starts(capacities, kv_heads, head_dim, DTYPES[dtype])[-1]
 
     @property
@@ -213,7 +213,7 @@ CudaCache.__new__(CudaCache)  # as of KVCache: pybind11 notes the subclass now
 
 
 def _ledger(
-    capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any
+    capacities: list[int], kv_heads: int, head_dim: int, inv_freq: Any, axes: int, dtype: str, pair_axis: Any, local: Any
 ) -> tuple[Any, ...]:
     """Return the arguments of the ledger, a C++ cache of one rotary pair that does not turn, for a device cache of these."""
     return capacities, kv_heads, 2, np.zeros(1), axes, "fp16", None if pair_axis is None else np.zeros(1, np.uint8)

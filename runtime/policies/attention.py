@@ -70,7 +70,7 @@ class QueryWindow(Stateful):
         queries, by = self._queries[layer.index][:, start:], now - self._position[start:]
         if by.any():
             by = np.repeat(by, len(queries) // len(by), 0)
-            queries = rotate(queries, by, cache.inv_freq, cache.pair_axis)
+            queries = rotate(queries, by, cache.frequencies(layer.index), cache.pair_axis)
         return queries, self._seq[start:]
 
 

@@ -257,13 +257,13 @@ class Layer:
         cache = self.cache
         position = cache.position(self.index)
         known, place = np.unique(position, return_inverse=True)
-        angles = known[:, None] * cache.inv_freq
+        angles = known[:, None] * cache.frequencies(self.index)
         cos, sin = np.cos(angles).astype(np.float32), (sign * np.sin(angles)).astype(np.float32)
         place = place.reshape(position.shape)
         if cache.axes == 1 or cache.pair_axis is None:
             at: Any = place[..., 0]
         else:
-            at = (place[..., cache.pair_axis], np.arange(len(cache.inv_freq)))
+            at = (place[..., cache.pair_axis], np.arange(cache.head_dim // 2))
         low, high = np.split(keys, 2, -1)
         cos, sin = cos[at], sin[at]
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)

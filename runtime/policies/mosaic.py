@@ -383,7 +383,7 @@ class MosaicClusters(Stateful):
 
     def _representatives(self, layer: int, head: int) -> Block:
         cache, live = self._cache, self.live(layer, head)
-        key = rotate(self.key[layer, head, live], self.position[layer, head, live], cache.inv_freq, cache.pair_axis)
+        key = rotate(self.key[layer, head, live], self.position[layer, head, live], cache.frequencies(layer), cache.pair_axis)
         return Block(
             self._stored(key, head_of(cache.key_scale(layer), head)),
             self._stored(self.value[layer, head, live], head_of(cache.value_scale(layer), head)),

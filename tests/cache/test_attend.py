@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 def case(rng):
-    """Arguments of one call: shapes, lengths from 0 to capacity, dtypes, lists, bias and patterns at random."""
+    """Arguments of one call: shapes, lengths from 0 to capacity, dtypes, lists, patterns, frames and windows at random."""
     heads, group, width = rng.integers(1, 4), rng.integers(1, 9), rng.choice([1, 4, 16, 24, 64, 80, 128])
     rows = int(rng.choice([0, 1, 1, 2, 7, 40, 70]))
     capacity = rows + int(rng.choice([0, 1, 30, 200, 2500]))
@@ -28,8 +28,6 @@ def case(rng):
     query = np.float32(rng.choice([0, 1, 4])) * rng.standard_normal((rows, heads * group * width), np.float32)
     new = rng.standard_normal((2, rows, heads * width), np.float32)
     options = {"threads": int(rng.integers(1, 4))}
-    if rng.integers(2):
-        options["bias"] = rng.standard_normal((heads, capacity), np.float32)
     which = rng.integers(3)
     if which == 1:
         options["rows"] = [rng.permutation(n)[: rng.integers(0, n + 1)].astype(np.int32) for n in held]
@@ -37,6 +35,13 @@ def case(rng):
         frame = rng.choice([size for size in range(1, rows + 1) if rows % size == 0])
         options["previous"] = np.stack([rng.integers(-1, n, frame) for n in held])
         options["shared"] = int(rng.integers(0, held.min() + 1))
+    if which < 2 and rng.integers(2):  # frames of some rows, which see one another
+        ends = np.unique([*rng.integers(1, rows + 1, rows // 3), rows])
+        options["until"] = ends[np.searchsorted(ends, np.arange(rows), "right")].astype(np.int32)
+        if rng.integers(2):
+            options["window"] = int(rng.integers(1, capacity + 2))
+            options["place"] = np.sort(rng.integers(0, capacity, rows)).astype(np.int32)
+            options["position"] = rng.integers(0, capacity, (heads, int(held.max()))).astype(np.int32)
     return [query, *new, *memory, held, *scales], options
 
 

@@ -8,6 +8,10 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.engine import arrays_of
+from edgevlm.runtime.policies import Layer
+
 pytestmark = pytest.mark.usefixtures("isa")
 
 PLACES = st.one_of(  # where the table of angles has one, two and three digits, and where it ends
@@ -157,3 +161,19 @@ def test_reindex_equals_the_reference(kit, data):
     assert cache.reindex(prefix) == following  # dense already
     for layer in range(3):
         np.testing.assert_array_equal(cache.position(layer), expected[layer])
+
+
+def test_layers_with_a_base_of_their_own_turn_by_it():
+    bases = [1 / base ** (np.arange(4) / 4) for base in (1e4, 50.0)]
+    cache = KVCache(2, 1, 8, 8, inv_freq=np.concatenate(bases), local=(0, 1))
+    raw, position = np.random.default_rng(0).standard_normal((1, 3, 8)).astype(np.float32), np.array([2, 9, 40], np.int32)
+    cache.reserve(3)
+    for buffer, base in zip(cache.buffers(), bases, strict=True):
+        arrays_of(buffer)[0][:, :3] = reference.rotate(raw, position, base)
+    cache.commit(Rows.text(position[:, None]))
+    for layer in range(2):
+        np.testing.assert_allclose(Layer(cache, layer).keys, raw, atol=1e-5)
+    cache.shift(1, np.array([[[7], [8], [9]]], np.int32))
+    assert cache.reindex(0) == 3
+    for layer, base in enumerate(bases):
+        np.testing.assert_allclose(cache.key(layer), reference.rotate(raw, np.arange(3, dtype=np.int32), base), atol=1e-5)

@@ -24,7 +24,7 @@ def load(folder: Path, family: str) -> Any:
     """The checkpoint as transformers runs it, float32."""
     import transformers
 
-    kind = getattr(transformers, f"{(CLASSES | LLAVA)[family]}ForConditionalGeneration")
+    kind = getattr(transformers, f"{(CLASSES | LLAVA | {'gemma3': 'Gemma3'})[family]}ForConditionalGeneration")
     return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
 
 

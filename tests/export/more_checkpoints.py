@@ -131,3 +131,39 @@ def make_internvl(folder: Path) -> Path:
     means = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
     (Path(folder) / "preprocessor_config.json").write_text(json.dumps(means | sides | steps))
     return Path(folder)
+
+
+def make_gemma(folder: Path, **text: Any) -> Path:
+    """Save a random Gemma 3 checkpoint: windows of 9 positions in three of four layers, and two rotary bases."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]})
+    tokenizer.chat_template = TEMPLATE.replace("'PLACE'", "'image'").replace("<PLACE>\n", "<start_of_image>")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    vision = t.SiglipVisionConfig(**sizes, image_size=56, patch_size=14, vision_use_head=False)
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+    shape = text_sizes(
+        tokenizer, num_hidden_layers=4, head_dim=24, query_pre_attn_scalar=40, sliding_window=9, rope_parameters=rope
+    )
+    layers = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    place = tokenizer.convert_tokens_to_ids("<image_soft_token>")
+    text_config = t.Gemma3TextConfig(**shape | {"layer_types": layers} | text)
+    config = t.Gemma3Config(vision_config=vision, text_config=text_config, mm_tokens_per_image=4, image_token_id=place)
+    model: Any = t.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("norm.weight", "projection_weight")):
+                parameter.normal_(std=0.3)
+    stretch(model, 8.0, sharp=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    sides = {"size": {"height": 56, "width": 56}, "resample": 2, "rescale_factor": 1 / 255, "image_mean": [0.5] * 3}
+    steps = dict.fromkeys(("do_resize", "do_normalize", "do_rescale"), True)
+    about = sides | steps | {"image_std": [0.5] * 3, "image_processor_type": "Gemma3ImageProcessor"}
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(about))
+    return Path(folder)

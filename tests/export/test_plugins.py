@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from more_checkpoints import make_internvl
+from hf import answer, load, watch
+from more_checkpoints import make_gemma, make_internvl
 
 from edgevlm.apps.planning.formulas import weights_of
 from edgevlm.apps.planning.model import plan_bundle, plan_checkpoint
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.testing import check_family
@@ -70,6 +72,45 @@ def test_a_family_is_one_file(installed: Any, tmp_path: Path) -> None:
     model = Model.load(tmp_path / "bundle", threads=1)
     assert model.frame_text(1.5, 0) == ("Frame1: <img>", "</img>\n")
     assert answers(model)
+    model.close()
+
+
+def test_gemma_sees_whole_frames_and_windows_as_transformers_does(tmp_path: Path) -> None:
+    import torch
+
+    checkpoint, family = make_gemma(tmp_path / "checkpoint"), f"{EXAMPLES / 'gemma3.py'}:Gemma3"
+    passed = check_family(family, checkpoint)
+    assert [line.partition(":")[0] for line in passed] == ["export", "tower", "logits", "tokens"]
+    model = Model.load(
+        export_checkpoint(checkpoint, tmp_path / "bundle", family=family, kv="fp32", precision="fp32"), threads=1
+    )
+    pixels = np.random.default_rng(0).standard_normal((7, 3, 56, 56), np.float32)
+    stream = watch(model, pixels, 1.0, 3)
+    tokenizer, hf = model.tokenizer, load(checkpoint, "gemma3")
+    place = hf.config.image_token_id
+    before, after = (
+        tokenizer.encode(text, add_special_tokens=False).ids for text in ("<start_of_image>", "<end_of_image>\n\n")
+    )
+    suffix = tokenizer.encode("how many are there?", add_special_tokens=False).ids
+    ids = [*Chat(model.bundle.chat, tokenizer).prefix, *[*before, *[place] * 4, *after] * len(pixels), *suffix]
+    tokens, logits = answer(model, stream, suffix, 12)
+    given = torch.tensor([[*ids, *tokens[:-1]]])
+    with torch.no_grad():
+        theirs = hf(input_ids=given, pixel_values=torch.from_numpy(pixels), token_type_ids=(given == place).int()).logits[0]
+    expected = theirs[len(ids) - 1 :].numpy()
+    assert tokens == expected.argmax(1).tolist()
+    assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max()
+    stream.close()
+    with Session.open(model, policy="hermes", budget=24, append="all") as session:
+        for frame in np.random.default_rng(1).integers(0, 256, (12, 56, 56, 3), np.uint8):
+            session.watch(frame)
+        assert session.ask("how many are there?", max_tokens=4).text
+        with pytest.raises(UserError, match="cannot be asked about a window of time"):
+            session.ask("how many?", since=0.0)
+    with pytest.raises(UserError, match="gemma3 sees windows or whole frames"):
+        Session.open(model, policy="rekv")
+    with pytest.raises(UserError, match=r"which tensorrt-10\.3 has not"):
+        export_checkpoint(checkpoint, tmp_path / "engine", family=family, profile="tensorrt-10.3")
     model.close()
 
 

@@ -31,8 +31,8 @@ MEMORY = 8 << 30  # bytes that the child may map, where no sanitizer needs more
 
 # The shape of each array of a call, in the order of its signature: a letter is a size, and equal letters are equal sizes.
 SHAPES = {
-    "Cache.__init__": "p p LHD LHD",
-    "Cache._bytes_for": "p p",
+    "Cache.__init__": "p p L LHD LHD",
+    "Cache._bytes_for": "p p L",
     "Cache._commit": "m m m m m mA",
     "Cache.evict": "Hn",
     "Cache._append": "HmD HmD m m m m m mA",
@@ -51,7 +51,7 @@ SHAPES = {
     "mosaic_assign": "mD m SD S S S m",
     "newest_frames": "Hn Hn",
     "attention_mass": "QqD q HnD Hn HmD m HD",
-    "attend": "mV mW mW HKD HKD H HD HD HK Hm",
+    "attend": "mV mW mW HKD HKD H HD HD Hm m m HK",
     "infinipot_scores": "Hn Hn",
     "hash_bits": "HnD HDP",
     "hash_join": "HnD HnA HSD HS HS HS HSA HDP",
@@ -150,9 +150,8 @@ class Case:
         if self.dtype == "int8":
             scales = np.full((2, size["H"], size["D"]), 0.03, np.float32)
         axis = np.zeros(size["p"], np.uint8)
-        return _native.Cache(
-            [size["capacity"]] * 2, size["H"], size["D"], inv_freq, size["A"], self.dtype, axis, scales, scales
-        )
+        shape = [size["capacity"]] * 2, size["H"], size["D"], inv_freq, size["A"], self.dtype, axis
+        return _native.Cache(*shape, key_scale=scales, value_scale=scales)
 
     def layer(self) -> list[Any]:
         """Arguments of a RowPart: 64 columns throughout, 4 heads of 16 on 2."""
@@ -175,6 +174,10 @@ class Case:
         found = self.random.integers(0, below, shape).astype(dtype)
         if name == "count":
             found[..., -1] = 0
+        if name == "until":
+            found[...] = len(found)
+        if name == "place":
+            found.sort()
         if name == "slot":
             found[...] = -1
         return found
@@ -206,10 +209,12 @@ class Case:
             "cache": self.cache,
         }
         others |= {"mark": None if self.name != "Cache.rollback" else self.settled_mark()}
+        left_out = {"local", self.pick(["previous", "until"])}  # which do not go with the others
         found = []
         for name, annotation in SIGNATURES[self.name]:
             if "NDArray" in annotation:
                 array = next(arrays)
+                array = None if name in left_out else array
                 if name in ("scale", "key_scale", "value_scale") and self.dtype != "int8":
                     array = None
                 found.append([array, array.copy()] if annotation.startswith("collections") else array)
